@@ -1,0 +1,6 @@
+"""`python -m evener` is the command `evener`; this is also what torchrun starts with `-m evener`."""
+
+from evener.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The ranks of one run: who they are, the process groups that join them, and a count of every byte they send.
+
+Tensors travel in `process_group` (NCCL between GPUs, Gloo otherwise); small control messages travel in `control`, a Gloo
+group on the CPU, so that they never wait for a GPU's stream. Messages are plain bytes: nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from evener.comm.pace import Pace
+
+
+@dataclass
+class Traffic:
+    """What this rank handed to collectives, by kind, in bytes that cross its link in a ring algorithm."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)
+
+    def count(self, kind: str, sent: int, received: int) -> None:
+        """Add one call of `kind`."""
+        self.sent[kind] = self.sent.get(kind, 0) + sent
+        self.received[kind] = self.received.get(kind, 0) + received
+
+    @property
+    def sent_bytes(self) -> int:
+        """Over all kinds."""
+        return sum(self.sent.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """Over all kinds."""
+        return sum(self.received.values())
+
+
+@dataclass
+class Group:
+    """This rank among the others.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: number of ranks; 1 for a process alone, which then has no process groups.
+        device: that this rank computes on.
+        nodes: name of every rank's node, in order.
+        pace: this rank's clock.
+        process_group: for tensors.
+        control: for small messages, on the CPU.
+        traffic: bytes sent so far.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    nodes: Sequence[str]
+    pace: Pace
+    process_group: dist.ProcessGroup | None = None
+    control: dist.ProcessGroup | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank speaks for the group: prints, writes checkpoints."""
+        return self.rank == 0
+
+    def all_gather_bytes(self, message: bytes) -> list[bytes]:
+        """Every rank's `message`, in order of ranks."""
+        if self.size == 1:
+            return [message]
+        length = torch.tensor([len(message)])
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length, group=self.control)
+        longest = max(int(n) for n in lengths)
+        own = torch.zeros(longest, dtype=torch.uint8)
+        own[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own, group=self.control)
+        return [bytes(part[: int(n)].numpy()) for part, n in zip(parts, lengths, strict=True)]
+
+    def barrier(self) -> None:
+        """Return when every rank has called this."""
+        self.all_gather_bytes(b".")
+
+    def all_reduce(self, tensor: Tensor, kind: str) -> Tensor:
+        """Sum `tensor` over the ranks, in place; computing pauses meanwhile. Returns `tensor`."""
+        if self.size == 1:
+            return tensor
+        phase = self.pace.phase
+        self.pace.pause()
+        work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+        self.count_all_reduce(tensor, kind)
+        assert work is not None
+        work.wait()
+        if phase:
+            self.pace.resume(phase)
+        return tensor
+
+    def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
+        """Every rank's `tensor`, of one shape on all, stacked: shape (size, *tensor.shape); computing pauses meanwhile."""
+        if self.size == 1:
+            return tensor.unsqueeze(0)
+        phase = self.pace.phase
+        self.pace.pause()
+        gathered = tensor.new_empty((self.size, *tensor.shape))
+        work = dist.all_gather_into_tensor(gathered, tensor.contiguous(), group=self.process_group, async_op=True)
+        self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
+        assert work is not None
+        work.wait()
+        if phase:
+            self.pace.resume(phase)
+        return gathered
+
+    def count_all_reduce(self, tensor: Tensor, kind: str) -> None:
+        """Count one ring all-reduce of `tensor`: 2 (p-1)/p of its bytes, sent and received."""
+        nbytes = 2 * (self.size - 1) * tensor.nbytes // self.size
+        self.traffic.count(kind, nbytes, nbytes)
+
+    def subgroup(self, ranks: Sequence[int]) -> Group | None:
+        """The group of `ranks` of this one (all ranks have to call this); None on a rank that is not among them."""
+        if self.size == 1 or list(ranks) == list(range(self.size)):
+            return self
+        process_group = dist.new_group(list(ranks))
+        control = dist.new_group(list(ranks), backend="gloo")
+        if self.rank not in ranks:
+            return None
+        alone = len(ranks) == 1
+        return Group(
+            rank=list(ranks).index(self.rank),
+            size=len(ranks),
+            device=self.device,
+            nodes=[self.nodes[rank] for rank in ranks],
+            pace=self.pace,
+            process_group=None if alone else process_group,
+            control=None if alone else control,
+        )
+
+
+def join_group(
+    *,
+    rank: int,
+    nodes: Sequence[str],
+    device: torch.device,
+    store: dist.Store | None,
+    patience: float,
+    backend: str = "gloo",
+    pace: Pace | None = None,
+) -> Group:
+    """Join the ranks on `nodes` (one a rank); with a single one no process group is made.
+
+    Args:
+        rank: of this process.
+        nodes: name of every rank's node.
+        device: that this rank computes on.
+        store: where the ranks find each other; None only for a single rank.
+        patience: seconds that any wait may last.
+        backend: `nccl` or `gloo` for tensors.
+        pace: this rank's clock; by default one of the device's own speed.
+    """
+    pace = pace or Pace(device)
+    group = Group(rank=rank, size=len(nodes), device=device, nodes=list(nodes), pace=pace)
+    if group.size > 1:
+        limit = timedelta(seconds=patience)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=group.size, timeout=limit)
+        group.process_group = dist.group.WORLD
+        group.control = dist.new_group(backend="gloo", timeout=limit)
+    return group
+
+
+def leave_group() -> None:
+    """Leave all process groups of this process, if it is in any."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,100 @@
+"""Every error that Evener raises on purpose: one sentence for the user, one exit code for the shell.
+
+    EvenerError                 1
+    |- InvalidInput             2   a wrong argument, file or task; nothing was started
+    |  |- InvalidValue              a field has a value that is not allowed
+    |  |- InvalidFile               a file does not hold what it should
+    |  |- MissingFile               a file or data set is not there; says what to fetch from where
+    |  `- MissingExtra              an optional dependency is not installed; says what to type
+    |- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
+    |  `- NonFiniteLoss
+    |- NodeLost                 4   a node died, stopped answering, or cannot be reached
+    |- DoesNotFit               5   no division of the work fits the memory
+    `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
+"""
+
+
+class EvenerError(Exception):
+    """Base of all errors below; `str()` of it is one sentence without a traceback."""
+
+    exit_code = 1
+
+
+class InvalidInput(EvenerError):
+    """What was asked for cannot be done as it stands; nothing was started."""
+
+    exit_code = 2
+
+
+class InvalidValue(InvalidInput, ValueError):
+    """A field has a value that is not allowed.
+
+    Args:
+        field: name of the field or option, as the user writes it.
+        value: the offending value.
+        allowed: what is allowed, in words.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field} must be {allowed}, got {value!r}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+
+class InvalidFile(InvalidInput):
+    """A file does not hold what it should; names file, field, value and what is allowed."""
+
+
+class MissingFile(InvalidInput):
+    """A file, folder or data set is not there; the sentence says what to do."""
+
+
+class MissingExtra(InvalidInput):
+    """An optional dependency is not installed; the sentence says what to type."""
+
+
+class TrainingFailed(EvenerError):
+    """The task's own code failed, or produced what cannot be trained on."""
+
+    exit_code = 3
+
+
+class NonFiniteLoss(TrainingFailed):
+    """A loss is NaN or infinite.
+
+    Args:
+        node: name of the node on which it was seen.
+        step: optimiser step, from 1.
+        loss: the value.
+    """
+
+    def __init__(self, node: str, step: int, loss: float, advice: str = "") -> None:
+        super().__init__(f"the loss on node {node} at step {step} is {loss}{advice}")
+        self.node, self.step, self.loss = node, step, loss
+
+
+class NodeLost(EvenerError):
+    """A node died, stopped answering or cannot be reached; names node, rank and step."""
+
+    exit_code = 4
+
+
+class DoesNotFit(EvenerError):
+    """No division of the work fits the memory of the nodes; says which batch would."""
+
+    exit_code = 5
+
+
+class Interrupted(EvenerError):
+    """The user or the scheduler asked to stop; says where the run can be resumed from."""
+
+    exit_code = 130
+
+
+def require(condition: bool, field: str, value: object, allowed: str) -> None:
+    """Raise InvalidValue unless `condition` holds.
+
+    Raises:
+        InvalidValue: naming `field`, `value` and what is `allowed`.
+    """
+    if not condition:
+        raise InvalidValue(field, value, allowed)

@@ -1,0 +1,107 @@
+"""Plan: what every rank does, what it will cost, and what was rejected; made by the oracle, performed by `parallel`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from evener.errors import require
+from evener.noun import Noun, Part
+
+Strategy = Literal["serial", "data"]
+
+
+class Assignment(Part, frozen=True, kw_only=True):
+    """One rank's part of the work.
+
+    Attributes:
+        rank: in the training group, from 0.
+        node: name of the machine.
+        device: as PyTorch names it.
+        samples: of every full micro-batch.
+        fixed_seconds: of a step on this rank whatever its samples (update, start of kernels).
+        sample_seconds: for each further sample, forward and backward.
+        max_samples: largest micro-batch that fits; None if nothing bounds it.
+        reason: why this share, in words.
+    """
+
+    rank: int
+    node: str
+    device: str
+    samples: int
+    fixed_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    max_samples: int | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "rank", self.rank, "zero or more")
+        require(self.samples >= 0, "samples", self.samples, "zero or more")
+        if self.max_samples is not None:
+            allowed = f"at most max_samples ({self.max_samples})"
+            require(self.samples <= self.max_samples, "samples", self.samples, allowed)
+
+
+class Rejected(Part, frozen=True, kw_only=True):
+    """An alternative that was considered and not taken, or a node left out.
+
+    Attributes:
+        what: the alternative, such as `node-2` or `equal shares`.
+        reason: why not, in words.
+        step_seconds: predicted; None if it could not run.
+    """
+
+    what: str
+    reason: str
+    step_seconds: float | None = None
+
+
+class Prediction(Part, frozen=True, kw_only=True):
+    """What a step of the plan is expected to cost.
+
+    Attributes:
+        step_seconds: of one optimiser step.
+        compute_seconds: of the slowest rank.
+        communication_seconds: exposed, of all collectives.
+        sent_bytes: per rank and step.
+        alone_seconds: of one step on the fastest device alone; None where it does not fit.
+    """
+
+    step_seconds: float
+    compute_seconds: float
+    communication_seconds: float
+    sent_bytes: int
+    alone_seconds: float | None = None
+
+
+class Plan(Noun, frozen=True, kw_only=True):
+    """Who does what.
+
+    Attributes:
+        strategy: how the work is divided.
+        batch_size: samples of one optimiser step, over all ranks and micro-batches.
+        accumulate: micro-batches of one step.
+        assignments: one a rank, in order; their samples sum to batch_size / accumulate, rounded up.
+        prediction: of one step, where it could be made.
+        rejected: alternatives and left-out nodes with reasons.
+    """
+
+    strategy: Strategy
+    batch_size: int
+    accumulate: int = 1
+    assignments: tuple[Assignment, ...]
+    prediction: Prediction | None = None
+    rejected: tuple[Rejected, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.batch_size > 0, "batch_size", self.batch_size, "positive")
+        require(0 < self.accumulate <= self.batch_size, "accumulate", self.accumulate, f"1 to {self.batch_size}")
+        require(bool(self.assignments), "assignments", self.assignments, "at least one rank")
+        ranks = [a.rank for a in self.assignments]
+        require(ranks == list(range(len(ranks))), "assignments", ranks, "ranks 0, 1, 2 ... in order")
+        total = sum(a.samples for a in self.assignments)
+        require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of the largest micro-batch."""
+        return -(-self.batch_size // self.accumulate)

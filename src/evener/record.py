@@ -1,0 +1,147 @@
+"""TrainRecord: what happened in a run, step by step and node by node; made by `train`, read by `report`."""
+
+from __future__ import annotations
+
+from evener.errors import require
+from evener.noun import Noun, Part
+from evener.plan import Plan
+
+
+class NodeStep(Part, frozen=True, kw_only=True):
+    """One node's part of one step (or of several, summed); the phases of SYSTEMS.md C.
+
+    Attributes:
+        samples: computed here.
+        io_seconds: IO, loading the batch.
+        compute_seconds: FB, forward and backward, without waiting.
+        wait_seconds: GE, the part of exchanging gradients and statistics that was not hidden behind computing.
+        update_seconds: WU, the optimiser's step.
+        sent_bytes: handed to collectives by this node (payload of a ring all-reduce: 2 (p-1)/p of the buffer).
+    """
+
+    samples: int
+    io_seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    update_seconds: float
+    sent_bytes: int
+
+
+class Step(Part, frozen=True, kw_only=True):
+    """One optimiser step; after `TrainRecord.every` grew, the sum over that many steps, with the mean loss.
+
+    Attributes:
+        step: the last one in this entry, from 1.
+        epoch: from 0.
+        samples: over all nodes.
+        loss: mean over the samples.
+        seconds: by the leader's clock.
+        nodes: one a rank.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    seconds: float
+    nodes: tuple[NodeStep, ...]
+
+
+class Validation(Part, frozen=True, kw_only=True):
+    """One pass over the validation data.
+
+    Attributes:
+        step: after which it was made.
+        epoch: from 0.
+        loss: mean over the samples.
+        accuracy: in [0, 1]; None where the task has no such measure.
+        seconds: it took.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    accuracy: float | None
+    seconds: float
+
+
+class Event(Part, frozen=True, kw_only=True):
+    """Something that happened: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
+
+    Attributes:
+        step: at which.
+        kind: one of the words above.
+        message: one sentence.
+    """
+
+    step: int
+    kind: str
+    message: str
+
+
+class NodeSummary(Part, frozen=True, kw_only=True):
+    """One node over the whole run: the keys that `--json` prints.
+
+    Attributes:
+        name: of the node.
+        device: as PyTorch names it.
+        share: fraction of all samples that it computed.
+        seconds_computing: IO, FB and WU.
+        seconds_waiting: for the others.
+        bytes_sent: payload handed to collectives.
+        bytes_received: likewise.
+        peak_memory_bytes: of the device (GPU), or resident size of the process (CPU).
+    """
+
+    name: str
+    device: str
+    share: float
+    seconds_computing: float
+    seconds_waiting: float
+    bytes_sent: int
+    bytes_received: int
+    peak_memory_bytes: int
+
+
+class TrainRecord(Noun, frozen=True, kw_only=True):
+    """One run.
+
+    Attributes:
+        task: name of the task.
+        plan: it was started with.
+        seed: of the run.
+        epochs: asked for.
+        precision: `fp32`, `bf16` ...
+        seconds: of the training loop, validation and checkpoints included, start-up and measuring excluded.
+        samples_per_second: trained samples by the seconds of the steps (validation and checkpoints excluded).
+        final_loss: mean training loss of the last epoch's steps (of the last step if it was cut short).
+        validation_accuracy: of the last validation; None where there is none.
+        startup_seconds: from the command to the first step.
+        every: steps summed in one entry of `steps`.
+        steps: in order.
+        validations: in order.
+        events: in order.
+        nodes: one a rank.
+        environment: versions of what ran it.
+    """
+
+    task: str
+    plan: Plan
+    seed: int
+    epochs: int
+    precision: str
+    seconds: float
+    samples_per_second: float
+    final_loss: float | None
+    validation_accuracy: float | None
+    startup_seconds: float
+    every: int = 1
+    steps: tuple[Step, ...] = ()
+    validations: tuple[Validation, ...] = ()
+    events: tuple[Event, ...] = ()
+    nodes: tuple[NodeSummary, ...] = ()
+    environment: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, "every", self.every, "1 or more")
+        require(self.seconds >= 0, "seconds", self.seconds, "zero or more")
