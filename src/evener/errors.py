@@ -1,16 +1,16 @@
 """Every error that Evener raises on purpose: one sentence for the user, one exit code for the shell.
 
-    EvenerError                 1
-    |- InvalidInput             2   a wrong argument, file or task; nothing was started
-    |  |- InvalidValue              a field has a value that is not allowed
-    |  |- InvalidFile               a file does not hold what it should
-    |  |- MissingFile               a file or data set is not there; says what to fetch from where
-    |  `- MissingExtra              an optional dependency is not installed; says what to type
-    |- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
-    |  `- NonFiniteLoss
-    |- NodeLost                 4   a node died, stopped answering, or cannot be reached
-    |- DoesNotFit               5   no division of the work fits the memory
-    `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
+EvenerError                 1
+|- InvalidInput             2   a wrong argument, file or task; nothing was started
+|  |- InvalidValue              a field has a value that is not allowed
+|  |- InvalidFile               a file does not hold what it should
+|  |- MissingFile               a file or data set is not there; says what to fetch from where
+|  `- MissingExtra              an optional dependency is not installed; says what to type
+|- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
+|  `- NonFiniteLoss
+|- NodeLost                 4   a node died, stopped answering, or cannot be reached
+|- DoesNotFit               5   no division of the work fits the memory
+`- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
 """
 
 

@@ -114,7 +114,9 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
         require(self.cores > 0, "cores", self.cores, "positive")
         require(self.memory_bytes > 0, "memory_bytes", self.memory_bytes, "positive")
         allowed = f"between 1 and memory_bytes ({self.memory_bytes})"
-        require(0 < self.usable_memory_bytes <= self.memory_bytes, "usable_memory_bytes", self.usable_memory_bytes, allowed)
+        require(
+            0 < self.usable_memory_bytes <= self.memory_bytes, "usable_memory_bytes", self.usable_memory_bytes, allowed
+        )
         require(self.bandwidth is None or self.bandwidth > 0, "bandwidth", self.bandwidth, "positive or null")
         require(0 < self.speed, "speed", self.speed, "positive")
 

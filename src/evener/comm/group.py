@@ -1,7 +1,7 @@
 """The ranks of one run: who they are, the process groups that join them, and a count of every byte they send.
 
-Tensors travel in `process_group` (NCCL between GPUs, Gloo otherwise); small control messages travel in `control`, a Gloo
-group on the CPU, so that they never wait for a GPU's stream. Messages are plain bytes: nothing is ever unpickled.
+Tensors travel in `process_group` (NCCL between GPUs, Gloo otherwise); small control messages travel in `control`, a
+Gloo group on the CPU, so that they never wait for a GPU's stream. Messages are plain bytes: nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.pace import Pace
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
 
 
 @dataclass
@@ -102,19 +104,19 @@ class Group:
         return tensor
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
-        """Every rank's `tensor`, of one shape on all, stacked: shape (size, *tensor.shape); computing pauses meanwhile."""
+        """Every rank's `tensor`, of one shape on all, stacked: (size, *tensor.shape); computing pauses meanwhile."""
         if self.size == 1:
             return tensor.unsqueeze(0)
         phase = self.pace.phase
         self.pace.pause()
-        gathered = tensor.new_empty((self.size, *tensor.shape))
-        work = dist.all_gather_into_tensor(gathered, tensor.contiguous(), group=self.process_group, async_op=True)
+        gathered = tensor.new_empty(self.size * tensor.numel())
+        work = _all_gather(gathered, tensor.flatten(), group=self.process_group, async_op=True)
         self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
         assert work is not None
         work.wait()
         if phase:
             self.pace.resume(phase)
-        return gathered
+        return gathered.view(self.size, *tensor.shape)
 
     def count_all_reduce(self, tensor: Tensor, kind: str) -> None:
         """Count one ring all-reduce of `tensor`: 2 (p-1)/p of its bytes, sent and received."""
@@ -146,7 +148,7 @@ def join_group(
     rank: int,
     nodes: Sequence[str],
     device: torch.device,
-    store: dist.Store | None,
+    store: dist.Store | None,  # type: ignore[name-defined]
     patience: float,
     backend: str = "gloo",
     pace: Pace | None = None,

@@ -118,9 +118,9 @@ class Pace:
         self._segments = []
 
     def _mark(self, phase: Phase) -> _Mark:
-        event = None
+        event: torch.cuda.Event | None = None
         if self._device.type == "cuda" and phase != "io":
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
         return _Mark(time.perf_counter(), time.thread_time(), event)
 
@@ -141,7 +141,7 @@ class Pace:
 
 def _is_complete(segment: tuple[Phase, _Mark, _Mark]) -> bool:
     event = segment[2].event
-    return event is None or event.query()
+    return event is None or bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def _sum(samples: int, segments: list[tuple[Phase, _Mark, _Mark]]) -> StepTiming:

@@ -1,0 +1,218 @@
+"""Who takes part in data parallelism, and with how many samples: the plan that finishes a step soonest.
+
+The candidates are taken from the fastest on; one more joins as long as the predicted step gets shorter by it.
+A step takes the slowest rank's computing plus the exchange that is not hidden behind the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evener.errors import DoesNotFit, require
+from evener.oracle.apportion import Worker, apportion, finish_seconds
+from evener.oracle.communication import all_reduce_seconds, ring_bytes
+from evener.plan import Assignment, Plan, Prediction, Rejected
+
+_WORTH = 0.99
+"""One more node has to bring a step to this fraction of what it was: a predicted gain below 1 % is noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A device that could take part.
+
+    Attributes:
+        node: name of its machine.
+        device: as PyTorch names it.
+        worker: what a micro-batch of n samples costs it, and the most that its memory holds.
+    """
+
+    node: str
+    device: str
+    worker: Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What the ranks have to tell each other in a step, and over what.
+
+    Attributes:
+        gradient_bytes: of all weight gradients.
+        statistics: number of small all-reduces in forward and backward (BatchNorm), which nothing hides.
+        alpha: seconds of latency of one step of a ring.
+        beta: seconds per byte.
+        bucket_bytes: of the last bucket of gradients, the one that no backward pass hides.
+    """
+
+    gradient_bytes: int
+    statistics: int = 0
+    alpha: float = 0.0
+    beta: float = 0.0
+    bucket_bytes: int = 25 * 2**20
+
+    def seconds(self, size: int) -> float:
+        """Seconds of a step in which `size` ranks exchange and cannot compute meanwhile."""
+        exposed = min(self.gradient_bytes, self.bucket_bytes)
+        small = self.statistics * all_reduce_seconds(0, size, self.alpha, self.beta)
+        return all_reduce_seconds(exposed, size, self.alpha, self.beta) + small
+
+
+def plan_data_parallel(
+    candidates: Sequence[Candidate],
+    batch_size: int,
+    exchange: Exchange,
+    *,
+    accumulate: int = 1,
+    shares: Sequence[float] | None = None,
+) -> Plan:
+    """The plan of least predicted seconds per step for `batch_size` samples.
+
+    Args:
+        candidates: in the order of ranks.
+        batch_size: samples of a step over all ranks.
+        exchange: what a step exchanges.
+        accumulate: micro-batches of a step.
+        shares: relative shares to take instead of the best ones; then every candidate takes part.
+
+    Raises:
+        DoesNotFit: all candidates together cannot hold a micro-batch; says which `accumulate` would fit.
+    """
+    require(bool(candidates), "nodes", len(candidates), "at least one")
+    micro = -(-batch_size // accumulate)
+    if shares is not None:
+        workers = weights_to_workers(shares, [c.worker.most for c in candidates])
+        sizes = _divide(micro, workers, batch_size)
+        return _plan(candidates, range(len(candidates)), sizes, batch_size, accumulate, exchange, ())
+    order = sorted(range(len(candidates)), key=lambda i: candidates[i].worker.seconds(micro))
+    best = _best_prefix(candidates, order, micro, exchange, accumulate)
+    if best is None:
+        _divide(micro, [c.worker for c in candidates], batch_size)
+        raise AssertionError("a division that fits was not found")
+    members, sizes = best
+    rejected = _left_out(candidates, members, order, micro, exchange, accumulate)
+    return _plan(candidates, members, sizes, batch_size, accumulate, exchange, rejected)
+
+
+def weights_to_workers(weights: Sequence[float], most: Sequence[int | None]) -> list[Worker]:
+    """Workers whose speeds are `weights`, to divide by given shares; a weight of zero gets nothing."""
+    return [
+        Worker(unit_seconds=1 / w if w > 0 else 1.0, most=m if w > 0 else 0) for w, m in zip(weights, most, strict=True)
+    ]
+
+
+def _best_prefix(
+    candidates: Sequence[Candidate], order: Sequence[int], micro: int, exchange: Exchange, accumulate: int
+) -> tuple[list[int], tuple[int, ...]] | None:
+    """The members (in order of ranks) and their sizes of the best k fastest candidates; None if none fits."""
+    best: tuple[float, list[int], tuple[int, ...]] | None = None
+    for k in range(1, len(order) + 1):
+        members = sorted(order[:k])
+        try:
+            sizes = apportion(micro, [candidates[i].worker for i in members])
+        except DoesNotFit:
+            continue
+        if min(sizes) == 0 and best is not None:
+            continue
+        seconds = _step_seconds(candidates, members, sizes, exchange, accumulate)
+        if best is None or seconds < best[0] * _WORTH:
+            best = (seconds, members, sizes)
+    return best and best[1:]
+
+
+def _step_seconds(
+    candidates: Sequence[Candidate], members: Sequence[int], sizes: Sequence[int], exchange: Exchange, accumulate: int
+) -> float:
+    computing = finish_seconds(sizes, [candidates[i].worker for i in members])
+    return accumulate * computing + exchange.seconds(len(members))
+
+
+def _left_out(
+    candidates: Sequence[Candidate],
+    members: Sequence[int],
+    order: Sequence[int],
+    micro: int,
+    exchange: Exchange,
+    accumulate: int,
+) -> tuple[Rejected, ...]:
+    """One entry a candidate that is no member, with what the step would take with it."""
+    rejected = []
+    for i in (i for i in order if i not in members):
+        trial = sorted([*members, i])
+        sizes = apportion(micro, [candidates[j].worker for j in trial])
+        seconds = _step_seconds(candidates, trial, sizes, exchange, accumulate)
+        too_slow = sizes[trial.index(i)] == 0
+        reason = "too slow for a single sample of a step" if too_slow else "a step would be no shorter with it"
+        rejected.append(Rejected(what=candidates[i].node, reason=reason, step_seconds=seconds))
+    return tuple(rejected)
+
+
+def _plan(
+    candidates: Sequence[Candidate],
+    members: Sequence[int],
+    sizes: Sequence[int],
+    batch_size: int,
+    accumulate: int,
+    exchange: Exchange,
+    rejected: tuple[Rejected, ...],
+) -> Plan:
+    chosen = [candidates[i] for i in members]
+    fastest = min(c.worker.seconds(max(sizes)) for c in chosen)
+    assignments = tuple(
+        Assignment(
+            rank=rank,
+            node=c.node,
+            device=c.device,
+            samples=n,
+            fixed_seconds=c.worker.fixed_seconds,
+            sample_seconds=c.worker.unit_seconds,
+            max_samples=c.worker.most,
+            reason=_reason(c.worker, n, fastest / c.worker.seconds(max(sizes))),
+        )
+        for rank, (c, n) in enumerate(zip(chosen, sizes, strict=True))
+    )
+    return Plan(
+        strategy="data" if len(chosen) > 1 else "serial",
+        batch_size=batch_size,
+        accumulate=accumulate,
+        assignments=assignments,
+        prediction=_prediction(candidates, members, sizes, batch_size, accumulate, exchange),
+        rejected=rejected,
+    )
+
+
+def _reason(worker: Worker, samples: int, speed: float) -> str:
+    if worker.most is not None and samples == worker.most:
+        return f"memory holds no more than {worker.most}; speed {speed:.2f} of the fastest"
+    return f"speed {speed:.2f} of the fastest"
+
+
+def _prediction(
+    candidates: Sequence[Candidate],
+    members: Sequence[int],
+    sizes: Sequence[int],
+    batch_size: int,
+    accumulate: int,
+    exchange: Exchange,
+) -> Prediction:
+    compute = accumulate * finish_seconds(sizes, [candidates[i].worker for i in members])
+    communication = exchange.seconds(len(members))
+    micro = -(-batch_size // accumulate)
+    alone = [c.worker.seconds(micro) for c in candidates if c.worker.room >= micro]
+    return Prediction(
+        step_seconds=compute + communication,
+        compute_seconds=compute,
+        communication_seconds=communication,
+        sent_bytes=ring_bytes(exchange.gradient_bytes, len(members)),
+        alone_seconds=accumulate * min(alone) if alone else None,
+    )
+
+
+def _divide(micro: int, workers: Sequence[Worker], batch_size: int) -> tuple[int, ...]:
+    """`apportion`, whose error says which accumulation would fit. Raises DoesNotFit."""
+    try:
+        return apportion(micro, workers)
+    except DoesNotFit as error:
+        room = sum(int(w.room) for w in workers)
+        advice = f"; use --accumulate {-(-batch_size // room)}" if room else ""
+        raise DoesNotFit(f"{error}{advice}") from error

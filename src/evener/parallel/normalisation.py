@@ -1,0 +1,182 @@
+"""BatchNorm over the samples of all ranks, whatever each one's share, on CPU and GPU.
+
+Each rank reduces its own samples to (mean, variance, count) per channel; the parts are gathered and combined
+(Chan, Golub & LeVeque 1979), which loses no digits where a sum of squares would. PyTorch's SyncBatchNorm refuses the
+CPU. Backward is that of the whole batch: two sums per channel are all-reduced.
+
+N samples, C channels, S all pixels of a sample, p ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener.comm import Group
+
+
+class GroupBatchNorm(nn.Module):
+    """A BatchNorm whose training statistics are those of all ranks' samples; same state dict, same evaluation.
+
+    Args:
+        norm: the BatchNorm that it replaces; its parameters and buffers are taken over, not copied.
+        group: the ranks.
+    """
+
+    def __init__(self, norm: _BatchNorm, group: Group) -> None:
+        super().__init__()
+        self.eps, self.momentum = norm.eps, norm.momentum
+        self.group = group
+        self.counted = True
+        self.weight, self.bias = norm.weight, norm.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(norm, name))
+        self.training = norm.training
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise `x` of shape (N, C, ...)."""
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        y, mean, var, count = _Normalise.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.bias, self.eps, self.group, self.counted
+        )
+        if self.training:
+            self._track(mean, var, count)
+        return cast(Tensor, y)
+
+    def extra_repr(self) -> str:
+        """Channels and ranks."""
+        channels = "?" if self.weight is None else self.weight.numel()
+        return f"{channels}, eps={self.eps}, momentum={self.momentum}, ranks={self.group.size}"
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        """Running statistics move as in one process that saw the whole batch (unbiased variance)."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_((var * (count / (count - 1))).to(self.running_var.dtype), factor)
+
+
+class _Normalise(torch.autograd.Function):
+    """(x, weight, bias) -> normalised x, and the statistics of the whole batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Group, counted: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mean, var, count = _combine(group.all_gather(_own_statistics(x, counted), "statistics"))
+        if float(count) < 2:
+            raise ValueError(f"BatchNorm needs more than one value per channel in training, got {int(count)}")
+        y = F.batch_norm(x, mean.to(_stat_dtype(x)), var.to(_stat_dtype(x)), weight, bias, False, 0.0, eps)
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps), count)
+        ctx.group, ctx.counted, ctx.eps = group, counted, eps
+        ctx.mark_non_differentiable(mean, var, count)
+        return y, mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, invstd, count = ctx.saved_tensors
+        dy = grads[0].contiguous() if grads[0].stride() != x.stride() else grads[0]
+        dx, scaled, total = _own_backward(dy, x, weight, mean, invstd, ctx.eps)
+        if ctx.counted:
+            sums = ctx.group.all_reduce(torch.stack((total, scaled)).to(mean.dtype), "statistics")
+            _correct(dx, x, weight, mean, invstd, sums / count)
+        else:
+            ctx.group.all_reduce(torch.zeros_like(torch.stack((mean, mean))), "statistics")
+        d_weight = scaled.to(weight.dtype) if weight is not None else None
+        d_bias = total.to(weight.dtype) if weight is not None else None
+        return dx, d_weight, d_bias, None, None, None
+
+
+def _stat_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _own_statistics(x: Tensor, counted: bool) -> Tensor:
+    """Mean, biased variance and count of this rank's samples, shape (2 C + 1,); a count of 0 if not `counted`."""
+    x = x.detach().to(_stat_dtype(x))
+    channels = x.shape[1]
+    values = x.numel() // channels
+    if x.device.type == "cpu":  # sums over whole rows vectorise; var_mean over (N, S) takes 10 times as long
+        mean = _channel_sum(x) / values
+        shape = (1, channels) + (1,) * (x.dim() - 2)
+        var = _channel_sum((x - mean.view(shape)).square_()) / values
+    else:
+        var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
+    return torch.cat((mean, var, mean.new_tensor([values if counted else 0])))
+
+
+def _channel_sum(x: Tensor) -> Tensor:
+    """Sum of (N, C, ...) over all but the channels, shape (C,)."""
+    return x.sum(0) if x.dim() == 2 else x.sum(0).flatten(1).sum(1)
+
+
+def _combine(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean (C,), biased variance (C,) and count (1,) of all ranks' samples, from parts of shape (p, 2 C + 1)."""
+    channels = parts.shape[1] // 2
+    means, variances, counts = parts[:, :channels], parts[:, channels:-1], parts[:, -1:]
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count
+    var = (counts * (variances + (means - mean).square())).sum(0) / count
+    return mean, var, count
+
+
+def _own_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What this rank knows alone: dx for fixed statistics, sum of dy * xhat (C,) and sum of dy (C,)."""
+    running = (mean, invstd.pow(-2) - eps)
+    w = weight if weight is not None else torch.ones_like(mean)
+    return torch.ops.aten.native_batch_norm_backward(  # type: ignore[no-any-return]
+        dy, x, w, *running, mean, invstd, False, eps, [True, True, True]
+    )
+
+
+def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, means: Tensor) -> None:
+    """Subtract from `dx` what the batch's own statistics take: w/std (mean(dy) + xhat mean(dy xhat)), in place."""
+    scale = invstd if weight is None else invstd * weight
+    slope = -scale * invstd * means[1]
+    shift = -scale * means[0] - slope * mean
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    dx.addcmul_(x, slope.to(x.dtype).view(shape)).add_(shift.to(x.dtype).view(shape))
+
+
+def synchronise_batch_norm(model: nn.Module, group: Group) -> nn.Module:
+    """Replace every BatchNorm in `model`, in place, by one over all ranks; returns the model (or its replacement)."""
+    if isinstance(model, _BatchNorm):
+        return GroupBatchNorm(model, group)
+    for name, child in model.named_children():
+        setattr(model, name, synchronise_batch_norm(child, group))
+    return model
+
+
+def statistics_exchanges(model: nn.Module) -> int:
+    """Number of small collectives of a training step: one forward and one backward a BatchNorm."""
+    return 2 * sum(isinstance(m, GroupBatchNorm | _BatchNorm) for m in model.modules())
+
+
+@contextmanager
+def uncounted(model: nn.Module) -> Iterator[None]:
+    """Inside, this rank's samples count in no statistics: it has none, but has to take part in the collectives."""
+    norms = [m for m in model.modules() if isinstance(m, GroupBatchNorm)]
+    for norm in norms:
+        norm.counted = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.counted = True
