@@ -1,4 +1,4 @@
-"""What the four nouns share: frozen structs that are JSON files with a version, read with one clear sentence on error."""
+"""What the four nouns share: frozen structs that are JSON files with a version, refused with one clear sentence."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from evener.errors import InvalidFile, MissingFile
 
@@ -71,35 +72,63 @@ def parse_noun(data: bytes, kind: type[N], source: str = "the message") -> N:
         raw = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise InvalidFile(f"{source} is not JSON: {error}") from error
-    version = raw.get("version") if isinstance(raw, dict) else None
-    if version != kind.FORMAT:
+    if not isinstance(raw, dict):
+        raise InvalidFile(f"{source} must hold a JSON object, got {_short(raw)}")
+    if raw.get("version") != kind.FORMAT:
         raise InvalidFile(
-            f"{source}: field version is {version!r}; this Evener reads a {kind.__name__} of version {kind.FORMAT}"
+            f"{source}: field version is {_short(raw.get('version'))}; "
+            f"this Evener reads a {kind.__name__} of version {kind.FORMAT}"
         )
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise InvalidFile(f"{source}: {_sentence(str(error), raw)}") from error
+        raise InvalidFile(f"{source}: {_sentence(str(error), raw, kind)}") from error
 
 
 _LOCATION = re.compile(r"^(?P<rule>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(.*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$")
+_TYPE = re.compile(r"^Expected `([^`]*)`(.*), got ")
+_CHECK = re.compile(r"^(\w+) must be ")
+_STEP = re.compile(r"\.(\w+)|\[([^\]]*)\]")
+_WORDS = {
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false",
+    "array": "a list", "object": "an object", "null": "null",
+}  # fmt: skip
 
 
-def _sentence(message: str, raw: Any) -> str:
-    """Msgspec's message with the field's own name and its value: `field a.b[2] is 'x': expected int, got str`."""
-    match = _LOCATION.match(message)
-    path = (match and match["path"]) or "$"
-    rule = match["rule"] if match else message
+def _sentence(message: str, raw: Any, kind: type[Noun]) -> str:
+    """The message of msgspec, or of a `require`, with the field's full name, its value and what is allowed."""
+    location = _LOCATION.match(message)
+    assert location is not None
+    rule, path = location["rule"], location["path"] or "$"
     field = path.removeprefix("$").removeprefix(".")
-    rule = rule[:1].lower() + rule[1:] if rule.startswith(("Expected", "Object", "Invalid")) else rule
-    if not field:
-        return rule
-    return f"field {field} is {_short(_value_at(path, raw))}: {rule}"
+    got = f"got {_short(_value_at(path, raw))}"
+    if match := _MISSING.match(rule):
+        return f"field {_within(field, match[1])} is missing"
+    if match := _UNKNOWN.match(rule):
+        return f"field {_within(field, match[1])} is not known; {_known_fields(path, kind)}"
+    if match := _CHECK.match(rule):
+        return f"field {_within(field, rule)}"
+    if match := _TYPE.match(rule):
+        words = " or ".join(_WORDS.get(word, word) for word in match[1].split(" | "))
+        return f"{_subject(field)} must be {words}{match[2]}, {got}"
+    if rule.startswith("Invalid enum value"):
+        return f"{_subject(field)} must be one of {_allowed_values(path, kind)}, {got}"
+    return f"{_subject(field)}: {rule}" if field else rule
+
+
+def _subject(field: str) -> str:
+    return f"every value of {field.removesuffix('[...]')}" if field.endswith("[...]") else f"field {field}"
+
+
+def _within(outer: str, field: str) -> str:
+    return f"{outer}.{field}" if outer else field
 
 
 def _value_at(path: str, raw: Any) -> Any:
     """The value in decoded JSON `raw` at a msgspec path such as `$.devices[0].cores`."""
-    for name, index in re.findall(r"\.(\w+)|\[([^\]]*)\]", path):
+    for name, index in _STEP.findall(path):
         if name and isinstance(raw, dict) and name in raw:
             raw = raw[name]
         elif index.isdigit() and isinstance(raw, list):
@@ -109,6 +138,35 @@ def _value_at(path: str, raw: Any) -> Any:
     return raw
 
 
+def _type_at(path: str, kind: type[Noun]) -> msgspec.inspect.Type:
+    """What the value at a msgspec path should be."""
+    inner = msgspec.inspect.type_info(kind)
+    for name, index in _STEP.findall(path):
+        if isinstance(inner, msgspec.inspect.UnionType):
+            inner = next(one for one in inner.types if not isinstance(one, msgspec.inspect.NoneType))
+        if isinstance(inner, msgspec.inspect.StructType):
+            inner = next(field.type for field in inner.fields if field.encode_name == name)
+        elif isinstance(inner, msgspec.inspect.VarTupleType):
+            inner = inner.item_type
+        elif isinstance(inner, msgspec.inspect.TupleType):
+            inner = inner.item_types[int(index)]
+    return inner
+
+
+def _known_fields(path: str, kind: type[Noun]) -> str:
+    struct = _type_at(path, kind)
+    if isinstance(struct, msgspec.inspect.UnionType):
+        struct = next(one for one in struct.types if isinstance(one, msgspec.inspect.StructType))
+    assert isinstance(struct, msgspec.inspect.StructType)
+    return f"{struct.cls.__name__} has {', '.join(field.encode_name for field in struct.fields)}"
+
+
+def _allowed_values(path: str, kind: type[Noun]) -> str:
+    literal = _type_at(path, kind)
+    assert isinstance(literal, msgspec.inspect.LiteralType)
+    return ", ".join(_short(value) for value in literal.values)
+
+
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = msgspec.json.encode(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."

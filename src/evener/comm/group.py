@@ -85,6 +85,13 @@ class Group:
         dist.all_gather(parts, own, group=self.control)
         return [bytes(part[: int(n)].numpy()) for part, n in zip(parts, lengths, strict=True)]
 
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        """The largest of every rank's values, one by one; the same list on every rank."""
+        row = torch.tensor(list(values), dtype=torch.float64)
+        if self.size > 1:
+            dist.all_reduce(row, op=dist.ReduceOp.MAX, group=self.control)
+        return row.tolist()
+
     def barrier(self) -> None:
         """Return when every rank has called this."""
         self.all_gather_bytes(b".")

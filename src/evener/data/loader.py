@@ -1,0 +1,142 @@
+"""Turns a sampler's indices into batches of tensors, in worker processes if asked for.
+
+Random transforms draw from a generator seeded by (seed, epoch, sample), so that a sample looks the same whichever rank
+loads it: the result of a run does not depend on the division. The training's own random state is left as it was.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from evener.data.sampler import Indices, MicroBatch, Sampler, stream
+from evener.errors import InvalidInput
+
+_PREFETCH = 2
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Restore the CPU's random states (torch, Python, NumPy) afterwards."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def seed_all(*words: int) -> None:
+    """Seed the CPU's random generators (torch, Python, NumPy's global one) from whole numbers."""
+    seed = int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+class _Fetch(Dataset[Any]):
+    """Fetches all samples of a micro-batch at once; what a loader's worker process runs."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("this data set is read by whole micro-batches")
+
+    def __getitems__(self, part: MicroBatch) -> tuple[MicroBatch, Any]:
+        # A rank without samples still joins every collective: it loads the first one, which will count for nothing.
+        indices = part.indices if len(part.indices) else np.zeros(1, dtype=np.int64)
+        return part, collect(self.dataset, indices, self.seed, part.epoch)
+
+
+def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int) -> Any:
+    """The samples `indices` of `dataset` as one collated batch (inputs, targets)."""
+    if isinstance(dataset, TensorDataset):
+        index = torch.from_numpy(indices)
+        return tuple(tensor[index] for tensor in dataset.tensors)
+    samples = []
+    with _random_state_kept():
+        for i in indices.tolist():
+            seed_all(seed, epoch, i)
+            samples.append(dataset[i])
+    return default_collate(samples)
+
+
+class Loader:
+    """Batches of one rank, in order of steps.
+
+    Args:
+        dataset: map-style, of (inputs, target) pairs.
+        sampler: says which samples.
+        first: step to begin with.
+        last: step to end with.
+        device: that the batches are moved to.
+        seed: of random transforms.
+        workers: processes that load ahead; 0 to load in this one.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        sampler: Sampler,
+        *,
+        first: int,
+        last: int,
+        device: torch.device,
+        seed: int,
+        workers: int = 0,
+    ) -> None:
+        self._device = device
+        loader = DataLoader(
+            _Fetch(dataset, seed),
+            batch_sampler=stream(sampler, first, last),  # type: ignore[arg-type]
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            prefetch_factor=_PREFETCH if workers else None,
+            pin_memory=device.type == "cuda",
+        )
+        self._batches = iter(loader)
+
+    @staticmethod
+    def lead(workers: int) -> int:
+        """Steps that a loader with `workers` processes may be ahead, at most."""
+        return workers * _PREFETCH
+
+    def next_step(self) -> Iterator[tuple[MicroBatch, Any, Any]]:
+        """The micro-batches of the next step: (which, inputs, targets), the tensors on the device."""
+        while True:
+            part, batch = next(self._batches)
+            inputs, targets = split_batch(batch)
+            yield part, to_device(inputs, self._device), to_device(targets, self._device)
+            if part.is_last:
+                return
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """(inputs, targets) of a collated batch. Raises InvalidInput if the data set does not give pairs."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    kind = f"{len(batch)} values" if isinstance(batch, tuple | list) else type(batch).__name__
+    raise InvalidInput(f"the data set of a task must give (inputs, target) pairs, got {kind}")
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """`value` with all tensors in tuples, lists and dicts on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: to_device(v, device) for key, v in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(to_device(v, device) for v in value)
+    return value

@@ -1,0 +1,160 @@
+"""What each command does, from the user's words to what is printed and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from evener.benchmark import environment as versions
+from evener.cluster import LocalNode, run_alone, run_local, run_seat, seat_from_environment
+from evener.cluster.messages import Word
+from evener.cluster.seat import listen_for_signals
+from evener.errors import InvalidInput, InvalidValue, TrainingFailed
+from evener.journey.console import RunView, print_json
+from evener.journey.examine import Examination, examine
+from evener.journey.machines import choose_nodes
+from evener.journey.order import Order, load
+from evener.journey.rank import train_rank
+from evener.noun import read_noun, write_noun
+from evener.profile import ClusterProfile
+from evener.record import TrainRecord
+from evener.report import links_table, profile_table, summary, timing_table, write_page
+
+__all__ = ["benchmark", "check_strategy", "make_output", "perform", "report", "train", "versions"]
+
+
+def train(
+    order: Order,
+    *,
+    local_nodes: str | None,
+    devices: str,
+    memory: str | None,
+    as_json: bool,
+    environment: Mapping[str, str],
+) -> None:
+    """`evener train`: as a rank if torchrun started this process, else on nodes of this machine."""
+    if "WORLD_SIZE" in environment and "RANK" in environment:
+        if local_nodes is not None:
+            raise InvalidInput("--local-nodes cannot be used under torchrun, which has started the ranks already")
+        _train_as_rank(order, environment, as_json)
+        return
+    load(order)
+    nodes = choose_nodes(local_nodes, devices, memory)
+    record = perform(order, nodes, to_stderr=as_json, in_process=local_nodes is None)
+    if as_json:
+        print_json(json.dumps(summary(record)))
+
+
+def perform(
+    order: Order, nodes: Sequence[LocalNode], *, to_stderr: bool = False, in_process: bool = False
+) -> TrainRecord:
+    """Run `order` on `nodes` of this machine, showing what happens; its record.
+
+    Args:
+        order: what to do.
+        nodes: one a rank.
+        to_stderr: keep stdout free.
+        in_process: whether a single node may run in this very process.
+    """
+    output = _folder(order.output)
+    with RunView(output, to_stderr=to_stderr) as view:
+        if len(nodes) == 1 and in_process:
+            run_alone(train_rank, nodes[0], order, patience=order.patience, on_word=view)
+        else:
+            run_local(train_rank, nodes, order, patience=order.patience, on_word=view)
+    if view.record is None:
+        raise TrainingFailed("the run ended without a record")
+    return view.record
+
+
+def _train_as_rank(order: Order, environment: Mapping[str, str], as_json: bool) -> None:
+    """One rank of torchrun's; the leader shows the run."""
+    with RunView(_folder(order.output), to_stderr=as_json) as view:
+        seat = seat_from_environment(environment, order.patience, view)
+        assert seat is not None
+        listen_for_signals(seat, signal.SIGTERM, signal.SIGINT)
+        run_seat(seat, train_rank, order)
+    if as_json and view.record is not None:
+        print_json(json.dumps(summary(view.record)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if len(seat.nodes) > 1:
+        os._exit(0)  # a Gloo thread may crash an ordinary exit of the interpreter
+
+
+def benchmark(
+    *,
+    task: str | None,
+    data_dir: str | None,
+    local_nodes: str | None,
+    devices: str,
+    memory: str | None,
+    output: Path,
+    patience: float,
+    as_json: bool,
+    environment: Mapping[str, str],
+) -> None:
+    """`evener benchmark`: measure every device and link, show the profile, write it to `output`."""
+    order = Examination(task=task, data_dir=data_dir, patience=patience)
+    console = Console(stderr=as_json, highlight=False)
+
+    def show(word: Word) -> None:
+        if isinstance(word, ClusterProfile):
+            write_noun(word, output)
+            for table in (profile_table(word), links_table(word), timing_table(word)):
+                if table.row_count:
+                    console.print(table)
+            console.print(f"wrote {output}")
+            if as_json:
+                print_json(msgspec.json.encode(word).decode())
+
+    if "WORLD_SIZE" in environment and "RANK" in environment:
+        seat = seat_from_environment(environment, patience, show)
+        assert seat is not None
+        run_seat(seat, examine, order)
+        return
+    nodes = choose_nodes(local_nodes, devices, memory)
+    if len(nodes) == 1 and local_nodes is None:
+        run_alone(examine, nodes[0], order, patience=patience, on_word=show)
+    else:
+        run_local(examine, nodes, order, patience=patience, on_word=show)
+
+
+def report(paths: Sequence[Path], output: Path) -> None:
+    """`evener report`: one page of one or several records."""
+    records = {_label(path): read_noun(path, TrainRecord) for path in paths}
+    write_page(output, records, title=", ".join(records))
+    print_json(f"wrote {output}")
+
+
+def make_output(task: str, output: str | None) -> str:
+    """The folder of a run: what the user named, or `runs/TASK-TIME`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return output or str(Path("runs") / f"{Path(task).stem}-{stamp}")
+
+
+def _label(path: Path) -> str:
+    return path.parent.name if path.name == "record.json" and path.parent.name else path.stem
+
+
+def _folder(name: str) -> Path:
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
+    return folder
+
+
+def check_strategy(strategy: str) -> None:
+    """Raises InvalidValue for a strategy that does not exist."""
+    if strategy not in ("auto", "data"):
+        raise InvalidValue("--strategy", strategy, "auto or data")

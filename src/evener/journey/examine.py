@@ -1,0 +1,57 @@
+"""Examines machines: what `evener benchmark` has every rank do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from evener.benchmark import environment, measure_links, profile_device
+from evener.cluster import Seat
+from evener.comm import Pace, join_group, leave_group
+from evener.journey.prepare import measure, prepare
+from evener.noun import Part
+from evener.profile import ClusterProfile, DeviceProfile
+from evener.tasks import load_task
+from evener.train import Settings
+
+
+class Examination(Part, frozen=True, kw_only=True):
+    """What to measure; travels to every rank.
+
+    Attributes:
+        task: also time this task's model; None for devices and links only.
+        data_dir: folder of its data, or None.
+        patience: seconds of silence after which a rank is given up.
+    """
+
+    task: str | None
+    data_dir: str | None
+    patience: float
+
+
+def examine(seat: Seat, order: Examination) -> None:
+    """Measure this rank's device, the links to the others and, if asked, a task; the leader tells the profile."""
+    world = join_group(
+        rank=seat.rank,
+        nodes=seat.names,
+        device=seat.device,
+        store=seat.store,
+        patience=max(order.patience, 600.0),
+        backend=seat.backend,
+        pace=Pace(seat.device, seat.node.speed_at(0)),
+    )
+    speed = seat.node.speed_at(0)
+    own = profile_device(seat.node.name, seat.device, speed=speed, memory_limit=seat.node.memory_bytes)
+    links = measure_links(world)
+    if order.task is not None:
+        task = load_task(order.task, Path(order.data_dir) if order.data_dir else None)
+        settings = Settings(batch_size=task.batch_size, epochs=1, checkpoint="", patience=order.patience)
+        timing = measure(prepare(task, settings, seat), world, seat, task.batch_size)
+        own = msgspec.structs.replace(own, timings=(timing,))
+    rows = world.all_gather_bytes(msgspec.json.encode(own))
+    devices = tuple(msgspec.json.decode(row, type=DeviceProfile) for row in rows)
+    if world.is_leader:
+        seat.emit(ClusterProfile(devices=devices, links=links, environment=environment()))
+    world.barrier()
+    leave_group()

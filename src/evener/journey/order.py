@@ -1,0 +1,71 @@
+"""What the user asked for, as it travels to every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evener.noun import Part
+from evener.task import Task
+from evener.tasks import load_task
+from evener.train import Settings
+
+
+class Order(Part, frozen=True, kw_only=True):
+    """What the user asked for; travels to every rank.
+
+    Attributes:
+        task: built-in name or path of a file.
+        data_dir: folder of the data, or None.
+        options: of the task, `key=value`.
+        output: folder for the record and the weights.
+        shares: `measured`, `equal`, or relative shares such as `7,2,1`.
+        batch_size: None for the task's.
+        epochs: None for the task's.
+        seed, precision, accumulate, compile, workers, checkpoint, checkpoint_every, resume, stationary, patience: as in
+            `Settings`.
+        started: the clock when the command began, in seconds since the epoch.
+    """
+
+    task: str
+    data_dir: str | None = None
+    options: dict[str, str] = {}
+    output: str
+    shares: str = "measured"
+    batch_size: int | None = None
+    epochs: int | None = None
+    seed: int = 0
+    precision: Any = "fp32"
+    accumulate: int = 1
+    compile: bool = False
+    workers: int = 0
+    checkpoint: str | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+    stationary: bool = False
+    patience: float = 15.0
+    started: float
+
+    def settings(self, task: Task) -> Settings:
+        """The settings of a run of `task`. Raises InvalidValue."""
+        return Settings(
+            batch_size=task.batch_size if self.batch_size is None else self.batch_size,
+            epochs=task.epochs if self.epochs is None else self.epochs,
+            seed=self.seed,
+            precision=self.precision,
+            accumulate=self.accumulate,
+            compile=self.compile,
+            workers=self.workers,
+            checkpoint=self.checkpoint or str(Path(self.output) / "checkpoints"),
+            checkpoint_every=self.checkpoint_every,
+            resume=self.resume,
+            balance=self.shares == "measured" and not self.stationary,
+            stationary=self.stationary,
+            patience=self.patience,
+        )
+
+
+def load(order: Order) -> tuple[Task, Settings]:
+    """The task that was asked for, and its settings. Raises InvalidInput if anything is wrong with them."""
+    task = load_task(order.task, Path(order.data_dir) if order.data_dir else None, order.options)
+    return task, order.settings(task)

@@ -1,0 +1,95 @@
+"""A rank's material before it knows its share: model, data, and how long the one takes for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import Dataset
+
+from evener.benchmark import time_task, usable_memory
+from evener.cluster import Seat
+from evener.comm import Group
+from evener.data import collect, seed_all, split_batch, to_device
+from evener.errors import require
+from evener.profile import TaskTiming
+from evener.task import Task
+from evener.train import Settings
+from evener.train.precision import Arithmetic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A rank's material before it knows its share."""
+
+    task: Task
+    settings: Settings
+    arithmetic: Arithmetic
+    model: nn.Module
+    train_data: Dataset[Any]
+    validation_data: Dataset[Any] | None
+    make_optimizer: Callable[[Any], Optimizer]
+
+
+def prepare(task: Task, settings: Settings, seat: Seat) -> Work:
+    """Make the model (its weights follow the seed) and the data. Raises InvalidValue if the batch exceeds the data."""
+    arithmetic = Arithmetic(settings.precision, seat.device)
+    train_data = task.train_data()
+    count = len(train_data)  # type: ignore[arg-type]
+    require(count > 0, "training samples", count, "at least one")
+    require(settings.batch_size <= count, "--batch-size", settings.batch_size, f"at most the {count} training samples")
+    seed_all(settings.seed)
+    return Work(
+        task=task,
+        settings=settings,
+        arithmetic=arithmetic,
+        model=arithmetic.prepare_model(task.model()),
+        train_data=train_data,
+        validation_data=task.validation_data() if task.validation_data else None,
+        make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
+    )
+
+
+def measure(work: Work, world: Group, seat: Seat, micro: int) -> TaskTiming:
+    """How long this rank takes for batches of the run's own samples, all ranks measuring at the same time."""
+
+    def loss_step(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        with work.arithmetic.autocast():
+            outputs = _call(model, work.arithmetic.prepare(inputs))
+            return work.task.loss(outputs, work.arithmetic.prepare(targets))
+
+    def fetch(samples: int) -> Any:
+        indices = torch.arange(samples).remainder(len(work.train_data)).numpy()  # type: ignore[arg-type]
+        return to_device(split_batch(collect(work.train_data, indices, work.settings.seed, 0)), seat.device)
+
+    world.barrier()
+    return time_task(
+        task=work.task,
+        model=work.model,
+        make_optimizer=work.make_optimizer,
+        loss_step=loss_step,
+        fetch=fetch,
+        device=seat.device,
+        pace=world.pace,
+        precision=work.settings.precision,
+        largest=micro,
+        memory_limit=_memory_limit(seat),
+    )
+
+
+def _memory_limit(seat: Seat) -> int | None:
+    """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
+    if seat.node.memory_bytes is not None or seat.device.type != "cpu":
+        return seat.node.memory_bytes
+    return usable_memory(seat.device)[1] // sum(node.device == "cpu" for node in seat.nodes)
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)

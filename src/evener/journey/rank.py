@@ -1,0 +1,57 @@
+"""The whole way of a run on one page: task -> measure -> plan -> train -> record.
+
+`train_rank` is what every rank runs, whoever started it. All decisions are made on every rank from the same numbers, so
+that nobody has to be told the plan.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+from safetensors.torch import save_model
+
+from evener.cluster import Seat
+from evener.comm import Pace, join_group, leave_group
+from evener.journey.assemble import assemble
+from evener.journey.decide import decide
+from evener.journey.order import Order, load
+from evener.journey.prepare import prepare
+from evener.journey.write_down import write_down
+from evener.train import train
+
+_LONGEST_WAIT = 1800.0
+"""Seconds that a collective may take: slow is not dead. Whether a rank is alive, its watch tells within --patience."""
+
+
+def train_rank(seat: Seat, order: Order) -> None:
+    """One rank's whole way; the leader tells plan, steps and record through the seat."""
+    world = join_group(
+        rank=seat.rank,
+        nodes=seat.names,
+        device=seat.device,
+        store=seat.store,
+        patience=max(order.patience, _LONGEST_WAIT),
+        backend=seat.backend,
+        pace=Pace(seat.device, seat.node.speed_at(0)),
+    )
+    order = msgspec.json.decode(world.all_gather_bytes(msgspec.json.encode(order))[0], type=Order)
+    task, settings = load(order)
+    work = prepare(task, settings, seat)
+    plan = decide(work, world, seat, order)
+    group = world.subgroup([seat.names.index(a.node) for a in plan.assignments])
+    if group is None:
+        world.barrier()
+        return
+    if group.is_leader:
+        seat.emit(plan)
+    run = assemble(work, plan, group, seat)
+    startup = time.time() - order.started
+    history = train(run)
+    record = write_down(run, history, startup)
+    if group.is_leader:
+        save_model(run.model, str(Path(order.output) / "model.safetensors"))
+        seat.emit(record)
+    world.barrier()
+    leave_group()

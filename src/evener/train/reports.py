@@ -1,0 +1,91 @@
+"""The ranks tell each other, one step late, how their step went: what re-balancing, progress and stopping rest on.
+
+A row of numbers per rank is gathered on the control group while the next step computes, so that it costs no waiting.
+Everybody sees the same rows and decides alike: nobody has to be asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from evener.comm import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """How a step went on one rank.
+
+    Attributes:
+        step: from 1.
+        samples: computed in it.
+        total: samples of the step over all ranks.
+        epoch: from 0.
+        loss: this rank's part of the mean loss of the step.
+        wall: seconds of the step on this rank.
+        timed_samples: samples that the next three seconds belong to (on a GPU those of a step before).
+        io: seconds of loading.
+        fb: seconds of forward and backward.
+        wu: seconds of the update.
+        sent: bytes handed to collectives.
+        stop: 1 if this rank was asked to stop.
+    """
+
+    step: int
+    samples: int
+    total: int
+    epoch: int
+    loss: float
+    wall: float
+    timed_samples: int
+    io: float
+    fb: float
+    wu: float
+    sent: int
+    stop: int
+
+    @property
+    def computing(self) -> float:
+        """Seconds of all phases."""
+        return self.io + self.fb + self.wu
+
+
+_TYPES: tuple[type, ...] = tuple({"int": int, "float": float}[str(f.type)] for f in fields(StepReport))
+
+
+class Reports:
+    """Rows sent and not yet read, oldest first."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._pending: deque[tuple[Any, list[Tensor]]] = deque()
+
+    def __len__(self) -> int:
+        """Number of steps whose reports were sent and not read."""
+        return len(self._pending)
+
+    def send(self, report: StepReport) -> None:
+        """Tell the others; returns at once."""
+        row = torch.tensor(astuple(report), dtype=torch.float64)
+        if self._group.size == 1:
+            self._pending.append((None, [row]))
+            return
+        rows = [torch.empty_like(row) for _ in range(self._group.size)]
+        work = dist.all_gather(rows, row, group=self._group.control, async_op=True)
+        self._pending.append((work, rows))
+
+    def receive(self) -> list[StepReport]:
+        """All ranks' reports of the oldest step, in order of ranks; waits for the last of them."""
+        work, rows = self._pending.popleft()
+        if work is not None:
+            work.wait()
+        return [_report(row.tolist()) for row in rows]
+
+
+def _report(row: list[float]) -> StepReport:
+    return StepReport(**{f.name: t(v) for f, t, v in zip(fields(StepReport), _TYPES, row, strict=True)})
