@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
+import threading
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -40,15 +40,15 @@ def write_noun(noun: Noun, path: Path) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that a reader, or a crash at any moment, sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with draft.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        draft.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Literal
 
@@ -31,6 +32,17 @@ class Throughput(Part, frozen=True, kw_only=True):
         for field in ("matmul_flops", "conv_flops"):
             value = getattr(self, field)
             require(value is None or value > 0, field, value, "positive, or null where unsupported")
+
+    @property
+    def score(self) -> float | None:
+        """One comparable number (SYSTEMS.md T2): the geometric mean of both speeds, in GFLOP/s.
+
+        The geometric mean, because twice the speed in either is then worth the same, whichever is faster. None where
+        the device cannot do one of the two: it then cannot train a convolutional network at this precision.
+        """
+        if self.matmul_flops is None or self.conv_flops is None:
+            return None
+        return math.sqrt(self.matmul_flops) * math.sqrt(self.conv_flops) / 1e9
 
 
 class BatchTiming(Part, frozen=True, kw_only=True):
@@ -118,7 +130,7 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
             0 < self.usable_memory_bytes <= self.memory_bytes, "usable_memory_bytes", self.usable_memory_bytes, allowed
         )
         require(self.bandwidth is None or self.bandwidth > 0, "bandwidth", self.bandwidth, "positive or null")
-        require(0 < self.speed, "speed", self.speed, "positive")
+        require(self.speed > 0, "speed", self.speed, "positive")
 
     def timing(self, task: str, precision: str) -> TaskTiming | None:
         """The timing of `task` at `precision`, if it was measured here."""

@@ -1,4 +1,4 @@
-"""Task: what a user writes, in plain PyTorch. Importing this needs no PyTorch; what it names is called on every rank."""
+"""Task: what a user writes, in plain PyTorch. Importing this needs no PyTorch; what it names runs on every rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Task:
     scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
     batch_size: int = 64
     epochs: int = 1
-    correct: Callable[[Any, Any], Tensor] | None | str = "argmax"
+    correct: Callable[[Any, Any], Tensor] | str | None = "argmax"
     labels: Callable[[], Any] | None = None
     clip_norm: float | None = None
 

@@ -2,22 +2,25 @@
 
 A layer is a call of a leaf module (one without children), or the functional work of a container between two such calls:
 
-    leaf module called                     -> a layer of its name; called again: `name#2`
-    container multiplies, keeps tensors    -> a layer of the container's name (attention, a positional embedding added)
+    leaf module called                    -> a layer of its name; called again: `name#2`
+    container multiplies, keeps tensors   -> a layer of the container's name (attention, a positional embedding)
      for backward, or reads a parameter
-    container only adds, reshapes ...      -> no layer; what comes out reads what its inputs read (a residual sum)
-    parameters that are not reached        -> counted at the nearest container that is a layer, else a layer at the end
+    container joins outputs of layers     -> likewise if several layers read the result (the residual stream of a
+     (a residual sum, a concatenation)       transformer); if one does, that one reads the joined outputs (ResNet)
+    container only reshapes ...           -> no layer; what reads the result reads the layer that it came from
+    parameters that nothing reached       -> counted at the nearest container that is a layer, else a layer at the end
 
-Only Python sees which tensor came from where, so the provenance of tensors is followed by a TorchFunctionMode, by identity.
+Python alone knows which tensor came from where, so a TorchFunctionMode follows the origins of tensors, by identity.
 Costs are counted where they are exact: FLOPs by FlopCounterMode, kept bytes by the saved-tensor hooks of autograd.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -76,11 +79,11 @@ def trace(model: nn.Module, sample: Any, name: str = "") -> ModelGraph:
             f"cannot trace {name}{where}: {type(error).__name__}: {_first_line(error)}; if the sample has the shape of "
             "a real batch, let forward neither read values of tensors (.item(), if) nor fix the batch size or a device"
         ) from error
-    parameters = _parameters_by_layer(clone, tracer.costs)
-    trained = sum(parameters.values())
-    layers = [_layer(cost, parameters.pop(cost.name, 0)) for cost in tracer.costs]
+    costs = _without_single_reader_joins(tracer.costs)
+    names = _names(costs)
+    parameters = _parameters_by_layer(clone, costs, names)
+    layers = [_layer(cost, names, index, parameters.pop(names[index], 0)) for index, cost in costs.items()]
     layers += [_unreached(path, clone.get_submodule(path), count) for path, count in parameters.items()]
-    assert sum(layer.parameters for layer in layers) == trained
     return ModelGraph(
         name=name,
         layers=tuple(layers),
@@ -89,17 +92,21 @@ def trace(model: nn.Module, sample: Any, name: str = "") -> ModelGraph:
     )
 
 
+_Origins: TypeAlias = frozenset[int]
+"""Indices of the layers that a tensor came from."""
+
+
 @dataclass
 class _Cost:
     """A layer while it is traced; FLOPs and bytes are those of the whole traced batch."""
 
-    name: str
     path: str
     module: nn.Module
-    inputs: set[str] = field(default_factory=set)
+    inputs: set[int] = field(default_factory=set)
     output_shape: tuple[int, ...] = ()
     flops: int = 0
     kept_bytes: int = 0
+    only_joins: bool = False
 
 
 class _Tracer(TorchFunctionMode):
@@ -110,11 +117,10 @@ class _Tracer(TorchFunctionMode):
         self.costs: list[_Cost] = []
         self._running: list[tuple[str, nn.Module]] = []
         self._started: tuple[int, int] = (0, 0)
-        self._origins: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self._origins: dict[int, tuple[Tensor, _Origins]] = {}
         self._flops = FlopCounterMode(display=False)
         self._stored: dict[int, torch.UntypedStorage] = {}
         self._kept_bytes = 0
-        self._calls: dict[str, int] = {}
 
     @property
     def innermost(self) -> str:
@@ -128,7 +134,13 @@ class _Tracer(TorchFunctionMode):
         for path, module in model.named_modules():
             module.register_forward_pre_hook(self._enter(path), with_kwargs=True, prepend=True)
             module.register_forward_hook(self._leave, with_kwargs=True)
-        with torch.enable_grad(), self._flops, saved_tensors_hooks(self._keep, lambda kept: kept), torch.device("meta"), self:
+        with (
+            torch.enable_grad(),
+            self._flops,
+            saved_tensors_hooks(self._keep, lambda kept: kept),
+            torch.device("meta"),
+            self,
+        ):
             _call(model, batch)
 
     def __torch_function__(
@@ -142,15 +154,17 @@ class _Tracer(TorchFunctionMode):
         outputs = func(*args, **kwargs)
         written = args[0] if func is Tensor.__setitem__ else outputs
         read = list(_tensors((args, kwargs)))
-        if any(True for _ in _tensors(written)):
+        if next(_tensors(written), None) is not None:
             origins = self._origins_of(read)
-            if self._spent() != before or any(isinstance(tensor, nn.Parameter) for tensor in read):
-                origins = self._add_functional(origins, before, written)
-            self._mark(written, origins)
+            costs = self._spent() != before or any(isinstance(tensor, nn.Parameter) for tensor in read)
+            if costs or len(origins) > 1:
+                self._add_functional(origins, before, written, only_joins=not costs)
+            else:
+                self._mark(written, origins)
         return outputs
 
     def _enter(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def enter(module: nn.Module, _args: Any, _kwargs: Any) -> None:
             self._running.append((path, module))
             self._started = self._spent()
 
@@ -159,44 +173,37 @@ class _Tracer(TorchFunctionMode):
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         path, _ = self._running.pop()
         if _is_leaf(module):
-            cost = self._open(path, module)
-            cost.inputs = set(self._origins_of(_tensors((args, kwargs))))
-            self._close(cost, self._started, outputs)
+            self.costs.append(_Cost(path, module))
+            self._add(self._origins_of(_tensors((args, kwargs))), self._started, outputs)
 
-    def _add_functional(self, origins: frozenset[str], before: tuple[int, int], outputs: Any) -> frozenset[str]:
+    def _add_functional(self, origins: _Origins, before: tuple[int, int], outputs: Any, only_joins: bool) -> None:
         """Add functional work to the layer of the container that runs, a new one unless it is the last so far."""
         path, module = self._running[-1]
-        continues = bool(self.costs) and self.costs[-1].module is module
-        cost = self.costs[-1] if continues else self._open(path, module)
-        cost.inputs |= origins - {cost.name}
-        self._close(cost, before, outputs)
-        return frozenset({cost.name})
+        last = self.costs[-1] if self.costs else None
+        if last is None or last.module is not module or last.only_joins != only_joins:
+            self.costs.append(_Cost(path, module, only_joins=only_joins))
+        self._add(origins, before, outputs)
 
-    def _open(self, path: str, module: nn.Module) -> _Cost:
-        name = path or type(module).__name__
-        self._calls[name] = self._calls.get(name, 0) + 1
-        if self._calls[name] > 1:
-            name = f"{name}#{self._calls[name]}"
-        self.costs.append(_Cost(name, path, module))
-        return self.costs[-1]
-
-    def _close(self, cost: _Cost, before: tuple[int, int], outputs: Any) -> None:
+    def _add(self, origins: _Origins, before: tuple[int, int], outputs: Any) -> None:
+        """Add what was spent since `before` to the last layer."""
+        index, cost = len(self.costs) - 1, self.costs[-1]
         flops, kept_bytes = self._spent()
+        cost.inputs |= origins - {index}
         cost.flops += flops - before[0]
         cost.kept_bytes += kept_bytes - before[1]
         cost.output_shape = _shape_of_sample(next(_tensors(outputs), None))
-        self._mark(outputs, frozenset({cost.name}))
+        self._mark(outputs, frozenset({index}))
 
     def _spent(self) -> tuple[int, int]:
         return self._flops.get_total_flops(), self._kept_bytes
 
-    def _mark(self, outputs: Any, origins: frozenset[str]) -> None:
+    def _mark(self, outputs: Any, origins: _Origins) -> None:
         for tensor in _tensors(outputs):
             self._origins[id(tensor)] = (tensor, origins)  # the tensor is held so that its id is not used again
 
-    def _origins_of(self, tensors: Iterable[Tensor]) -> frozenset[str]:
+    def _origins_of(self, tensors: Iterable[Tensor]) -> _Origins:
         known = (self._origins.get(id(tensor)) for tensor in tensors)
-        return frozenset().union(*(origin[1] for origin in known if origin))
+        return frozenset(index for origin in known if origin for index in origin[1])
 
     def _keep(self, tensor: Tensor) -> Tensor:
         if self._remember(tensor):
@@ -207,7 +214,9 @@ class _Tracer(TorchFunctionMode):
     def _remember(self, tensor: Tensor) -> bool:
         """Hold the storage of `tensor`; true if it is a new one."""
         storage = tensor.untyped_storage()
-        return self._stored.setdefault(storage._cdata, storage) is storage
+        new = storage._cdata not in self._stored
+        self._stored[storage._cdata] = storage
+        return new
 
 
 class _CopyToMeta(TorchFunctionMode):
@@ -222,7 +231,7 @@ class _CopyToMeta(TorchFunctionMode):
         if func is Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:
-                memo[id(tensor)] = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+                memo[id(tensor)] = torch.empty_like(tensor, device="meta")
             return memo[id(tensor)]
         return func(*args, **(kwargs or {}))
 
@@ -282,9 +291,33 @@ def _shape_of_sample(output: Tensor | None) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _layer(cost: _Cost, parameters: int) -> Layer:
+def _without_single_reader_joins(costs: list[_Cost]) -> dict[int, _Cost]:
+    """The layers by index, less those that only join others for one reader, which then reads these itself."""
+    left = dict(enumerate(costs))
+    for index, cost in enumerate(costs):
+        if not cost.only_joins:
+            continue
+        readers = [reader for reader in costs[index + 1 :] if index in reader.inputs]
+        if len(readers) == 1:
+            readers[0].inputs = readers[0].inputs - {index} | cost.inputs
+            del left[index]
+    return left
+
+
+def _names(costs: dict[int, _Cost]) -> dict[int, str]:
+    """A unique name for every layer: the module's path, from the second call on with its number."""
+    calls: Counter[str] = Counter()
+    names: dict[int, str] = {}
+    for index, cost in costs.items():
+        name = cost.path or type(cost.module).__name__
+        calls[name] += 1
+        names[index] = name if calls[name] == 1 else f"{name}#{calls[name]}"
+    return names
+
+
+def _layer(cost: _Cost, names: dict[int, str], index: int, parameters: int) -> Layer:
     return Layer(
-        name=cost.name,
+        name=names[index],
         kind=type(cost.module).__name__,
         output_shape=cost.output_shape,
         parameters=parameters,
@@ -292,7 +325,7 @@ def _layer(cost: _Cost, parameters: int) -> Layer:
         activation_bytes=cost.kept_bytes // _BATCH,
         splits=_splits(cost.module, cost.output_shape),
         halo=_halo(cost.module),
-        inputs=tuple(cost.inputs),
+        inputs=tuple(names[origin] for origin in sorted(cost.inputs)),
     )
 
 
@@ -317,7 +350,9 @@ def _halo_along(module: nn.Module, dim: int) -> int:
     kernel, stride = (_size(module, field, dim) for field in ("kernel_size", "stride"))
     extent = _size(module, "dilation", dim, default=1) * (kernel - 1) + 1
     padding = module.padding
-    before = {"same": (extent - 1) // 2, "valid": 0}[padding] if isinstance(padding, str) else _size(module, "padding", dim)
+    before = (
+        {"same": (extent - 1) // 2, "valid": 0}[padding] if isinstance(padding, str) else _size(module, "padding", dim)
+    )
     return max(before, extent - stride - before, 0)
 
 
@@ -326,11 +361,11 @@ def _size(module: nn.Module, field: str, dim: int, default: int = 0) -> int:
     return int(value[dim] if isinstance(value, tuple) else value)
 
 
-def _parameters_by_layer(model: nn.Module, costs: list[_Cost]) -> dict[str, int]:
+def _parameters_by_layer(model: nn.Module, costs: dict[int, _Cost], names: dict[int, str]) -> dict[str, int]:
     """Trainable scalars by name of the layer that owns them, or by path of a module that no layer stands for."""
     first: dict[str, str] = {}
-    for cost in costs:
-        first.setdefault(cost.path, cost.name)
+    for index, cost in costs.items():
+        first.setdefault(cost.path, names[index])
     paths = [*first, *(path for path, _ in model.named_modules() if path not in first)]
     counted: set[int] = set()
     owned: dict[str, int] = {}

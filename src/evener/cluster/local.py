@@ -39,6 +39,7 @@ class _Rank:
     process: ForkServerProcess
     pipe: Connection
     finished: bool = False
+    silent: bool = False
     failure: Failed | None = field(default=None)
 
     @property
@@ -179,7 +180,7 @@ def _relay(
     """Pass on what the ranks say until all have ended. Raises the error of the rank that failed first-hand."""
     deadline: float | None = None
     asked = False
-    while not all(rank.ended and not rank.pipe.poll() for rank in ranks):
+    while not all(rank.ended and rank.silent for rank in ranks):
         try:
             _read(ranks, on_word, timeout=0.2)
             failed = [r for r in ranks if r.failure or (r.ended and not r.finished)]
@@ -198,7 +199,7 @@ def _relay(
 
 
 def _read(ranks: Sequence[_Rank], on_word: Callable[[Word], None], timeout: float) -> None:
-    open_pipes = {rank.pipe: rank for rank in ranks if not rank.finished and rank.failure is None}
+    open_pipes = {rank.pipe: rank for rank in ranks if not rank.silent}
     sentinels = [rank.process.sentinel for rank in ranks if not rank.ended]
     for ready in wait([*open_pipes, *sentinels], timeout):
         rank = open_pipes.get(ready)  # type: ignore[call-overload]
@@ -207,7 +208,7 @@ def _read(ranks: Sequence[_Rank], on_word: Callable[[Word], None], timeout: floa
         try:
             message = decode(rank.pipe.recv_bytes())
         except (EOFError, OSError):
-            rank.process.join(timeout)
+            rank.silent = True
             continue
         if isinstance(message, Said):
             on_word(heard(message))

@@ -2,7 +2,7 @@
 
 Every rank writes a growing number and its step to the store that all share, several times a second, from a thread of
 its own; a rank whose number has not grown for `patience` seconds, by the reader's own clock, is lost. That needs no
-common clock, works when the main thread waits inside a collective for ever, and does not mistake a slow rank for a dead one.
+common clock, works when the main thread waits inside a collective for ever, and does not mistake slow for dead.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from evener.errors import InvalidFile, MissingExtra, MissingFile, require
 SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 SIDE = 64
 PADDING = 8
-MEAN = torch.tensor([0.481, 0.449, 0.398]).view(3, 1, 1)
-STD = torch.tensor([0.277, 0.269, 0.282]).view(3, 1, 1)
+MEAN = torch.tensor([0.480, 0.448, 0.398]).view(3, 1, 1)
+STD = torch.tensor([0.275, 0.267, 0.280]).view(3, 1, 1)
 
 
 class TinyImageNet(Dataset[tuple[Tensor, int]]):

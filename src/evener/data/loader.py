@@ -100,6 +100,7 @@ class Loader:
             collate_fn=_as_it_is,
             num_workers=workers,
             prefetch_factor=_PREFETCH if workers else None,
+            generator=torch.Generator().manual_seed(seed),
             pin_memory=device.type == "cuda",
         )
         self._batches = iter(loader)

@@ -15,7 +15,7 @@ from evener.cluster.messages import Word
 from evener.noun import write_noun
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
-from evener.report import open_scalars, plan_table, predicted_table, record_table
+from evener.report import ScalarWriter, open_scalars, plan_table, predicted_table, record_table
 
 _PLAIN_INTERVAL = 5.0
 _SMOOTHING = 0.2
@@ -36,7 +36,7 @@ class RunView:
         self.record: TrainRecord | None = None
         self._output = output
         self._plan: Plan | None = None
-        self._scalars = None
+        self._scalars: ScalarWriter | None = None
         self._bar: Progress | None = None
         self._bar_task: TaskID | None = None
         self._rate = 0.0

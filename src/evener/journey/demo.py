@@ -12,8 +12,9 @@ from evener.cluster import parse_local_nodes
 from evener.journey.commands import perform
 from evener.journey.console import print_json
 from evener.journey.order import Order
+from evener.noun import write_whole
 from evener.record import TrainRecord
-from evener.report import comparison_figure, comparison_table, save_figure, summary, write_page
+from evener.report import comparison_figure, comparison_table, png, summary, write_page
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
@@ -52,8 +53,9 @@ def demo(
 
 
 def _show(records: dict[str, TrainRecord], console: Console, output: Path, ideal: float) -> None:
+    alone = records["best_node_alone"].samples_per_second
     titled = {way.replace("_", " "): record for way, record in records.items()}
     console.print(comparison_table(titled))
-    save_figure(comparison_figure(titled, ideal=ideal), output / "demo.png")
+    write_whole(output / "demo.png", png(comparison_figure(titled, ideal=ideal * alone)))
     write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes")
     console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")

@@ -1,0 +1,47 @@
+"""What an all-reduce costs among the ranks of a run: the alpha and beta of the ring that they form together."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from evener.comm import Group
+
+_SMALL_BYTES = 8
+_LEAST_LARGE_BYTES = 2**20
+_ROUNDS = 5
+
+
+def measure_all_reduce(group: Group, largest_bytes: int) -> tuple[float, float]:
+    """(alpha [s], beta [s/byte]) of a ring all-reduce: 2 (p-1) (alpha + n/p beta) seconds for n bytes over p ranks.
+
+    All ranks of the group call this and get the same answer, that of the slowest.
+
+    Args:
+        group: the ranks; (0, 0) for a single one.
+        largest_bytes: of the messages to come; the large message is of this size, within reason.
+    """
+    if group.size == 1:
+        return 0.0, 0.0
+    large_bytes = min(max(largest_bytes, _LEAST_LARGE_BYTES), 25 * 2**20)
+    small, large = (_seconds(group, nbytes) for nbytes in (_SMALL_BYTES, large_bytes))
+    steps = 2 * (group.size - 1)
+    alpha = small / steps
+    beta = max(0.0, large - small) / steps * group.size / large_bytes
+    agreed = group.all_reduce_max([alpha, beta])
+    return agreed[0], agreed[1]
+
+
+def _seconds(group: Group, nbytes: int) -> float:
+    """Least seconds of an all-reduce of `nbytes`."""
+    buffer = torch.zeros(nbytes // 4, device=group.device)
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        group.barrier()
+        start = time.perf_counter()
+        group.all_reduce(buffer, "measuring")
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
+        best = min(best, time.perf_counter() - start)
+    return best

@@ -1,0 +1,156 @@
+"""What a message costs between two ranks: alpha + bytes * beta seconds, by ping-pong, one pair after the other.
+
+    for every pair:                     all other ranks wait at the barrier
+        asker                           answerer
+        send the header (bytes, rounds) receive it; no rounds: done with this pair
+        rounds times:
+            send payload         ->     receive payload
+            receive payload      <-     send payload
+        the least round trip counts
+
+A blocking send returns only when the other has received: the two strictly take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from evener.comm.group import Group
+from evener.errors import NodeLost, require
+from evener.profile import LinkProfile
+
+_ALL_PAIRS_UP_TO = 8
+_SMALL_BYTES = 8
+_LARGE_BYTES = tuple(1 << power for power in range(16, 28, 2))
+_LONG_ROUND_TRIP = 0.008
+_TRIAL_ROUNDS = 3
+_MOST_ROUNDS = 400
+_TURNS = 4
+
+
+def measure_links(group: Group, first: int = 0, seconds: float = 0.5) -> tuple[LinkProfile, ...]:
+    """Measure alpha and beta between the ranks of `group`; every rank has to call this.
+
+    All pairs up to 8 ranks; with more, neighbours in the ring and every rank with rank 0.
+
+    Args:
+        group: the ranks; every wait is bounded by the time limit of its process groups.
+        first: index, in the profile, of the device of rank 0; the other ranks follow in order.
+        seconds: for each pair; a slow link may take longer, at least three round trips of 64 KB.
+
+    Returns:
+        One profile a measured pair, by source and target, the same on every rank; empty for a single rank.
+
+    Raises:
+        InvalidValue: `seconds` is not positive.
+        NodeLost: a rank did not answer in time.
+    """
+    require(seconds > 0, "seconds", seconds, "positive")
+    own = []
+    try:
+        for asker, answerer in pairs(group.size):
+            group.barrier()
+            if group.rank == asker:
+                own.append(_ask(group, answerer, seconds, first))
+            elif group.rank == answerer:
+                _answer(group, asker)
+        parts = group.all_gather_bytes(msgspec.json.encode(own))
+    except RuntimeError as error:
+        me = f"node {group.nodes[group.rank]} (rank {group.rank})"
+        raise NodeLost(f"a rank left {me} without an answer while links were measured: {error}") from error
+    links = [link for part in parts for link in msgspec.json.decode(part, type=list[LinkProfile])]
+    return tuple(sorted(links, key=lambda link: (link.source, link.target)))
+
+
+def pairs(size: int) -> list[tuple[int, int]]:
+    """The pairs (lower rank, higher rank) of `size` ranks to measure, in order.
+
+    All of them up to 8 ranks; with more, neighbours in the ring and every rank with rank 0.
+    """
+    if size <= _ALL_PAIRS_UP_TO:
+        return list(combinations(range(size), 2))
+    return sorted({(0, rank) for rank in range(1, size)} | {(rank, rank + 1) for rank in range(size - 1)})
+
+
+def latency_and_cost(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
+    """The (alpha, beta) of the line through two messages of (bytes, seconds one way); neither is negative."""
+    beta = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
+    return max(0.0, small[1] - small[0] * beta), beta
+
+
+def _ask(group: Group, peer: int, seconds: float, first: int) -> LinkProfile:
+    """Lead the measure with `peer`: small and large messages in turn, and the least seconds of each."""
+    deadline = time.perf_counter() + seconds
+    large_bytes, large = _large_message(group, peer)
+    small = _round_trip(group, peer, _SMALL_BYTES, _TRIAL_ROUNDS)
+    share = seconds / _TURNS / 2
+    while time.perf_counter() < deadline:
+        small = min(small, _round_trip(group, peer, _SMALL_BYTES, _rounds(share, small)))
+        large = min(large, _round_trip(group, peer, large_bytes, _rounds(share, large)))
+    _send_header(group, peer, 0, 0)
+    alpha, beta = latency_and_cost((_SMALL_BYTES, small / 2), (large_bytes, large / 2))
+    backend = dist.get_backend(group.process_group)
+    return LinkProfile(source=first + group.rank, target=first + peer, alpha=alpha, beta=beta, backend=backend)
+
+
+def _large_message(group: Group, peer: int) -> tuple[int, float]:
+    """The bytes of a message so large that its latency hardly counts, and its seconds there and back."""
+    for nbytes in _LARGE_BYTES:
+        seconds = _round_trip(group, peer, nbytes, _TRIAL_ROUNDS)
+        if seconds > _LONG_ROUND_TRIP:
+            break
+    return nbytes, seconds
+
+
+def _rounds(seconds: float, round_trip: float) -> int:
+    """Round trips that fit `seconds`, from 1 to a bound."""
+    return int(min(max(seconds / max(round_trip, 1e-9), 1), _MOST_ROUNDS))
+
+
+def _round_trip(group: Group, peer: int, nbytes: int, rounds: int) -> float:
+    """Least seconds there and back of `rounds` messages of `nbytes`."""
+    _send_header(group, peer, nbytes, rounds)
+    payload, least = _payload(group, nbytes), float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        dist.send(payload, group=group.process_group, group_dst=peer)
+        dist.recv(payload, group=group.process_group, group_src=peer)
+        _wait_for_stream(payload)
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+def _answer(group: Group, peer: int) -> None:
+    """Send back what the asker `peer` sends, until it has no more."""
+    header = torch.zeros(2, dtype=torch.int64)
+    while True:
+        dist.recv(header, group=group.control, group_src=peer)
+        nbytes, rounds = (int(value) for value in header)
+        if rounds == 0:
+            return
+        payload = _payload(group, nbytes)
+        for _ in range(rounds):
+            dist.recv(payload, group=group.process_group, group_src=peer)
+            dist.send(payload, group=group.process_group, group_dst=peer)
+        _wait_for_stream(payload)
+
+
+def _send_header(group: Group, peer: int, nbytes: int, rounds: int) -> None:
+    dist.send(torch.tensor([nbytes, rounds], dtype=torch.int64), group=group.control, group_dst=peer)
+
+
+def _payload(group: Group, nbytes: int) -> Tensor:
+    """A message on the GPU where NCCL carries it, in main memory otherwise."""
+    device = group.device if dist.get_backend(group.process_group) == "nccl" else torch.device("cpu")
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+
+def _wait_for_stream(tensor: Tensor) -> None:
+    if tensor.device.type == "cuda":
+        torch.cuda.current_stream(tensor.device).synchronize()

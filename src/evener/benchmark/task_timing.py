@@ -1,0 +1,175 @@
+"""How long a task's model takes on a device by batch size: the measure that decides the shares.
+
+    sizes 2, 4, 8 ... as far as memory and half of the time allow          first sweep, upwards
+    the same sizes again, until the time is over                           second sweep, downwards
+    one optimiser step, a few times                                        the update
+
+A size's time is its best pass: what a disturbance of the machine spoils in one sweep the other makes good. On a node
+slowed down by its `Pace`, which idles in portions and not equally after every pass, it is the best mean of several.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+
+from evener.benchmark.capacity import capacity
+from evener.benchmark.clock import Clock
+from evener.benchmark.memory import usable_memory
+from evener.benchmark.trial import Fetch, LossStep, MakeOptimizer, Trial, trial_of
+from evener.comm.pace import Pace, Phase
+from evener.errors import require
+from evener.profile import BatchTiming, TaskTiming
+from evener.task import Task
+
+_SMALLEST_BATCH = 2
+_MOST_PASSES = 50
+_LEAST_UPDATES = 3
+_SLOWED_SECONDS = 0.04
+_UPDATE_SHARE = 0.1
+
+
+def time_task(
+    *,
+    task: Task,
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    loss_step: LossStep,
+    fetch: Fetch,
+    device: torch.device,
+    pace: Pace,
+    precision: str,
+    largest: int,
+    memory_limit: int | None = None,
+    seconds: float = 1.5,
+) -> TaskTiming:
+    """Seconds of forward and backward by batch size, of the update, and the largest batch that fits.
+
+    Works on a copy: the model with its gradients and running statistics, and all random number generators, are left bit
+    for bit as they were.
+
+    Args:
+        task: that the model is of; named in the result.
+        model: on the device.
+        make_optimizer: parameters -> optimiser.
+        loss_step: (model, batch) -> scalar loss; runs the forward pass, autocast and the like included.
+        fetch: number of samples -> a batch of so many, on the device; its time is not counted.
+        device: that computes.
+        pace: the rank's clock, outside a step; the times are those of the node as slowed by it.
+        precision: of the run; named in the result.
+        largest: batch that will ever be asked for.
+        memory_limit: bytes that the user grants; None for all that are usable.
+        seconds: for the passes, about; exceeded where two of the smallest batch take longer. Finding what fits the
+            memory and timing the update come on top: some three steps of four samples, and a tenth of `seconds`.
+
+    Returns:
+        The timings, at least of one size; `max_samples` is None if `largest` samples fit.
+
+    Raises:
+        DoesNotFit: not even one sample fits the memory.
+        InvalidValue: `largest`, `memory_limit` or `seconds` is not positive.
+    """
+    require(largest > 0, "largest", largest, "positive")
+    require(seconds > 0, "seconds", seconds, "positive")
+    usable = usable_memory(device, memory_limit)[1]
+    with trial_of(model, make_optimizer, loss_step, fetch, device) as trial:
+        bound = capacity(trial, largest, usable)
+        timer = _Timer(trial, pace, Clock(device))
+        batches = timer.sweep(batch_sizes(bound or largest), seconds)
+        update = timer.update(batches[0].samples, seconds * _UPDATE_SHARE)
+    pace.discard()
+    return TaskTiming(task=task.name, precision=precision, batches=batches, update_seconds=update, max_samples=bound)
+
+
+def batch_sizes(largest: int) -> list[int]:
+    """The sizes worth timing up to `largest`: powers of two from 2, and `largest`.
+
+    Not 1, if it can be helped: BatchNorm refuses a single value a channel.
+    """
+    powers = [1 << power for power in range(1, largest.bit_length()) if 1 << power < largest]
+    return [*powers, largest]
+
+
+@dataclass
+class _Timer:
+    """Times passes of a trial, keeping every pass by batch size."""
+
+    trial: Trial
+    pace: Pace
+    clock: Clock
+    passes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    fetch_seconds: dict[int, float] = field(default_factory=dict)
+
+    def sweep(self, sizes: list[int], seconds: float) -> tuple[BatchTiming, ...]:
+        """Time as many of `sizes` as fit `seconds`, at least the first: upwards, then downwards."""
+        start = time.perf_counter()
+        for size, larger in zip(sizes, [*sizes[1:], None], strict=True):
+            self._visit(size, seconds / 2 / len(sizes))
+            spent = time.perf_counter() - start
+            if larger is None or spent + self._visit_seconds(size) * larger / size > seconds / 2:
+                break
+        for size in sorted(self.passes, reverse=True):
+            remaining = start + seconds - time.perf_counter()
+            if self._visit_seconds(size) < remaining:
+                self._visit(size, remaining / 2)
+        return tuple(self._timing(size) for size in sorted(self.passes))
+
+    def update(self, samples: int, seconds: float) -> float:
+        """Seconds of one optimiser step."""
+        self.trial.run_step(samples)
+        start, steps = time.perf_counter(), list[float]()
+        while len(steps) < _LEAST_UPDATES or (time.perf_counter() - start < seconds and len(steps) < _MOST_PASSES):
+            steps.append(sum(self._mean(self._update)))
+        return min(steps)
+
+    def _visit(self, samples: int, seconds: float) -> None:
+        """Time passes over one batch for about `seconds`, at least one, after one that does not count."""
+        start = time.perf_counter()
+        batch = self.trial.fetch(samples)
+        self.fetch_seconds[samples] = time.perf_counter() - start
+        self._pass(batch)
+        timed, start = list[tuple[float, float]](), time.perf_counter()
+        while not timed or (time.perf_counter() - start < seconds and len(timed) < _MOST_PASSES):
+            timed.append(self._mean(partial(self._pass, batch)))
+        self.passes.setdefault(samples, []).extend(timed)
+
+    def _visit_seconds(self, samples: int) -> float:
+        """What the shortest visit to a size takes."""
+        return self.fetch_seconds[samples] + 2 * sum(min(self.passes[samples], key=sum))
+
+    def _pass(self, batch: object) -> tuple[float, float]:
+        """(forward, backward) seconds of one pass."""
+        trial, loss = self.trial, list[torch.Tensor]()
+        trial.clear_gradients()
+        forward = self._time("fb", lambda: loss.append(trial.loss_step(trial.model, batch)))
+        backward = self._time("fb", lambda: loss.pop().backward())  # type: ignore[no-untyped-call]
+        return forward, backward
+
+    def _update(self) -> tuple[float, float]:
+        return self._time("wu", self.trial.optimizer.step), 0.0
+
+    def _mean(self, run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+        """The two seconds of one `run`, or of as many as it takes for a slowed node's idling to average out."""
+        runs = [run()]
+        while self.pace.speed < 1 and sum(map(sum, runs)) < _SLOWED_SECONDS:
+            runs.append(run())
+        return sum(first for first, _ in runs) / len(runs), sum(second for _, second in runs) / len(runs)
+
+    def _time(self, phase: Phase, work: Callable[[], object]) -> float:
+        """Seconds of `work`, with the idling of a slowed node."""
+
+        def paced() -> None:
+            self.pace.resume(phase)
+            work()
+            self.pace.pause()
+
+        return self.clock.time(paced)
+
+    def _timing(self, samples: int) -> BatchTiming:
+        forward, backward = min(self.passes[samples], key=sum)
+        return BatchTiming(samples=samples, forward_seconds=forward, backward_seconds=backward)

@@ -1,0 +1,190 @@
+"""Figures of nodes and ways beside each other: who pulls how much, who waits for whom, which way is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from evener.plan import Assignment, Plan
+from evener.record import TrainRecord
+from evener.report.canvas import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    SKY,
+    VERMILION,
+    bar_axes,
+    bars_height,
+    canvas,
+    empty,
+)  # fmt: skip
+from evener.report.measured import NodePhases, node_phases
+from evener.report.text import ellipsis, human_count, human_seconds, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NAME_LENGTH = 28
+_NARROWEST_LABELLED = 0.06
+_PHASES = (
+    ("loading", "loading (IO)", SKY),
+    ("computing", "forward and backward (FB)", BLUE),
+    ("updating", "update (WU)", GREEN),
+    ("waiting", "waiting for others (GE)", ORANGE),
+)
+
+
+def phases_figure(record: TrainRecord) -> Figure:
+    """Who waits for whom: how every node of `record` spent its time.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    nodes = [node for node in node_phases(record) if node.seconds > 0]
+    with canvas(9.5, bars_height(max(len(nodes), 2)), "Who waits for whom") as figure:
+        axes = figure.subplots()
+        if not nodes:
+            empty(axes, "no times were recorded")
+            return figure
+        bar_axes(axes, [ellipsis(node.name, _NAME_LENGTH) for node in nodes], "")
+        starts = [0.0] * len(nodes)
+        for phase, label, color in _PHASES:
+            parts = [getattr(node, phase) / node.seconds for node in nodes]
+            _draw_parts(axes, parts, starts, color, label)
+            starts = [start + part for start, part in zip(starts, parts, strict=True)]
+        _name_the_pacesetter(axes, nodes)
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(lambda value, _: percent(value))
+        axes.set_xlabel("of the node's time in steps")
+        figure.legend(loc="outside lower center", ncols=len(_PHASES))
+    return figure
+
+
+def _draw_parts(axes: Axes, parts: Sequence[float], starts: Sequence[float], color: str, label: str) -> None:
+    axes.barh(range(len(parts)), parts, left=starts, color=color, height=0.68, label=label, edgecolor="white")
+    for row, (part, start) in enumerate(zip(parts, starts, strict=True)):
+        if part >= _NARROWEST_LABELLED:
+            ink = "white" if color in (BLUE, GREEN) else INK
+            axes.text(start + part / 2, row, percent(part), ha="center", va="center", fontsize=8.5, color=ink)
+
+
+def _name_the_pacesetter(axes: Axes, nodes: Sequence[NodePhases]) -> None:
+    """Beside the node that waits least of its time, say that the others wait for it."""
+    if len(nodes) < 2:
+        return
+    row = min(range(len(nodes)), key=lambda index: nodes[index].waiting / nodes[index].seconds)
+    axes.text(
+        1.01, row, "sets the pace", va="center", fontsize=8.5, color=VERMILION, transform=axes.get_yaxis_transform()
+    )
+
+
+def plan_figure(plan: Plan) -> Figure:
+    """The evener: how much every rank of `plan` pulls and, if speeds are known, that all are done at about one time.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    ranks = plan.assignments
+    labels = [ellipsis(f"{rank.node}  {rank.device}", _NAME_LENGTH) for rank in ranks]
+    timed = any(rank.sample_seconds > 0 for rank in ranks)
+    with canvas(9.5, bars_height(max(len(ranks), 2)), "Who pulls how much") as figure:
+        panels = figure.subplots(1, 2 if timed else 1, squeeze=False, sharey=True)[0]
+        bar_axes(panels[0], labels, f"samples of a micro-batch of {plan.micro_batch_size:,}")
+        _draw_shares(panels[0], plan)
+        if timed:
+            bar_axes(panels[1], labels, "predicted time of computing")
+            _draw_finishes(panels[1], plan)
+            if len(ranks) > 1:
+                figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def _draw_shares(axes: Axes, plan: Plan) -> None:
+    samples = [rank.samples for rank in plan.assignments]
+    bars = axes.barh(range(len(samples)), samples, color=BLUE, height=0.68)
+    texts = [f"{count:,}  ({percent(count / plan.micro_batch_size)})" for count in samples]
+    axes.bar_label(bars, texts, padding=4, fontsize=8.5, color=INK)
+    axes.set_xlim(0, 1.35 * max(samples))
+    axes.set_xlabel("samples")
+
+
+def _draw_finishes(axes: Axes, plan: Plan) -> None:
+    """Seconds of every rank with its share, over what it would take with an equal share."""
+    ranks = plan.assignments
+    equal = [_seconds_of(rank, plan.micro_batch_size / len(ranks)) for rank in ranks]
+    planned = [_seconds_of(rank, rank.samples) for rank in ranks]
+    rows = range(len(ranks))
+    axes.barh(rows, planned, height=0.68, color=GREEN, label="with these shares")
+    if len(ranks) > 1:
+        dashes = (0, (2, 2))
+        axes.barh(rows, equal, height=0.68, fill=False, edgecolor=INK, linestyle=dashes, label="with equal shares")
+    for row, seconds in enumerate(planned):
+        axes.annotate(
+            human_seconds(seconds), (seconds, row), xytext=(5, 0), textcoords="offset points",
+            va="center", fontsize=8.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9},
+        )  # fmt: skip
+    axes.set_xlim(0, 1.25 * max(*equal, *planned))
+    axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(lambda value, _: human_seconds(value))
+
+
+def _seconds_of(rank: Assignment, samples: float) -> float:
+    return rank.fixed_seconds + samples * rank.sample_seconds if samples else 0.0
+
+
+def ideal_samples_per_second(plan: Plan) -> float | None:
+    """Samples per second if the ranks of `plan` shared the work perfectly and communication were free.
+
+    All are done at the same time t: the sum over ranks of (t - fixed_i) / sample_i is the micro-batch B, hence
+    t = (B + sum of fixed_i / sample_i) / (sum of 1 / sample_i). None if a rank's speed is not known.
+    """
+    if any(rank.sample_seconds <= 0 for rank in plan.assignments):
+        return None
+    per_second = sum(1 / rank.sample_seconds for rank in plan.assignments)
+    lost = sum(rank.fixed_seconds / rank.sample_seconds for rank in plan.assignments)
+    return plan.micro_batch_size * per_second / (plan.micro_batch_size + lost)
+
+
+def comparison_figure(records: Mapping[str, TrainRecord], ideal: float | None = None) -> Figure:
+    """Samples per second of every way in `records`, with speed-ups over the first and a line at the ideal.
+
+    Args:
+        records: by the name of the way.
+        ideal: samples per second of all devices together; by default that of the plan with the most ranks.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    ideal = ideal or _ideal_of(list(records.values()))
+    speeds = [record.samples_per_second for record in records.values()]
+    with canvas(9.5, bars_height(max(len(records), 2)), "Which way is faster") as figure:
+        axes = figure.subplots()
+        if not any(speeds):
+            empty(axes, "no runs were recorded")
+            return figure
+        bar_axes(axes, [ellipsis(name, _NAME_LENGTH) for name in records], "")
+        best = max(speeds)
+        bars = axes.barh(
+            range(len(speeds)), speeds, height=0.62, color=[BLUE if speed == best else SKY for speed in speeds]
+        )
+        axes.bar_label(bars, [_speed_up(speed, speeds[0]) for speed in speeds], padding=5, color=INK)
+        if ideal:
+            axes.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
+            axes.text(ideal, -0.62, f" ideal: {human_count(ideal)}", color=VERMILION, fontsize=8.5, va="bottom")
+        axes.set_xlim(0, 1.3 * max(best, ideal or 0.0))
+        axes.set_xlabel("samples per second")
+    return figure
+
+
+def _ideal_of(records: Sequence[TrainRecord]) -> float | None:
+    plans = [record.plan for record in records]
+    largest = max(plans, key=lambda plan: len(plan.assignments), default=None)
+    return ideal_samples_per_second(largest) if largest else None
+
+
+def _speed_up(speed: float, first: float) -> str:
+    factor = f"  ({speed / first:.2f}×)" if first else ""
+    return f"{human_count(speed)}{factor}"

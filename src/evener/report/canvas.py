@@ -1,0 +1,96 @@
+"""The one look of all figures. Figures are made without pyplot, so none stays behind in memory."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from evener.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, FAINT = "#1f2328", "#6b7280", "#e5e7eb"
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
+"""Of Okabe and Ito (2008): apart for all common kinds of colour blindness."""
+LINES = ("-", "--", ":", "-.")
+
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "text.color": INK,
+    "text.parse_math": False,
+    "figure.facecolor": "white",
+    "figure.dpi": 144,
+    "savefig.dpi": 144,
+    "axes.facecolor": "white",
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+
+
+@contextmanager
+def canvas(width: float, height: float, title: str) -> Iterator[Figure]:
+    """A figure of `width` by `height` inches to draw on while the context lasts; it can be saved after.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("figures need Matplotlib: pip install 'evener[report]'") from error
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold")
+        yield figure
+
+
+def png(figure: Figure) -> bytes:
+    """`figure` as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def bar_axes(axes: Axes, labels: Sequence[str], title: str) -> None:
+    """Make `axes` one of horizontal bars: a label a bar, the first on top, no ticks."""
+    axes.set_title(title)
+    axes.set_yticks(range(len(labels)), labels, color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+
+
+def bars_height(num_bars: int) -> float:
+    """Inches for `num_bars` horizontal bars with title and axis; more of them are drawn narrower."""
+    return 1.5 + num_bars * (0.42 if num_bars <= 12 else 0.26)
+
+
+def empty(axes: Axes, sentence: str) -> None:
+    """Say on `axes` why there is nothing to see."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, sentence, ha="center", va="center", color=MUTED, transform=axes.transAxes)

@@ -1,0 +1,166 @@
+"""Figures over the steps of runs: how well they learn, and how fast."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from evener.record import Event, TrainRecord
+from evener.report.canvas import BLUE, COLORS, INK, LINES, MUTED, canvas, empty
+from evener.report.text import ellipsis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_LABELLED_EVENTS = 8
+
+
+class _Curve(NamedTuple):
+    """What one run draws: loss by entry and accuracy by validation, each against steps and seconds."""
+
+    label: str
+    color: str
+    line: str
+    steps: list[float]
+    seconds: list[float]
+    losses: list[float]
+    validated_steps: list[float]
+    validated_seconds: list[float]
+    accuracies: list[float]
+
+
+def learning_figure(records: Mapping[str, TrainRecord]) -> Figure:
+    """Training loss and validation accuracy of all `records`, against optimiser steps and seconds of training.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    curves = [_curve(index, name, record) for index, (name, record) in enumerate(records.items())]
+    curves = [curve for curve in curves if curve.steps]
+    with_accuracy = any(curve.accuracies for curve in curves)
+    rows = 2 if with_accuracy else 1
+    with canvas(9.5, 1.1 + 2.6 * rows, "Learning") as figure:
+        if not curves:
+            empty(figure.subplots(), "no steps were recorded")
+            return figure
+        grid = figure.subplots(rows, 2, sharex="col", sharey="row", squeeze=False)
+        for curve in curves:
+            _draw_losses(grid[0][0], curve.steps, curve)
+            _draw_losses(grid[0][1], curve.seconds, curve)
+            if with_accuracy:
+                _draw_accuracies(grid[1][0], curve.validated_steps, curve)
+                _draw_accuracies(grid[1][1], curve.validated_seconds, curve)
+        grid[0][0].set_title("training loss")
+        if with_accuracy:
+            grid[1][0].set_title("validation accuracy")
+            grid[1][0].yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        grid[-1][0].set_xlabel("optimiser step")
+        grid[-1][1].set_xlabel("seconds of training, validation excluded")
+        if len(curves) > 1:
+            handles, labels = grid[0][0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside lower center", ncols=min(len(curves), 3))
+    return figure
+
+
+def _curve(index: int, name: str, record: TrainRecord) -> _Curve:
+    steps: list[float] = [entry.step for entry in record.steps]
+    seconds = list(accumulate(entry.seconds for entry in record.steps))
+    validated = [(v.step, v.accuracy) for v in record.validations if v.accuracy is not None]
+    return _Curve(
+        label=ellipsis(name, 36),
+        color=COLORS[index % len(COLORS)],
+        line=LINES[index // len(COLORS) % len(LINES)],
+        steps=steps,
+        seconds=seconds,
+        losses=[entry.loss for entry in record.steps],
+        validated_steps=[step for step, _ in validated],
+        validated_seconds=[_seconds_at(step, steps, seconds) for step, _ in validated],
+        accuracies=[accuracy for _, accuracy in validated],
+    )
+
+
+def _seconds_at(step: int, steps: Sequence[float], seconds: Sequence[float]) -> float:
+    """Seconds of training when `step` was done; the entry that holds it counts whole."""
+    done = bisect_right(steps, step)
+    return seconds[done - 1] if done else 0.0
+
+
+def _draw_losses(axes: Axes, at: Sequence[float], curve: _Curve) -> None:
+    smooth = _rolling_median(curve.losses)
+    if smooth != curve.losses:
+        axes.plot(at, curve.losses, color=curve.color, alpha=0.18, linewidth=0.8)
+    marker = "o" if len(at) == 1 else None
+    axes.plot(at, smooth, curve.line, color=curve.color, label=curve.label, marker=marker)
+
+
+def _draw_accuracies(axes: Axes, at: Sequence[float], curve: _Curve) -> None:
+    marker = "o" if len(at) <= 30 else None
+    axes.plot(at, curve.accuracies, curve.line, color=curve.color, marker=marker, markersize=4.5)
+
+
+def throughput_figure(record: TrainRecord) -> Figure:
+    """Samples per second of every step of `record`, what the plan predicted, and the events marked.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    entries = [entry for entry in record.steps if entry.seconds > 0]
+    with canvas(9.5, 3.6, "Throughput") as figure:
+        axes = figure.subplots()
+        if not entries:
+            empty(axes, "no steps were recorded")
+            return figure
+        steps = [entry.step for entry in entries]
+        speeds = [entry.samples / entry.seconds for entry in entries]
+        smooth = _rolling_median(speeds)
+        axes.plot(steps, speeds, color=BLUE, alpha=0.22, linewidth=0.8)
+        axes.plot(steps, smooth, color=BLUE, marker="o" if len(steps) == 1 else None, label="measured")
+        prediction, predicted = record.plan.prediction, 0.0
+        if prediction and prediction.step_seconds > 0:
+            predicted = record.plan.batch_size / prediction.step_seconds
+            axes.axhline(predicted, color=MUTED, linestyle="--", linewidth=1.2, label="predicted by the first plan")
+        _mark_events(axes, record.events)
+        axes.set_ylim(0, 1.12 * max(*smooth, predicted))
+        axes.set_xlabel("optimiser step")
+        axes.set_ylabel("samples per second")
+        figure.legend(loc="outside lower center", ncols=5)
+    return figure
+
+
+def _mark_events(axes: Axes, events: Sequence[Event]) -> None:
+    """A line at every event: labelled if there are few, else one entry of the legend for each kind."""
+    kinds = list(dict.fromkeys(event.kind for event in events))
+    few = len(events) <= _MOST_LABELLED_EVENTS
+    for index, kind in enumerate(kinds):
+        steps = [event.step for event in events if event.kind == kind]
+        color = COLORS[1:][index % (len(COLORS) - 1)]
+        for step in steps:
+            axes.axvline(step, color=color, linewidth=1.1, linestyle=":")
+            if few:
+                _label_event(axes, step, kind)
+        if not few:
+            axes.plot([], [], color=color, linestyle=":", label=f"{ellipsis(kind, 24)} ({len(steps)})")
+
+
+def _label_event(axes: Axes, step: float, kind: str) -> None:
+    axes.annotate(
+        ellipsis(kind, 24),
+        (step, 0.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(2, 4),
+        textcoords="offset points",
+        rotation=90,
+        va="bottom",
+        fontsize=8.5,
+        color=INK,
+    )
+
+
+def _rolling_median(values: list[float]) -> list[float]:
+    """`values` smoothed over a fiftieth of their number on either side; a few values are left as they are."""
+    reach = len(values) // 50
+    return [median(values[max(0, at - reach) : at + reach + 1]) for at in range(len(values))]

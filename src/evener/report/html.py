@@ -1,0 +1,180 @@
+"""Records as one HTML file that needs nothing else: no scripts, no fonts, no network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from evener.errors import require
+from evener.noun import write_whole
+from evener.record import TrainRecord
+from evener.report.bars import comparison_figure, phases_figure, plan_figure
+from evener.report.canvas import png
+from evener.report.figures import learning_figure, throughput_figure
+from evener.report.grid import grid
+from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
+from evener.report.text import human_count, human_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --muted: #6b7280; --line: #d8dee4; --page: #fff; --tile: #f6f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --muted: #9aa4af; --line: #30363d; --page: #0d1117; --tile: #161b22; }
+}
+body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+h1 { font-size: 1.9rem; margin: 0 0 .25rem; }
+h2 { margin: 3rem 0 1rem; padding-top: 1rem; border-top: 2px solid var(--line); overflow-wrap: anywhere; }
+p.facts { color: var(--muted); margin: 0 0 1rem; }
+nav a { color: inherit; margin-right: 1rem; }
+dl { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; }
+dl div { background: var(--tile); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem 1rem; }
+dt { color: var(--muted); font-size: .8rem; }
+dd { margin: 0; font-size: 1.35rem; font-weight: 600; }
+figure { margin: 1.25rem 0; padding: .75rem; background: #fff; border: 1px solid var(--line); border-radius: .5rem; }
+figure img { display: block; width: 100%; height: auto; }
+.wide { overflow-x: auto; margin: 1.25rem 0; }
+table { border-collapse: collapse; width: 100%; font-size: .92rem; }
+caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
+th { color: var(--muted); font-weight: 500; text-align: left; white-space: nowrap; }
+th, td { padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td { overflow-wrap: anywhere; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.end td { border-bottom: 2px solid var(--muted); }
+p.note { color: var(--muted); font-size: .85rem; margin: .4rem 0 0; white-space: pre-line; }
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body><main>
+<h1>{title}</h1>
+{body}
+</main></body>
+</html>
+"""
+
+
+def write_page(path: Path, records: Mapping[str, TrainRecord], title: str) -> None:
+    """Write `records` to `path` as one HTML file with figures, tables, events, plans and environments.
+
+    Args:
+        path: of the file, written whole or not at all.
+        records: at least one, by name; several are also compared, with speed-ups over the first.
+        title: of the page.
+
+    Raises:
+        InvalidValue: there are no records.
+        MissingExtra: Matplotlib is not installed.
+    """
+    require(bool(records), "records", dict(records), "at least one")
+    body = [_links(records), *_comparison(records), _figure(learning_figure(records), "loss and accuracy of every run")]
+    for index, (name, record) in enumerate(records.items()):
+        body += _run(index, name, record)
+    page = _PAGE.format(title=escape(title), style=_STYLE, body="\n".join(body))
+    write_whole(path, page.encode())
+
+
+def _links(records: Mapping[str, TrainRecord]) -> str:
+    if len(records) == 1:
+        return ""
+    links = (f'<a href="#run-{index}">{escape(name)}</a>' for index, name in enumerate(records))
+    return f"<nav>{' '.join(links)}</nav>"
+
+
+def _comparison(records: Mapping[str, TrainRecord]) -> list[str]:
+    if len(records) == 1:
+        return []
+    return [_table(comparison_table(records)), _figure(comparison_figure(records), "samples per second of every run")]
+
+
+def _run(index: int, name: str, record: TrainRecord) -> list[str]:
+    """Everything about one run: the results first, then the plan and how it went, then where it ran."""
+    return [
+        f'<section><h2 id="run-{index}">{escape(name)}</h2>',
+        f'<p class="facts">{escape(_facts(record))}</p>',
+        _tiles(record),
+        _table(record_table(record)),
+        _figure(phases_figure(record), f"{name}: who waits for whom"),
+        _table(plan_table(record.plan)),
+        _figure(plan_figure(record.plan), f"{name}: who pulls how much"),
+        _table(predicted_table(record)),
+        _figure(throughput_figure(record), f"{name}: samples per second"),
+        _table(_events(record)),
+        _table(_environment(record)),
+        "</section>",
+    ]
+
+
+def _facts(record: TrainRecord) -> str:
+    nodes = "1 node" if len(record.nodes) == 1 else f"{len(record.nodes)} nodes"
+    epochs = "1 epoch" if record.epochs == 1 else f"{record.epochs} epochs"
+    return f"{record.task}: {nodes}, {record.plan.strategy}, {epochs}, {record.precision}, seed {record.seed}"
+
+
+def _tiles(record: TrainRecord) -> str:
+    loss, accuracy = record.final_loss, record.validation_accuracy
+    facts = {
+        "training": human_seconds(record.seconds),
+        "until the first step": human_seconds(record.startup_seconds),
+        "samples per second": human_count(record.samples_per_second),
+        "final loss": "-" if loss is None else human_count(loss),
+        "validation accuracy": "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+    }
+    tiles = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
+    return f"<dl>{''.join(tiles)}</dl>"
+
+
+def _events(record: TrainRecord) -> Table:
+    rows = [(str(event.step), event.kind, event.message) for event in record.events]
+    return grid("Events", (">step", "event", "what happened"), rows, caption="" if rows else "Nothing happened.")
+
+
+def _environment(record: TrainRecord) -> Table:
+    return grid("Environment", ("what", "version"), sorted(record.environment.items()))
+
+
+def _figure(figure: Figure, description: str) -> str:
+    data = base64.b64encode(png(figure)).decode()
+    return f'<figure><img alt="{escape(description)}" src="data:image/png;base64,{data}"></figure>'
+
+
+_END = ' class="end"'
+
+
+def _table(table: Table) -> str:
+    """A table of `grid` in HTML."""
+    classes = [' class="number"' if column.justify == "right" else "" for column in table.columns]
+    head = "".join(f"<th{kind}>{_text(c.header)}</th>" for kind, c in zip(classes, table.columns, strict=True))
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    lines = (
+        f"<tr{_END if row.end_section else ''}>{_cells(cells, classes)}</tr>"
+        for row, cells in zip(table.rows, rows, strict=True)
+    )
+    note = f'<p class="note">{_text(table.caption)}</p>' if table.caption else ""
+    return (
+        f'<div class="wide"><table><caption>{_text(table.title)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table>{note}</div>"
+    )
+
+
+def _cells(cells: Iterable[object], classes: Iterable[str]) -> str:
+    return "".join(f"<td{kind}>{_text(cell)}</td>" for cell, kind in zip(cells, classes, strict=True))
+
+
+def _text(value: object) -> str:
+    return escape(value.plain if isinstance(value, Text) else str(value or ""))

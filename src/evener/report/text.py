@@ -1,0 +1,61 @@
+"""Numbers as people read them: three significant digits and a unit."""
+
+from __future__ import annotations
+
+import math
+
+_BYTES = ("B", "KB", "MB", "GB", "TB", "PB")
+_SMALL = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def human_bytes(num_bytes: float) -> str:
+    """`num_bytes` in decimal units: `999 B`, `1.50 GB`."""
+    size, unit = float(num_bytes), _BYTES[0]
+    for larger in _BYTES[1:]:
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} B" if unit == "B" else f"{_digits(size)} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """`seconds` from microseconds to hours: `41.2 ms`, `2 min 05 s`, `3 h 07 min`."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if round(seconds) >= 3600:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours} h {minutes:02} min"
+    if round(seconds, 1) >= 60:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02} s"
+    scale, unit = next(
+        (step for step in _SMALL if seconds >= step[0] * 0.9995), _SMALL[-1] if seconds > 0 else _SMALL[0]
+    )
+    return f"{_digits(seconds / scale)} {unit}"
+
+
+def human_count(count: float) -> str:
+    """A number with three significant digits and separated thousands: `12,300`, `4.57`."""
+    return _digits(count)
+
+
+def percent(fraction: float) -> str:
+    """`fraction` of one in per cent: `0.4 %`, `58 %`."""
+    value = 100 * fraction
+    return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def ellipsis(text: str, length: int) -> str:
+    """`text` of at most `length` characters, shortened in its middle: names differ at both ends."""
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, zeros at the end included, so that columns of numbers line up."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    before_point = math.floor(math.log10(abs(value) * 1.0005)) + 1
+    return f"{value:,.{min(max(3 - before_point, 0), 6)}f}"

@@ -1,0 +1,170 @@
+"""The largest batch that fits a device's memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from evener.benchmark import largest_batch
+from evener.benchmark.capacity import SHARE_OF_USABLE, capacity, samples_that_fit, saved_bytes
+from evener.benchmark.trial import Trial, trial_of
+from evener.errors import DoesNotFit, InvalidValue
+
+CPU = torch.device("cpu")
+WEIGHTS = (100 * 50 + 50 * 10) * 4
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(100, 50, bias=False), nn.ReLU(), nn.Linear(50, 10, bias=False))
+
+
+class Shift(nn.Module):
+    """Adds a weight: nothing of the inputs is needed for its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(100))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.weight
+
+
+def plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return SGD(parameters, lr=0.1)
+
+
+def momentum_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return Adam(parameters)
+
+
+def fetch(samples: int) -> Tensor:
+    return torch.ones(samples, 100)
+
+
+def loss_step(model: nn.Module, batch: Any) -> Tensor:
+    output: Tensor = model(batch)
+    return output.sum()
+
+
+def on_trial(check: Callable[[Trial], Any], make_optimizer: Any = plain_sgd, model: nn.Module | None = None) -> Any:
+    with trial_of(model or network(), make_optimizer, loss_step, fetch, CPU) as trial:
+        return check(trial)
+
+
+def largest(limit: int | None, asked: int = 1000, **options: Any) -> int | None:
+    arguments: dict[str, Any] = {
+        "model": network(),
+        "make_optimizer": plain_sgd,
+        "loss_step": loss_step,
+        "fetch": fetch,
+        "device": CPU,
+        "largest": asked,
+        "memory_limit": limit,
+    }
+    return largest_batch(**(arguments | options))
+
+
+@pytest.mark.parametrize("samples", [1, 7, 32])
+def test_what_is_kept_for_backward_is_counted_once_and_without_the_weights(samples: int) -> None:
+    everything, most = on_trial(lambda trial: saved_bytes(trial, samples))
+    inputs, hidden = samples * 100 * 4, samples * 50 * 4  # ReLU and the second layer keep one and the same storage
+    assert (everything, most) == (inputs + hidden, inputs)
+
+
+def test_a_model_that_keeps_nothing_for_backward_counts_nothing() -> None:
+    assert on_trial(lambda trial: saved_bytes(trial, 4), model=Shift()) == (0, 0)
+
+
+@pytest.mark.parametrize(("make_optimizer", "copies"), [(plain_sgd, 2), (momentum_sgd, 3), (adam, 4)])
+def test_weights_gradients_and_optimiser_state_take_their_part(make_optimizer: Any, copies: int) -> None:
+    """Usable is just enough for ten samples; with a few bytes less only nine fit."""
+    per_sample = 600 + 4 * 400
+    scalars = 2 * 4 if make_optimizer is adam else 0
+    enough = math.ceil((copies * WEIGHTS + scalars + 10 * per_sample) / SHARE_OF_USABLE) + 1
+    assert largest(enough, make_optimizer=make_optimizer) == 10
+    assert largest(enough - 10, make_optimizer=make_optimizer) == 9
+
+
+def test_nothing_bounds_a_batch_that_fits_whole() -> None:
+    assert largest(None) is None
+    assert largest(10**8, asked=1) is None
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3, 100])
+def test_a_memory_too_small_for_one_sample_is_an_error_that_says_what_to_do(asked: int) -> None:
+    with pytest.raises(DoesNotFit, match=r"not even one sample fits: .* allow more memory, or train a smaller model"):
+        largest(WEIGHTS, asked=asked)
+
+
+def test_an_answer_below_the_first_measured_size_is_found() -> None:
+    assert largest(math.ceil((2 * WEIGHTS + 1 * 2200) / SHARE_OF_USABLE) + 1, asked=2) == 1
+
+
+def test_a_largest_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="largest must be positive, got 0"):
+        largest(None, asked=0)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 10**12))
+def test_the_answer_fits_and_one_more_would_not(fixed: int, each: int, usable: int) -> None:
+    n = samples_that_fit(usable, fixed, (2, fixed + 2 * each), (4, fixed + 4 * each))
+    room = SHARE_OF_USABLE * usable
+    slack = 1e-6 * (room + fixed)
+    assert n == 0 or fixed + n * each <= room + slack
+    assert fixed + (n + 1) * each > room - slack
+
+
+def test_a_need_that_does_not_grow_fits_always_or_never() -> None:
+    assert samples_that_fit(1000, 0, (2, 900), (4, 900)) == math.inf
+    assert samples_that_fit(1000, 0, (2, 901), (4, 901)) == 0
+
+
+def test_a_gpu_step_that_runs_out_of_memory_lowers_the_answer_by_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is simulated: peaks on a line promise 100 samples, steps above 85 run out of memory."""
+    tried: list[int] = []
+
+    def run_step(self: Trial, samples: int) -> None:
+        tried.append(samples)
+        if samples > 85:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("evener.benchmark.capacity._gpu_needs", lambda trial, few, more: (0, few * 9, more * 9))
+    monkeypatch.setattr(Trial, "run_step", run_step)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    model = network()
+    trial = Trial(
+        model=model,
+        optimizer=plain_sgd(model.parameters()),
+        loss_step=loss_step,
+        fetch=fetch,
+        device=torch.device("cuda:0"),
+    )
+    assert capacity(trial, 1000, 1000) == 81
+    assert tried == [100, 90, 81]
+    assert capacity(trial, 80, 1000) is None
+    monkeypatch.setattr("evener.benchmark.capacity._runs", lambda trial, samples: False)
+    with pytest.raises(DoesNotFit, match="not even one sample fits cuda:0"):
+        capacity(trial, 1000, 1000)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_finds_a_batch_within_the_limit_that_is_not_far_below_it() -> None:
+    device, limit = torch.device("cuda:0"), 256 << 20
+    found = largest(
+        limit, asked=10**7, model=network().to(device), device=device, fetch=lambda n: torch.ones(n, 100, device=device)
+    )
+    assert found is not None
+    assert 0.2 * limit / 2000 < found < limit / 600

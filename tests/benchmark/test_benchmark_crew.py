@@ -1,0 +1,51 @@
+"""All cores work at once, each thread by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from evener.benchmark.crew import all_at_once, crew_size
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_as_many_threads_as_pytorch_has_run_at_the_same_time_each_with_undivided_operators() -> None:
+    meeting = threading.Barrier(3)
+
+    def work() -> tuple[int, int]:
+        meeting.wait(timeout=20)  # passed only if all three are here at once
+        torch.rand(300, 300) @ torch.rand(300, 300)
+        return threading.get_ident(), torch.get_num_threads()
+
+    idents, threads = zip(*all_at_once(CPU, work), strict=True)
+    assert len(set(idents)) == 3
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_an_error_in_a_thread_comes_through_and_the_threads_are_as_before() -> None:
+    def work() -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        all_at_once(CPU, work)
+    assert torch.get_num_threads() == 3
+
+
+def test_a_gpu_is_driven_by_the_calling_thread_alone() -> None:
+    assert crew_size(torch.device("cuda:0")) == 1
+    assert all_at_once(torch.device("cuda:0"), threading.get_ident) == [threading.get_ident()]

@@ -1,0 +1,86 @@
+"""The profile of one CPU device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from evener.benchmark import device as device_module
+from evener.benchmark import environment, profile_device
+from evener.errors import InvalidValue
+from evener.profile import PRECISIONS, ClusterProfile, Precision, Throughput
+
+CPU = torch.device("cpu")
+
+
+def test_a_profile_has_every_precision_in_about_its_time_and_survives_json() -> None:
+    start = time.perf_counter()
+    profile = profile_device("alpha", CPU, memory_limit=1 << 29, seconds=1.0)
+    assert time.perf_counter() - start < 10
+    assert tuple(t.precision for t in profile.throughputs) == PRECISIONS
+    assert profile.usable_memory_bytes == 1 << 29
+    assert (profile.node, profile.device, profile.cores) == ("alpha", "cpu", torch.get_num_threads())
+    assert profile.model
+    cluster = ClusterProfile(devices=(profile,), environment=environment())
+    assert msgspec.json.decode(msgspec.json.encode(cluster), type=ClusterProfile) == cluster
+
+
+@pytest.fixture
+def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second measure of bandwidth is disturbed; fp16 has no convolution."""
+    bandwidths = iter((8e9, 2e9))
+
+    def throughputs(device: torch.device, precisions: Sequence[Precision], budget: float) -> tuple[Throughput, ...]:
+        whole = [Throughput(precision=precision, matmul_flops=4e9, conv_flops=2e9) for precision in precisions]
+        half = Throughput(precision="fp16", matmul_flops=4e9, reason="convolution: no")
+        return tuple(half if one.precision == "fp16" else one for one in whole)
+
+    monkeypatch.setattr(device_module, "measure_bandwidth", lambda device, budget: next(bandwidths))
+    monkeypatch.setattr(device_module, "measure_throughputs", throughputs)
+
+
+@pytest.mark.usefixtures("known_rates")
+@pytest.mark.parametrize("speed", [1.0, 0.25])
+def test_a_slowed_node_has_the_rates_that_its_speed_leaves(speed: float) -> None:
+    profile = profile_device("alpha", CPU, speed=speed)
+    assert profile.speed == speed
+    assert profile.bandwidth == 8e9 * speed
+    assert [t.matmul_flops for t in profile.throughputs] == [4e9 * speed] * 4
+    assert [t.conv_flops for t in profile.throughputs] == [2e9 * speed, 2e9 * speed, None, 2e9 * speed]
+    assert profile.throughputs[2].reason == "convolution: no"
+
+
+@pytest.mark.parametrize(("speed", "seconds"), [(0.0, 1.0), (1.5, 1.0), (1.0, 0.0)])
+def test_a_wrong_argument_is_refused_before_anything_is_measured(speed: float, seconds: float) -> None:
+    with pytest.raises(InvalidValue, match=r"speed must be above 0 and at most 1|seconds must be positive"):
+        profile_device("alpha", CPU, speed=speed, seconds=seconds)
+
+
+def test_the_environment_names_all_versions() -> None:
+    facts = environment()
+    assert facts.keys() >= {"evener", "python", "torch", "os", "cpu", "cuda"}
+    assert all(facts.values())
+    assert facts["torch"] == torch.__version__
+
+
+def test_the_name_of_the_processor_comes_from_the_kernel_where_it_tells(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Fast: 9000\nmodel name\t: Other\n")
+    assert device_module._cpu_model(tmp_path / "cpuinfo") == "Fast: 9000"
+    assert device_module._cpu_model(tmp_path / "nothing")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_profiled_within_its_memory() -> None:
+    profile = profile_device("alpha", torch.device("cuda:0"), seconds=4.0)
+    assert profile.usable_memory_bytes <= profile.memory_bytes
+    fp32 = profile.throughputs[1]
+    assert fp32.matmul_flops is not None
+    assert fp32.matmul_flops > 1e11
+    assert profile.bandwidth is not None
+    assert profile.bandwidth > 1e10

@@ -1,0 +1,144 @@
+"""Links between real processes over Gloo, and the arithmetic on them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._C._distributed_c10d import FileStore
+
+from evener.benchmark import measure_links
+from evener.benchmark.network import latency_and_cost, pairs
+from evener.comm.group import Group, join_group
+from evener.errors import InvalidValue, NodeLost
+from evener.profile import LinkProfile
+
+Body = Callable[[Group], object]
+
+
+def run_ranks(size: int, body: Body, folder: Path, patience: float = 30.0) -> list[object]:
+    """What `body` returns on each of `size` ranks, every one a process; a failing rank fails the test."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "evener.benchmark"])
+    ranks: list[tuple[BaseProcess, Connection]] = []
+    try:
+        for rank in range(size):
+            ours, theirs = context.Pipe(duplex=False)
+            process: BaseProcess = context.Process(
+                target=_one_rank, args=(rank, size, body, str(folder / "store"), patience, theirs)
+            )
+            process.start()
+            theirs.close()
+            ranks.append((process, ours))
+        deadline = time.monotonic() + 60
+        answers = [_answer(ours, deadline) for _, ours in ranks]
+    finally:
+        for process, ours in ranks:
+            process.kill()
+            process.join()
+            ours.close()
+    failures = [str(answer) for ok, answer in answers if not ok]
+    assert not failures, "\n".join(failures)
+    return [answer for _, answer in answers]
+
+
+def _answer(connection: Connection, deadline: float) -> tuple[bool, object]:
+    if not connection.poll(max(0, deadline - time.monotonic())):
+        return False, "a rank did not finish in time"
+    try:
+        answer: tuple[bool, object] = connection.recv()
+    except EOFError:
+        return False, "a rank died"
+    return answer
+
+
+def _one_rank(rank: int, size: int, body: Body, store: str, patience: float, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    try:
+        group = join_group(
+            rank=rank,
+            nodes=[f"node-{r}" for r in range(size)],
+            device=torch.device("cpu"),
+            store=FileStore(store, size),
+            patience=patience,
+        )
+        answer.send((True, body(group)))
+    except BaseException:
+        answer.send((False, traceback.format_exc()))
+    time.sleep(60)  # until killed: a rank that leaves early would disturb the others
+    os._exit(0)
+
+
+def measure_whole_and_part(group: Group) -> tuple[tuple[LinkProfile, ...], tuple[LinkProfile, ...] | None]:
+    part = group.subgroup([0, 2])
+    return measure_links(group, seconds=0.2), measure_links(part, first=5, seconds=0.2) if part else None
+
+
+def test_all_ranks_know_the_same_plausible_link_of_every_pair(tmp_path: Path) -> None:
+    answers = run_ranks(3, measure_whole_and_part, tmp_path)
+    whole, parts = zip(*answers, strict=True)
+    assert whole[0] == whole[1] == whole[2]
+    assert [(link.source, link.target) for link in whole[0]] == [(0, 1), (0, 2), (1, 2)]
+    assert parts[1] is None
+    assert parts[0] == parts[2]
+    assert [(link.source, link.target) for link in parts[0]] == [(5, 6)]
+    for link in (*whole[0], *parts[0]):
+        assert link.backend == "gloo"
+        assert 1e-6 < link.alpha < 0.1
+        assert 1e-12 < link.beta < 1e-7
+
+
+def leave_rank_0_alone(group: Group) -> str:
+    if group.rank == 1:
+        group.barrier()  # the one before the pair; then no answer
+        return ""
+    start = time.monotonic()
+    try:
+        measure_links(group)
+    except NodeLost as error:
+        return f"{time.monotonic() - start:.1f} {error}"
+    return "no error"
+
+
+def test_a_rank_that_does_not_answer_is_an_error_within_the_time_limit(tmp_path: Path) -> None:
+    seconds, _, sentence = str(run_ranks(2, leave_rank_0_alone, tmp_path, patience=2.0)[0]).partition(" ")
+    assert sentence.startswith("a rank left node node-0 (rank 0) without an answer while links were measured")
+    assert float(seconds) < 15
+
+
+def test_a_process_alone_has_no_links() -> None:
+    alone = join_group(rank=0, nodes=["only"], device=torch.device("cpu"), store=None, patience=1.0)
+    assert measure_links(alone) == ()
+    with pytest.raises(InvalidValue, match="seconds must be positive"):
+        measure_links(alone, seconds=0)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 0), (2, 1), (3, 3), (8, 28), (9, 15), (20, 37)])
+def test_up_to_eight_ranks_all_pairs_are_measured_and_then_a_ring_and_a_star(size: int, count: int) -> None:
+    chosen = pairs(size)
+    assert len(chosen) == len(set(chosen)) == count
+    assert all(0 <= low < high < size for low, high in chosen)
+    ring = {tuple(sorted((rank, (rank + 1) % size))) for rank in range(size) if size > 1}
+    assert ring | {(0, rank) for rank in range(1, size)} <= set(chosen)
+
+
+@given(st.floats(0, 1), st.floats(0, 1e-6), st.integers(1, 100), st.integers(10**4, 10**8))
+def test_alpha_and_beta_of_an_exact_link_are_recovered(alpha: float, beta: float, small: int, large: int) -> None:
+    found = latency_and_cost((small, alpha + beta * small), (large, alpha + beta * large))
+    assert found[0] == pytest.approx(alpha, abs=1e-9 * (alpha + beta * large))
+    assert found[1] == pytest.approx(beta, abs=1e-9 * (alpha + beta * large))
+
+
+def test_noise_makes_neither_alpha_nor_beta_negative() -> None:
+    assert latency_and_cost((8, 0.002), (1000, 0.001)) == (0.002, 0.0)
+    assert latency_and_cost((900, 0.001), (1000, 1.0))[0] == 0

@@ -1,0 +1,212 @@
+"""The time of a task by batch size, and that measuring it leaves no trace."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from evener.benchmark import affine, time_task
+from evener.benchmark.task_timing import batch_sizes
+from evener.comm.pace import Pace
+from evener.errors import DoesNotFit, InvalidValue
+from evener.profile import TaskTiming
+from evener.task import Task
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a machine busy with other things make times meaningless."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 3)
+    )
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def fetch(samples: int) -> tuple[Tensor, Tensor]:
+    random.random()
+    np.random.random()
+    return torch.randn(samples, 1, 8, 8), torch.randint(3, (samples,))
+
+
+def loss_step(model: nn.Module, batch: Any) -> Tensor:
+    loss: Tensor = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return loss
+
+
+def timing(model: nn.Module, **options: Any) -> TaskTiming:
+    task = Task(name="digits", model=network, loss=nn.functional.cross_entropy, train_data=list)  # type: ignore[arg-type]
+    defaults: dict[str, Any] = {
+        "task": task,
+        "model": model,
+        "make_optimizer": make_optimizer,
+        "loss_step": loss_step,
+        "fetch": fetch,
+        "device": CPU,
+        "pace": Pace(CPU),
+        "precision": "fp32",
+        "largest": 32,
+        "seconds": 0.2,
+    }
+    return time_task(**(defaults | options))
+
+
+class Sleeper:
+    """A loss whose forward takes 2 ms and 0.5 ms a sample, by the clock and not by the processor."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.sizes.append(len(batch[0]))
+        time.sleep(0.002 + 0.0005 * len(batch[0]))
+        return loss_step(model, batch)
+
+
+def test_model_gradients_statistics_and_random_numbers_are_left_bit_for_bit() -> None:
+    model = network().eval()
+    model.register_forward_pre_hook(lambda module, inputs: None)
+    loss_step(model, fetch(4)).backward()  # type: ignore[no-untyped-call]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index]
+    timing(model)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(after) == len(gradients) == 6
+    assert all(torch.equal(one, other) for one, other in zip(after, gradients, strict=True))
+    assert not model.training
+    assert torch.equal(torch_state, torch.get_rng_state())
+    assert python_state == random.getstate()
+    assert (numpy_state == np.random.get_state()[1]).all()  # type: ignore[index]
+
+
+def test_a_model_without_gradients_has_none_afterwards() -> None:
+    model = network()
+    timing(model, seconds=0.05)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_result_names_task_and_precision_and_measures_every_size() -> None:
+    result = timing(network(), precision="bf16", largest=24, seconds=5.0)
+    assert (result.task, result.precision, result.max_samples) == ("digits", "bf16", None)
+    assert [batch.samples for batch in result.batches] == [2, 4, 8, 16, 24]
+    assert all(batch.forward_seconds > 0 and batch.backward_seconds > 0 for batch in result.batches)
+    assert 0 < result.update_seconds < 0.05
+
+
+def test_the_line_through_the_times_is_that_of_the_work() -> None:
+    fixed, sample = affine(timing(network(), loss_step=Sleeper(), seconds=0.8, largest=64))
+    assert 0.0005 < sample < 0.001
+    assert 0.001 < fixed < 0.008
+
+
+def test_sizes_that_would_exceed_the_time_are_left_out() -> None:
+    step = Sleeper()
+    start = time.perf_counter()
+    result = timing(network(), loss_step=step, largest=4096, seconds=0.3)
+    assert time.perf_counter() - start < 2
+    assert 1 <= len(result.batches) < len(batch_sizes(4096))
+    assert set(step.sizes) == {2, 4} | {batch.samples for batch in result.batches}, "2 and 4 to find what fits"
+
+
+def test_a_batch_that_alone_exceeds_the_time_is_measured_all_the_same() -> None:
+    step = Sleeper()
+    result = timing(network(), loss_step=step, seconds=1e-6)
+    assert [batch.samples for batch in result.batches] == [2]
+    assert result.batches[0].forward_seconds > 0.003
+
+
+def test_the_fetching_of_batches_does_not_count_as_work() -> None:
+    def slow_fetch(samples: int) -> tuple[Tensor, Tensor]:
+        time.sleep(0.1)
+        return fetch(samples)
+
+    result = timing(network(), fetch=slow_fetch, largest=2, seconds=0.3)
+    assert result.batches[0].seconds < 0.1
+
+
+class Work(nn.Module):
+    """Computes for about 20 ms of processor time, whatever else runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return self.weight * inputs.sum()
+
+
+@pytest.mark.parametrize(("speed", "least"), [(0.5, 0.035), (0.25, 0.075)])
+def test_a_slowed_node_takes_as_long_as_its_speed_says(speed: float, least: float) -> None:
+    def work(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        result: Tensor = model(batch[0])
+        return result
+
+    pace = Pace(CPU, speed)
+    result = timing(Work(), loss_step=work, pace=pace, largest=2, seconds=0.3)
+    assert least < result.batches[0].forward_seconds < 3 * least
+    assert pace.close_step(0)[0].seconds == 0, "what was timed must not be part of the next step"
+
+
+def test_memory_bounds_the_sizes() -> None:
+    tight = timing(network(), largest=4096, memory_limit=200_000, seconds=0.5)
+    assert tight.max_samples is not None
+    assert 2 <= tight.max_samples < 200
+    assert all(batch.samples <= tight.max_samples for batch in tight.batches)
+    with pytest.raises(DoesNotFit, match="not even one sample fits"):
+        timing(network(), memory_limit=2000)
+
+
+@pytest.mark.parametrize(("option", "value"), [("largest", 0), ("seconds", 0.0), ("memory_limit", 0)])
+def test_a_wrong_argument_is_named(option: str, value: float) -> None:
+    with pytest.raises(InvalidValue, match=f"{option.replace('_', ' ')} must be positive"):
+        timing(network(), **{option: value})
+
+
+@given(st.integers(1, 10**6))
+def test_the_sizes_are_few_increasing_end_with_the_largest_and_avoid_one(largest: int) -> None:
+    sizes = batch_sizes(largest)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    assert len(sizes) <= 21
+    assert 1 not in sizes or largest == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_timed_and_its_random_numbers_are_kept() -> None:
+    device = torch.device("cuda:0")
+    before = torch.cuda.get_rng_state(device)
+
+    def fetch_there(samples: int) -> tuple[Tensor, ...]:
+        return tuple(part.to(device) for part in fetch(samples))
+
+    result = timing(network().to(device), device=device, pace=Pace(device), fetch=fetch_there)
+    assert all(0 < batch.seconds < 1 for batch in result.batches)
+    assert torch.equal(before, torch.cuda.get_rng_state(device))

@@ -1,0 +1,80 @@
+"""Batches are what the sampler says, random transforms included, and the training's random state is left alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from evener.data import Division, Loader, ShuffledSampler
+from evener.data.loader import collect, split_batch
+from evener.errors import InvalidInput
+from evener.oracle import weights_to_workers
+
+
+class Noisy(Dataset[Any]):
+    """Sample i is i plus random noise."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.full((2,), float(i)) + torch.rand(2), i
+
+
+def load(rank: int, weights: list[float], dataset: Dataset[Any], workers: int = 0) -> dict[int, list[float]]:
+    """Target -> inputs of two epochs' samples, as this rank loads them."""
+    division = Division(weights_to_workers(weights, [None] * len(weights)))
+    sampler = ShuffledSampler(count=12, batch_size=5, accumulate=1, seed=1, rank=rank, division=division)
+    loader = Loader(dataset, sampler, first=1, last=3, device=torch.device("cpu"), seed=7, workers=workers)
+    found = {}
+    for _ in range(3):
+        for part, inputs, targets in loader.next_step():
+            if len(part.indices):
+                assert targets.tolist() == part.indices.tolist()
+                found.update(dict(zip(targets.tolist(), inputs.tolist(), strict=True)))
+    return found
+
+
+def test_random_transforms_do_not_depend_on_who_loads_a_sample() -> None:
+    alone = load(0, [1.0], Noisy())
+    first, second = load(0, [2.0, 1.0], Noisy()), load(1, [2.0, 1.0], Noisy())
+    assert {**first, **second} == alone
+    assert len(first) + len(second) == 12
+
+
+def test_worker_processes_load_the_same_batches() -> None:
+    assert load(0, [1.0], Noisy(), workers=1) == load(0, [1.0], Noisy())
+
+
+def test_the_random_state_of_training_is_left_as_it_was() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(5)
+    load(0, [1.0], Noisy())
+    assert torch.rand(3).tolist() == expected
+
+
+def test_a_rank_without_samples_gets_one_that_counts_for_nothing() -> None:
+    data = TensorDataset(torch.arange(12.0), torch.arange(12))
+    division = Division(weights_to_workers([1.0, 0.0], [None, None]))
+    sampler = ShuffledSampler(count=12, batch_size=6, accumulate=1, seed=1, rank=1, division=division)
+    loader = Loader(data, sampler, first=1, last=2, device=torch.device("cpu"), seed=0)
+    [(part, inputs, _)] = list(loader.next_step())
+    assert len(part.indices) == 0
+    assert len(inputs) == 1
+
+
+def test_a_tensor_data_set_is_indexed_at_once() -> None:
+    data = TensorDataset(torch.arange(12.0), torch.arange(12))
+    inputs, targets = collect(data, torch.tensor([3, 1]).numpy(), 0, 0)
+    assert inputs.tolist() == [3.0, 1.0]
+    assert targets.tolist() == [3, 1]
+
+
+def test_a_data_set_that_gives_no_pairs_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"must give \(inputs, target\) pairs, got 3 values"):
+        split_batch((1, 2, 3))
+    with pytest.raises(InvalidInput, match="got Tensor"):
+        split_batch(torch.zeros(2))

@@ -1,0 +1,99 @@
+"""D'Hondt's rule: nobody finishes sooner by another division."""
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.errors import DoesNotFit, InvalidValue
+from evener.oracle import Worker, apportion, finish_seconds, weights_to_workers
+
+seconds = st.floats(min_value=1e-4, max_value=1e3, allow_nan=False)
+workers = st.lists(
+    st.builds(
+        lambda unit, fixed, most: Worker(unit_seconds=unit, fixed_seconds=fixed, most=most),
+        seconds,
+        st.floats(min_value=0, max_value=10),
+        st.none() | st.integers(min_value=0, max_value=20),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def speeds(*values: float) -> list[Worker]:
+    return [Worker(unit_seconds=1 / v) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("total", "team", "expected"),
+    [
+        (7, speeds(4, 2, 1), (4, 2, 1)),
+        (224, speeds(1.0, 0.5, 0.25), (128, 64, 32)),
+        (10, speeds(7, 2, 1), (7, 2, 1)),
+        (3, speeds(1, 1), (2, 1)),
+        (0, speeds(1, 2), (0, 0)),
+        (1, speeds(1, 100), (0, 1)),
+        (10, [Worker(unit_seconds=1, most=2), Worker(unit_seconds=5)], (2, 8)),
+        (4, [Worker(unit_seconds=1, fixed_seconds=10), Worker(unit_seconds=1)], (0, 4)),
+    ],
+)
+def test_literal_divisions(total: int, team: list[Worker], expected: tuple[int, ...]) -> None:
+    assert apportion(total, team) == expected
+
+
+@given(st.integers(min_value=0, max_value=60), workers)
+def test_shares_sum_to_the_whole_and_respect_memory(total: int, team: list[Worker]) -> None:
+    if sum(w.room for w in team) < total:
+        with pytest.raises(DoesNotFit, match="do not fit"):
+            apportion(total, team)
+        return
+    shares = apportion(total, team)
+    assert sum(shares) == total
+    assert all(0 <= n <= w.room for n, w in zip(shares, team, strict=True))
+
+
+@given(st.integers(min_value=1, max_value=7), st.lists(seconds, min_size=1, max_size=3))
+def test_no_other_division_finishes_sooner(total: int, units: list[float]) -> None:
+    team = [Worker(unit_seconds=u, fixed_seconds=i * 0.1) for i, u in enumerate(units)]
+    best = min(_busy(shares, team) for shares in product(range(total + 1), repeat=len(team)) if sum(shares) == total)
+    assert _busy(apportion(total, team), team) == pytest.approx(best, rel=1e-9)
+
+
+def _busy(shares: tuple[int, ...], team: list[Worker]) -> float:
+    return max((w.seconds(n) for n, w in zip(shares, team, strict=True) if n), default=0.0)
+
+
+@given(st.integers(min_value=0, max_value=2000), st.lists(st.floats(0.01, 100), min_size=2, max_size=8))
+def test_a_faster_device_never_gets_less(total: int, values: list[float]) -> None:
+    shares = apportion(total, speeds(*values))
+    ordered = sorted(zip(values, shares, strict=True))
+    for (slow, less), (fast, more) in pairwise(ordered):
+        assert less <= more or slow == fast
+
+
+@given(st.integers(min_value=0, max_value=500), st.lists(st.integers(1, 64), min_size=1, max_size=6))
+def test_only_ratios_of_speeds_matter(total: int, values: list[int]) -> None:
+    assert apportion(total, speeds(*values)) == apportion(total, speeds(*(v * 4.0 for v in values)))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(sum))
+def test_given_weights_are_met_exactly_when_they_sum_to_the_total(weights: list[int]) -> None:
+    assert apportion(sum(weights), weights_to_workers(weights, [None] * len(weights))) == tuple(weights)
+
+
+def test_a_million_samples_take_no_longer_than_a_few() -> None:
+    shares = apportion(10**9, speeds(*range(1, 65)))
+    assert sum(shares) == 10**9
+    assert shares[63] / shares[0] == pytest.approx(64, rel=1e-6)
+
+
+def test_finish_is_that_of_the_slowest() -> None:
+    assert finish_seconds((1, 3), [Worker(unit_seconds=2), Worker(unit_seconds=1, fixed_seconds=0.5)]) == 3.5
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_speeds_are_refused(bad: float) -> None:
+    with pytest.raises(InvalidValue, match="unit_seconds must be positive and finite"):
+        Worker(unit_seconds=bad)

@@ -1,0 +1,90 @@
+"""Who takes part: a node that would make the whole slower is left out, and memory is respected."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.errors import DoesNotFit
+from evener.oracle import Candidate, Exchange, Worker, all_reduce_seconds, plan_data_parallel, ring_bytes
+
+FREE = Exchange(gradient_bytes=0)
+
+
+def node(i: int, unit: float, fixed: float = 0.0, most: int | None = None) -> Candidate:
+    return Candidate(node=f"n{i}", device="cpu", worker=Worker(unit_seconds=unit, fixed_seconds=fixed, most=most))
+
+
+def test_three_uneven_nodes_share_in_proportion_to_speed() -> None:
+    plan = plan_data_parallel([node(0, 1.0), node(1, 2.0), node(2, 4.0)], 224, FREE)
+    assert [a.samples for a in plan.assignments] == [128, 64, 32]
+    assert plan.prediction is not None
+    assert plan.prediction.alone_seconds == 224
+    assert plan.prediction.step_seconds == 128
+
+
+def test_a_node_that_costs_more_than_it_brings_is_left_out_with_its_reason() -> None:
+    slow_link = Exchange(gradient_bytes=100, alpha=30.0, beta=0.0)
+    plan = plan_data_parallel([node(0, 1.0), node(1, 4.0)], 64, slow_link)
+    assert [a.node for a in plan.assignments] == ["n0"]
+    assert plan.strategy == "serial"
+    assert plan.rejected[0].what == "n1"
+    assert plan.rejected[0].step_seconds is not None
+    assert plan.rejected[0].step_seconds > 64
+
+
+def test_a_node_too_slow_for_one_sample_is_left_out() -> None:
+    plan = plan_data_parallel([node(0, 0.001), node(1, 1000.0)], 64, FREE)
+    assert [a.node for a in plan.assignments] == ["n0"]
+    assert plan.rejected[0].reason == "too slow for a single sample of a step"
+
+
+def test_the_first_rank_may_be_the_one_left_out() -> None:
+    plan = plan_data_parallel([node(0, 1000.0), node(1, 0.001), node(2, 0.001)], 64, FREE)
+    assert [(a.rank, a.node, a.samples) for a in plan.assignments] == [(0, "n1", 32), (1, "n2", 32)]
+
+
+def test_memory_bounds_a_share_and_the_reason_says_so() -> None:
+    plan = plan_data_parallel([node(0, 1.0, most=10), node(1, 1.0)], 64, FREE)
+    assert [a.samples for a in plan.assignments] == [10, 54]
+    assert "memory holds no more than 10" in plan.assignments[0].reason
+
+
+def test_a_slow_node_is_needed_where_the_fast_one_cannot_hold_the_batch() -> None:
+    plan = plan_data_parallel([node(0, 0.001, most=10), node(1, 1000.0)], 11, FREE)
+    assert [a.samples for a in plan.assignments] == [10, 1]
+    assert plan.prediction is not None
+    assert plan.prediction.alone_seconds == 11000
+
+
+def test_a_batch_that_does_not_fit_names_the_accumulation_that_does() -> None:
+    with pytest.raises(DoesNotFit, match=r"holds 15; use --accumulate 5$"):
+        plan_data_parallel([node(0, 1.0, most=10), node(1, 1.0, most=5)], 64, FREE)
+    plan = plan_data_parallel([node(0, 1.0, most=10), node(1, 1.0, most=5)], 64, FREE, accumulate=5)
+    assert sum(a.samples for a in plan.assignments) == 13
+
+
+def test_named_shares_are_taken_as_they_are() -> None:
+    plan = plan_data_parallel([node(0, 1.0), node(1, 9.0), node(2, 5.0)], 10, FREE, shares=[7, 2, 1])
+    assert [a.samples for a in plan.assignments] == [7, 2, 1]
+
+
+@given(
+    st.lists(st.floats(0.01, 100), min_size=1, max_size=6),
+    st.integers(8, 200),
+    st.floats(0, 5),
+    st.floats(0, 1e-3),
+)
+def test_a_plan_is_never_predicted_slower_than_the_best_device_alone(
+    units: list[float], batch: int, alpha: float, beta: float
+) -> None:
+    exchange = Exchange(gradient_bytes=10_000, statistics=3, alpha=alpha, beta=beta)
+    prediction = plan_data_parallel([node(i, u) for i, u in enumerate(units)], batch, exchange).prediction
+    assert prediction is not None
+    assert prediction.alone_seconds is not None
+    assert prediction.step_seconds <= prediction.alone_seconds * (1 + 1e-9)
+
+
+def test_ring_all_reduce_costs() -> None:
+    assert all_reduce_seconds(1000, 1, 1.0, 1.0) == 0
+    assert all_reduce_seconds(1000, 4, 0.5, 0.001) == pytest.approx(6 * (0.5 + 0.25))
+    assert ring_bytes(1000, 4) == 1500

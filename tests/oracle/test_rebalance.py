@@ -1,0 +1,66 @@
+"""Shares follow the machines, and do not follow noise."""
+
+import random
+
+from evener.oracle import Balance, Worker
+
+
+def balance(*units: float, shares: tuple[int, ...]) -> Balance:
+    return Balance(workers=tuple(Worker(unit_seconds=u) for u in units), shares=shares)
+
+
+def steps(
+    state: Balance, seconds_per_sample: list[float], count: int, noise: float = 0.0, seed: int = 0
+) -> tuple[Balance, int]:
+    """The balance after `count` steps at these speeds, and how often the shares were moved."""
+    draw, moves = random.Random(seed), 0
+    for _ in range(count):
+        took = [
+            n * u * (1 + draw.uniform(-noise, noise)) for n, u in zip(state.shares, seconds_per_sample, strict=True)
+        ]
+        decision = state.observe(state.shares, took).decide()
+        state, moves = decision.balance, moves + (decision.shares is not None)
+    return state, moves
+
+
+def test_a_node_that_slows_to_a_third_gets_a_third_within_ten_steps() -> None:
+    state, moves = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 3.0], 10)
+    assert state.shares == (96, 32)
+    assert moves == 1
+
+
+def test_noise_of_a_fifth_moves_nothing() -> None:
+    for seed in range(20):
+        state, _ = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 1.0], 100, noise=0.02, seed=seed)
+        assert state.shares == (64, 64)
+
+
+def test_a_single_slow_step_moves_nothing() -> None:
+    state, _ = steps(balance(1.0, 0.5, shares=(20, 40)), [1.0, 0.5], 5)
+    state = state.observe(state.shares, [200.0, 20.0])
+    assert state.decide().shares is None
+
+
+def test_a_node_that_recovers_gets_its_share_back() -> None:
+    state, _ = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 3.0], 12)
+    state, _ = steps(state, [1.0, 1.0], 12)
+    assert state.shares == (64, 64)
+
+
+def test_nothing_is_decided_before_every_node_was_seen() -> None:
+    state = balance(1.0, 1.0, shares=(64, 64)).observe((64, 64), [64.0, 192.0])
+    assert state.decide().shares is None
+
+
+def test_memory_bounds_hold_when_shares_move() -> None:
+    workers = (Worker(unit_seconds=1.0, most=70), Worker(unit_seconds=1.0))
+    state, _ = steps(Balance(workers=workers, shares=(64, 64)), [1.0, 3.0], 10)
+    assert state.shares == (70, 58)
+
+
+def test_shares_always_sum_to_the_batch() -> None:
+    draw = random.Random(1)
+    state = balance(1.0, 2.0, 3.0, shares=(30, 15, 10))
+    for _ in range(30):
+        state, _ = steps(state, [draw.uniform(0.2, 5) for _ in range(3)], 6)
+        assert sum(state.shares) == 55

@@ -1,0 +1,121 @@
+"""The HTML page: whole, self-contained, escaped."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from fake_runs import NODES, fake_run
+
+from evener.errors import InvalidValue
+from evener.record import Event, TrainRecord
+from evener.report import write_page
+
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """What a page holds: the text of its cells and headings, its links and images; refuses unbalanced tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.ids: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and data.strip():
+            self.texts.setdefault(self.open[-1], []).append(data.strip())
+
+
+def page_of(records: dict[str, TrainRecord], folder: Path, title: str = "Digits") -> Page:
+    write_page(folder / "page.html", records, title)
+    return Page((folder / "page.html").read_text())
+
+
+def test_a_page_compares_its_runs_and_shows_each(tmp_path: Path) -> None:
+    runs = {"alone": fake_run((20,), NODES[:1], num_steps=5, events=False), "evener": fake_run(num_steps=5, seed=1)}
+    page = page_of(runs, tmp_path)
+    assert page.texts["h1"] == ["Digits"]
+    assert page.texts["h2"] == ["alone", "evener"]
+    assert page.texts["caption"][0] == "Comparison"
+    assert page.tags.count("img") == 2 + 3 * 2
+    assert "digits: 1 node, data, 5 epochs, fp32, seed 0" in page.texts["p"]
+    for event in runs["evener"].events:
+        assert event.message in page.texts["td"]
+    for rejected in runs["evener"].plan.rejected:
+        assert any(rejected.reason in cell for cell in page.texts["td"])
+    assert page.texts["td"].count("2.11.0") == 2
+    assert f"{100 * (runs['evener'].validation_accuracy or 0):.2f} %" in page.texts["dd"]
+
+
+def test_a_page_of_one_run_has_nothing_to_compare(tmp_path: Path) -> None:
+    page = page_of({"evener": fake_run(num_steps=2)}, tmp_path)
+    assert "Comparison" not in page.texts["caption"]
+    assert "nav" not in page.tags
+    assert page.tags.count("img") == 1 + 3
+
+
+def test_a_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    runs = {"alone": fake_run(num_steps=2), "evener": fake_run(num_steps=2)}
+    page = page_of(runs, tmp_path)
+    images = [source for source in page.sources if not source.startswith("#")]
+    for image in images:
+        assert base64.b64decode(image.removeprefix("data:image/png;base64,"), validate=True).startswith(b"\x89PNG")
+    assert [source for source in page.sources if source.startswith("#")] == [f"#{one}" for one in page.ids]
+    assert not {"script", "link", "iframe", "object"} & set(page.tags)
+    text = (tmp_path / "page.html").read_text()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_what_users_named_is_text_and_never_html(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script> & \"co\""
+    run = fake_run((4,), ((evil, "cpu", 1e-3),), num_steps=2)
+    event = Event(step=1, kind=evil, message=evil)
+    run = msgspec.structs.replace(run, task=evil, events=(event,), environment={evil: evil})
+    page = page_of({evil: run}, tmp_path, title=evil)
+    assert "script" not in page.tags
+    assert page.texts["h1"] == page.texts["h2"] == page.texts["title"] == [evil]
+    assert page.texts["td"].count(evil) >= 5
+
+
+def test_a_run_without_steps_or_events_still_has_a_page(tmp_path: Path) -> None:
+    page = page_of({"nothing": msgspec.structs.replace(fake_run(num_steps=0), events=())}, tmp_path)
+    assert "Nothing happened." in page.texts["p"]
+    assert page.texts["dd"].count("-") == 2
+
+
+def test_a_page_of_nothing_is_refused_and_not_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"records must be at least one, got \{\}"):
+        write_page(tmp_path / "page.html", {}, "Digits")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_report_room_is_entered_without_torch_or_matplotlib() -> None:
+    code = "import sys, evener.report; print({'torch', 'matplotlib', 'tensorboard'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"

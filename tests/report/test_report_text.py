@@ -1,0 +1,77 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.report.text import ellipsis, human_bytes, human_count, human_seconds, percent
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.4, "999 B"),
+        (1000, "1.00 KB"),
+        (12_345, "12.3 KB"),
+        (999_499, "999 KB"),
+        (999_600, "1.00 MB"),
+        (2.4e10, "24.0 GB"),
+        (10**18, "1,000 PB"),
+    ],
+)
+def test_bytes_have_three_digits_and_a_decimal_unit(num_bytes: float, text: str) -> None:
+    assert human_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (3.2e-7, "0.320 µs"),
+        (41.2e-6, "41.2 µs"),
+        (9.994e-4, "999 µs"),
+        (9.996e-4, "1.00 ms"),
+        (0.0412, "41.2 ms"),
+        (0.9996, "1.00 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (11_220, "3 h 07 min"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_seconds_go_from_microseconds_to_hours(seconds: float, text: str) -> None:
+    assert human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (0.0123, "0.0123"),
+        (9.996, "10.0"),
+        (99.96, "100"),
+        (999.6, "1,000"),
+        (12_345.6, "12,346"),
+        (-4.5, "-4.50"),
+    ],
+)
+def test_counts_have_three_digits_and_separated_thousands(count: float, text: str) -> None:
+    assert human_count(count) == text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"), [(0, "0 %"), (0.004, "0.4 %"), (0.0994, "9.9 %"), (0.58, "58 %"), (1, "100 %")]
+)
+def test_small_percentages_have_a_digit_after_the_point(fraction: float, text: str) -> None:
+    assert percent(fraction) == text
+
+
+def test_a_long_name_is_shortened_in_its_middle() -> None:
+    assert ellipsis("node-17.example.org", 10) == "node…e.org"
+    assert len(ellipsis("x" * 50, 9)) == 9
+    assert ellipsis("node-17", 7) == "node-17"
