@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import FileStore
 
-from evener.benchmark import measure_links
+from evener.benchmark import measure_links, network
 from evener.benchmark.network import latency_and_cost, pairs
 from evener.comm.group import Group, join_group
 from evener.errors import InvalidValue, NodeLost
@@ -137,6 +137,27 @@ def test_alpha_and_beta_of_an_exact_link_are_recovered(alpha: float, beta: float
     found = latency_and_cost((small, alpha + beta * small), (large, alpha + beta * large))
     assert found[0] == pytest.approx(alpha, abs=1e-9 * (alpha + beta * large))
     assert found[1] == pytest.approx(beta, abs=1e-9 * (alpha + beta * large))
+
+
+def test_half_of_a_round_trip_counts_and_the_large_message_is_one_that_takes_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The peer is simulated: a link of 50 us and 1 GB/s, on which every third round trip is held up."""
+    asked: list[int] = []
+
+    def round_trip(group: Group, peer: int, nbytes: int, rounds: int) -> float:
+        asked.append(nbytes)
+        return 2 * (50e-6 + nbytes * 1e-9) + (0.001 if len(asked) % 3 == 0 else 0)
+
+    monkeypatch.setattr(network, "_round_trip", round_trip)
+    monkeypatch.setattr(network, "_send_header", lambda *args: None)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda group: "gloo")
+    alone = join_group(rank=0, nodes=["only"], device=torch.device("cpu"), store=None, patience=1.0)
+    link = network._ask(alone, 1, 0.01, first=4)
+    assert (link.source, link.target) == (4, 5)
+    assert link.alpha == pytest.approx(50e-6, rel=1e-3)
+    assert link.beta == pytest.approx(1e-9, rel=1e-3)
+    assert max(asked) == 4 << 20, "8.5 ms there and back; 1 MB takes 2 ms only"
 
 
 def test_noise_makes_neither_alpha_nor_beta_negative() -> None:

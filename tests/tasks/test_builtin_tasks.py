@@ -288,13 +288,13 @@ def test_synthetic_samples_all_differ_but_those_of_a_class_are_alike() -> None:
 
 
 def test_synthetic_validation_has_the_classes_of_training_and_other_noise() -> None:
-    task = load_task("synthetic", options={"samples": "10", "classes": "3", "image": "1x8x8"})
+    task = load_task("synthetic", options={"samples": "12", "classes": "3", "image": "1x8x8"})
     assert task.validation_data is not None
     train_data, validation = cast(Any, task.train_data()), cast(Any, task.validation_data())
-    assert (len(train_data), len(validation)) == (10, 3)
-    assert validation.targets == [1, 2, 0]
+    assert (len(train_data), len(validation)) == (12, 3)
+    assert validation.targets == train_data.targets[:3] == [0, 1, 2]
     every = torch.stack([data[index][0] for data in (train_data, validation) for index in range(len(data))])
-    assert len(np.unique(every.flatten(1).numpy(), axis=0)) == 13
+    assert len(np.unique(every.flatten(1).numpy(), axis=0)) == 15
 
 
 @pytest.mark.parametrize("kind", ["cnn", "mlp"])

@@ -138,6 +138,11 @@ def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
             TrainingFailed,
             " line 9: NameError: name 'undefined' is not defined",
         ),
+        (
+            "def f():\n    return undefined\ndef task():\n    return f()",
+            TrainingFailed,
+            " line 8: NameError: name 'und",
+        ),
         ("def task(:", TrainingFailed, " line 7: SyntaxError: "),
         ("import no_such_module", TrainingFailed, " line 7: ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise ValueError('one\\ntwo')", TrainingFailed, " line 7: ValueError: one"),

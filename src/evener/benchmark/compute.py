@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evener.benchmark.clock import Clock
 from evener.benchmark.crew import all_at_once
-from evener.benchmark.ladder import RUNGS_REPEATED, Ladder, climb_all
+from evener.benchmark.ladder import Ladder, climb_all
 from evener.errors import require
 from evener.profile import PRECISIONS, Precision, Throughput
 
@@ -143,7 +143,7 @@ def _together(members: Sequence[Throughput]) -> Throughput:
 
 
 def _ladder(problems: Sequence[Problem], device: torch.device, dtype: torch.dtype) -> Ladder:
-    """The problems with random operands on `device`, made when first needed and kept for the highest rungs."""
+    """The problems with random operands on `device`, made when first needed."""
     clock, calls = Clock(device), dict[int, Work]()
     generator = torch.Generator(device).manual_seed(0)
 
@@ -153,7 +153,6 @@ def _ladder(problems: Sequence[Problem], device: torch.device, dtype: torch.dtyp
     def seconds_of(rung: int) -> float:
         if rung not in calls:
             calls[rung] = problems[rung].prepare(random)
-            calls.pop(rung - RUNGS_REPEATED, None)
         return clock.time(calls[rung])
 
     return Ladder([problem.flops for problem in problems], seconds_of)

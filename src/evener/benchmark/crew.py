@@ -2,7 +2,7 @@
 
 PyTorch divides an operator among threads that meet at its end. Where other processes hold a core for a moment, every
 such meeting waits for it: on a busy machine a call of 1 ms then takes 30 ms, always. Threads that each do their own
-work lose only what is really taken from them: the best or the median of many short calls is as on a quiet machine.
+work lose only what is really taken from them: a median or quartile of many short calls is as on a quiet machine.
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
-"""Finds how fast a device does some kinds of work: climbs to problems that fill it, then repeats and keeps the best.
+"""Finds how fast a device does some kinds of work: climbs to problems that fill it, then repeats them.
 
     rung 0, 1, 2 ...         ever larger problems of one kind, each timed on the way up
     climb on while           a call is short (below 2 ms), or is longer but its rate well above that of the rung below
-    until the time is over   on one ladder after the other, time the three highest rungs again, keep each one's least
-                             seconds, and climb on where these allow it
-    the answer               the highest rate among those three
+    the top                  the lowest rung from which it is not worth while to climb on, as far as is known
+    until the time is over   on one ladder after the other, time the top and the two rungs below it again, find the top
+                             anew, and climb on if that is worth while now
+    the answer               the highest rate among these three and what is above
 
-A busy machine only ever makes a call slower, so the least seconds of many short calls, spread over time, repeat
-where means do not; and where to stop is decided anew by these, not by one unlucky call.
+The seconds of a rung are the lower quartile of its calls. A busy machine makes many a call slower, so the mean would
+not repeat; a few are faster than they can be for long, while a neighbour that shares the core happens to pause, so the
+least would not either. Where to stop is decided anew by the quartile, not by one unlucky call.
 """
 
 from __future__ import annotations
 
-import math
 import time
+from bisect import insort
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
 _GAIN_WORTH_A_CALL_OF = ((0.002, 0.0), (0.030, 1.1))
 """(seconds, gain): a call shorter than so many seconds is followed by a larger one if it gained so much in rate."""
 _LONG_CALL = 0.005
-RUNGS_REPEATED = 3
-_LEAST_ROUNDS = 2
+_RUNGS_REPEATED = 3
+_LEAST_ROUNDS = 4
 
 
 class Ladder:
@@ -37,42 +39,51 @@ class Ladder:
         self.refusal = ""
         self._flops, self._seconds_of = flops, seconds_of
         self._height = len(flops)
-        self._least: list[float] = []
+        self._times: list[list[float]] = []
 
     @property
     def rate(self) -> float | None:
-        """The best FLOP/s so far; None where the device refuses the work, as `refusal` says."""
-        return max((self._flops[rung] / self._least[rung] for rung in self._highest()), default=None)
+        """FLOP/s, as known by now; None where the device refuses the work, as `refusal` says."""
+        return max(self._rates()[self._lowest() :], default=None)
 
     def climb(self) -> None:
         """Time the next rungs, as far as worth while."""
-        while len(self._least) < self._height and self._is_worth_climbing():
+        while len(self._times) < self._height and self._top() == len(self._times):
             try:
-                self._least.append(self._first_seconds(len(self._least)))
+                self._times.append(self._first_times(len(self._times)))
             except (RuntimeError, TypeError) as error:
-                self._height = len(self._least)
+                self._height = len(self._times)
                 self.refusal = str(error).strip().partition("\n")[0] or type(error).__name__
 
     def repeat(self) -> None:
-        """Time the highest rungs again, and climb on if that made them look better."""
-        for rung in self._highest():
-            self._least[rung] = min(self._least[rung], self._seconds_of(rung))
+        """Time the top rungs again, and climb on if that made them look better."""
+        for rung in range(len(self._times))[self._lowest() : self._top() + 1]:
+            insort(self._times[rung], self._seconds_of(rung))
         self.climb()
 
-    def _first_seconds(self, rung: int) -> float:
+    def _first_times(self, rung: int) -> list[float]:
         """Of the first call, or of the second where the first was long: it may have had to compile."""
         seconds = self._seconds_of(rung)
-        return seconds if seconds < _LONG_CALL else min(seconds, self._seconds_of(rung))
+        return [seconds if seconds < _LONG_CALL else min(seconds, self._seconds_of(rung))]
 
-    def _highest(self) -> range:
-        return range(max(0, len(self._least) - RUNGS_REPEATED), len(self._least))
+    def _quartiles(self) -> list[float]:
+        return [times[len(times) // 4] for times in self._times]
 
-    def _is_worth_climbing(self) -> bool:
-        if not self._least:
-            return True
-        rates = [flops / seconds for flops, seconds in zip(self._flops, self._least, strict=False)]
-        gain = rates[-1] / rates[-2] if len(rates) > 1 else math.inf
-        return any(self._least[-1] < seconds and gain > enough for seconds, enough in _GAIN_WORTH_A_CALL_OF)
+    def _rates(self) -> list[float]:
+        return [flops / seconds for flops, seconds in zip(self._flops, self._quartiles(), strict=False)]
+
+    def _lowest(self) -> int:
+        """The lowest rung that is repeated."""
+        return max(0, min(self._top(), len(self._times) - 1) - _RUNGS_REPEATED + 1)
+
+    def _top(self) -> int:
+        """The lowest rung from which it is not worth while to climb on, or else the first that was not timed."""
+        below = 0.0
+        for rung, (seconds, rate) in enumerate(zip(self._quartiles(), self._rates(), strict=True)):
+            if not any(seconds < limit and rate > enough * below for limit, enough in _GAIN_WORTH_A_CALL_OF):
+                return rung
+            below = rate
+        return len(self._times)
 
 
 def climb_all(ladders: Sequence[Ladder], budget_seconds: float, now: Callable[[], float] = time.perf_counter) -> None:
@@ -80,7 +91,7 @@ def climb_all(ladders: Sequence[Ladder], budget_seconds: float, now: Callable[[]
 
     Args:
         ladders: whose `rate` says the result.
-        budget_seconds: after which nothing is repeated any more. The climb and two rounds are always made.
+        budget_seconds: after which nothing is repeated any more. The climb and four rounds are always made.
         now: the clock that the budget is read from.
     """
     start = now()

@@ -68,7 +68,7 @@ def run_local(
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
     """
-    with _store() as (store, port), _end_all() as ranks:
+    with _store() as (store, port), _sigterm_is_ctrl_c(), _end_all() as ranks:
         for rank in range(len(nodes)):
             ranks.append(_start(program, rank, list(nodes), order, port, patience))
         _relay(ranks, store, nodes, on_word, patience)
@@ -101,6 +101,19 @@ def _end_all() -> Iterator[list[_Rank]]:
             rank.process.join()
             rank.pipe.close()
             rank.process.close()
+
+
+@contextlib.contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    """Inside, a scheduler's SIGTERM stops the run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _start(program: Program, rank: int, nodes: list[LocalNode], order: Any, port: int, patience: float) -> _Rank:

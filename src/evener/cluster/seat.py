@@ -9,20 +9,24 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import evener
 from evener.cluster.nodes import LocalNode
 from evener.cluster.watch import Watch
-from evener.errors import DoesNotFit, EvenerError, Interrupted, InvalidValue, NodeLost
+from evener.errors import DoesNotFit, EvenerError, Interrupted, InvalidValue, NodeLost, TrainingFailed
 
 _BROKEN = ("connection", "gloo", "nccl", "timed out", "peer", "store", "socket")
+_NOT_THE_USERS = (str(Path(evener.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")
 
 
 @dataclass
@@ -96,16 +100,39 @@ def run_seat(seat: Seat, program: Program, order: Any) -> None:
         seat.watch.start()
     try:
         program(seat, order)
-    except (EvenerError, KeyboardInterrupt):
-        raise
-    except RuntimeError as error:
-        if seat.watch is not None and _is_broken_connection(error):
-            step = seat.watch.step
-            raise NodeLost(f"node {seat.node.name} (rank {seat.rank}) lost its connection at step {step}") from error
-        raise
+    except Exception as error:
+        meaning = _meaning(error, seat)
+        if meaning is error:
+            raise
+        raise meaning from error
     finally:
         if seat.watch is not None:
             seat.watch.stop()
+
+
+def _meaning(error: Exception, seat: Seat) -> Exception:
+    """The error that tells the user what happened; `error` itself where there is nothing to add."""
+    if isinstance(error, EvenerError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return DoesNotFit(
+            f"node {seat.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
+        )
+    if seat.watch is not None and isinstance(error, RuntimeError) and _is_broken_connection(error):
+        return NodeLost(f"node {seat.node.name} (rank {seat.rank}) lost its connection at step {seat.watch.step}")
+    place = _place_in_users_code(error)
+    if place is not None:
+        return TrainingFailed(
+            f"{type(error).__name__}: {error} (in {place.name}, {place.filename}, line {place.lineno})"
+        )
+    return error
+
+
+def _place_in_users_code(error: Exception) -> traceback.FrameSummary | None:
+    """Where in the user's own files `error` arose; None if it arose in ours or the libraries'."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
+    return own[-1] if own else None
 
 
 def _is_broken_connection(error: RuntimeError) -> bool:
@@ -182,16 +209,9 @@ def listen_for_signals(seat: Seat, *signals: signal.Signals) -> None:
 
 def explain(error: BaseException) -> tuple[str, int, str]:
     """(sentence, exit code, traceback) of an error; the traceback is empty where the sentence says it all."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return (
-            f"a rank ran out of memory ({error}); use a smaller --batch-size, or --accumulate",
-            DoesNotFit.exit_code,
-            "",
-        )
     if isinstance(error, EvenerError):
         return str(error), error.exit_code, ""
     if isinstance(error, KeyboardInterrupt):
         return "stopped before the first step", Interrupted.exit_code, ""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    sentence = f"{type(error).__name__}: {error} (in {frame.name}, {frame.filename}, line {frame.lineno})"
+    sentence = f"{type(error).__name__}: {error}"
     return sentence, EvenerError.exit_code, "".join(traceback.format_exception(error))

@@ -37,7 +37,7 @@ def silent_ranks(beats: Sequence[Beat], now: float, patience: float) -> list[int
     return [rank for rank, beat in enumerate(beats) if now - beat.since > patience]
 
 
-class Watch(threading.Thread):
+class Watch:
     """One rank's watch over the others.
 
     Args:
@@ -57,7 +57,7 @@ class Watch(threading.Thread):
         patience: float,
         on_lost: Callable[[str], None],
     ) -> None:
-        super().__init__(name="evener-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="evener-watch", daemon=True)
         self.step = 0
         self._store, self._rank, self._nodes = store, rank, nodes
         self._patience, self._on_lost = patience, on_lost
@@ -66,8 +66,15 @@ class Watch(threading.Thread):
         now = time.monotonic()
         self._beats = [Beat(count=0, step=0, since=now) for _ in nodes]
 
-    def run(self) -> None:
-        """Beat and listen until stopped, or until somebody is lost."""
+    def start(self) -> None:
+        """Begin to beat and to listen, until stopped or until somebody is lost."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds until the watch has ended."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
         count = 0
         while not self._done.wait(self._interval):
             count += 1
@@ -79,7 +86,8 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         """End the watch; this rank counts as having left, not as lost."""
         self._done.set()
-        self.join(timeout=self._patience)
+        if self._thread.ident is not None:
+            self.join(timeout=self._patience)
 
     def report_failure(self, sentence: str) -> None:
         """Leave word of this rank's own failure, so that the others need not wait to name it."""

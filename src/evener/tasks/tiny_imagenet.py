@@ -72,14 +72,14 @@ def resnet(name: str, small_stem: bool) -> nn.Module:
 def _torchvision_models() -> ModuleType:
     with needing_extras():
         try:
-            import torchvision.models
+            from torchvision import models
         except (RuntimeError, OSError) as error:
             raise MissingExtra(
                 f"torchvision is installed but does not load ({error}): install a torchvision that was built for this "
                 "PyTorch, see https://pytorch.org/get-started/locally"
             ) from error
-    models: ModuleType = torchvision.models
-    return models
+    module: ModuleType = models
+    return module
 
 
 def _data(folder: Path, split: Literal["train", "val"], augment: bool, cache: bool) -> TinyImageNet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from evener.errors import require
 from evener.noun import Part
@@ -45,6 +45,8 @@ class Settings(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(self.batch_size > 0, "--batch-size", self.batch_size, "positive")
+        allowed = ", ".join(get_args(Precision))
+        require(self.precision in get_args(Precision), "--precision", self.precision, f"one of {allowed}")
         require(self.epochs > 0, "--epochs", self.epochs, "positive")
         require(self.seed >= 0, "--seed", self.seed, "zero or more")
         require(0 < self.accumulate <= self.batch_size, "--accumulate", self.accumulate, f"1 to {self.batch_size}")

@@ -1,0 +1,72 @@
+"""Bad input is one sentence and exit code 2, without a traceback and without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import TINY, evener
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("train", "digit"), "digits"),
+        (("train", "nowhere/task.py"), "nowhere/task.py"),
+        (("train", TINY, "--local-nodes", ""), "--local-nodes must be a list of one node or more"),
+        (("train", TINY, "--local-nodes", "1,-0.5"), "each speed above 0 and at most 1, got '-0.5'"),
+        (
+            ("train", TINY, "--local-nodes", "1,1,1", "--batch-size", "2"),
+            "--batch-size must be at least the 3 nodes, got 2",
+        ),
+        (("train", TINY, "--batch-size", "0"), "--batch-size must be positive, got 0"),
+        (("train", TINY, "--batch-size", "51"), "--batch-size must be at most the 50 training samples, got 51"),
+        (("train", TINY, "--epochs", "0"), "--epochs must be positive, got 0"),
+        (("train", TINY, "--accumulate", "99"), "--accumulate must be 1 to 10, got 99"),
+        (("train", TINY, "--precision", "int4"), "--precision must be"),
+        (("train", TINY, "--strategy", "magic"), "--strategy must be auto or data, got 'magic'"),
+        (
+            ("train", TINY, "--shares", "1,2", "--local-nodes", "1,1,1"),
+            "3 numbers of zero or more, one a node, got '1,2'",
+        ),
+        (("train", TINY, "--shares", "most", "--local-nodes", "1,1"), "numbers such as 7,2,1, got 'most'"),
+        (("train", TINY, "--devices", "cuda:99"), "--devices must be all, or some of cpu"),
+        (("train", TINY, "--memory", "lots"), "--memory must be a positive size such as 512MB or 4GB, got 'lots'"),
+        (("train", TINY, "--patience", "0"), "--patience must be positive seconds, got 0"),
+        (("train", TINY, "--resume"), "no checkpoint to resume from"),
+        (("train", TINY, "--option", "lr"), "--option must be key=value, got 'lr'"),
+        (("train", TINY, "--option", "colour=1"), "colour"),
+        (("train", "mnist", "--data", "nowhere"), "nowhere"),
+        (("train",), "Missing argument"),
+        (("train", TINY, "--fast"), "No such option"),
+        (("report", "none.json"), "cannot read none.json: No such file or directory"),
+    ],
+    ids=lambda value: " ".join(value[1:]).replace(TINY, "tiny") if isinstance(value, tuple) else "",
+)
+def test_one_sentence_and_exit_code_two(tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
+    result = evener(*words, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert sentence in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_a_fresh_run_does_not_overwrite_checkpoints(tmp_path: Path) -> None:
+    first = evener("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    again = evener("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "holds checkpoints of an earlier run; add --resume" in again.stderr
+
+
+def test_a_run_resumes_only_with_the_settings_that_decide_the_order(tmp_path: Path) -> None:
+    assert evener("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path).returncode == 0
+    other = evener("train", TINY, "--output", "a", "--resume", "--batch-size", "7", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "it was made with batch_size 10, this run has 7" in other.stderr
+
+
+def test_a_batch_that_no_memory_holds_names_the_cure(tmp_path: Path) -> None:
+    result = evener("train", TINY, "--local-nodes", "1,1", "--memory", "9KB", "--batch-size", "50", cwd=tmp_path)
+    assert result.returncode == 5
+    assert "fit" in result.stderr
+    assert "Traceback" not in result.stderr

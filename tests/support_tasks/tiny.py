@@ -1,0 +1,48 @@
+"""A task small enough for tests: a net with BatchNorm on made-up data that can be learnt."""
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from evener import Task
+
+
+def data(count: int, seed: int) -> TensorDataset:
+    draw = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, 3, (count,), generator=draw)
+    images = torch.randn(count, 1, 6, 6, generator=draw) + targets.view(-1, 1, 1, 1)
+    return TensorDataset(images, targets)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, 3),
+    )
+
+
+def task(samples: int = 50, lr: float = 0.1, explode_at: int = 0, schedule: bool = False) -> Task:
+    """A task of `samples` samples whose loss becomes NaN in call `explode_at` of the training loss (0: never)."""
+    calls = [0]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        calls[0] += outputs.requires_grad
+        value = nn.functional.cross_entropy(outputs, targets)
+        return value * float("nan") if explode_at and calls[0] >= explode_at else value
+
+    return Task(
+        name="tiny",
+        model=model,
+        loss=loss,
+        train_data=lambda: data(samples, 1),
+        validation_data=lambda: data(23, 2),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+        scheduler=(lambda o, steps: torch.optim.lr_scheduler.CosineAnnealingLR(o, steps)) if schedule else None,
+        batch_size=10,
+        epochs=2,
+    )
