@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from evener.cluster.watch import Beat, Watch, last_step, parse_beat, silent_ranks
 

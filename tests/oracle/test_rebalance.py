@@ -29,10 +29,23 @@ def test_a_node_that_slows_to_a_third_gets_a_third_within_ten_steps() -> None:
     assert moves == 1
 
 
-def test_noise_of_a_fifth_moves_nothing() -> None:
+def test_noise_of_a_twentieth_moves_nothing() -> None:
     for seed in range(20):
-        state, _ = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 1.0], 100, noise=0.02, seed=seed)
+        state, _ = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 1.0], 200, noise=0.05, seed=seed)
         assert state.shares == (64, 64)
+
+
+def test_noise_of_a_fifth_moves_few_samples_and_rarely() -> None:
+    for seed in range(20):
+        state, moves = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 1.0], 200, noise=0.2, seed=seed)
+        assert abs(state.shares[0] - 64) <= 8
+        assert moves <= 6
+
+
+def test_a_lasting_difference_of_a_tenth_is_mended_in_the_end() -> None:
+    state, moves = steps(balance(1.0, 1.0, shares=(640, 640)), [1.0, 1.2], 24)
+    assert state.shares == (698, 582)
+    assert moves == 1
 
 
 def test_a_single_slow_step_moves_nothing() -> None:

@@ -1,6 +1,6 @@
 """A task that trains until it is stopped: for tests of what happens then."""
 
-from tiny import data, model  # type: ignore[import-not-found]
+from tiny import data, model
 from torch import nn
 from torch.utils.data import TensorDataset
 

@@ -13,6 +13,7 @@ A blocking send returns only when the other has received: the two strictly take 
 
 from __future__ import annotations
 
+import struct
 import time
 from itertools import combinations
 
@@ -25,6 +26,7 @@ from evener.comm.group import Group
 from evener.errors import NodeLost, require
 from evener.profile import LinkProfile
 
+_HEADER = struct.Struct("<qq")
 _ALL_PAIRS_UP_TO = 8
 _SMALL_BYTES = 8
 _LARGE_BYTES = tuple(1 << power for power in range(16, 28, 2))
@@ -128,10 +130,9 @@ def _round_trip(group: Group, peer: int, nbytes: int, rounds: int) -> float:
 
 def _answer(group: Group, peer: int) -> None:
     """Send back what the asker `peer` sends, until it has no more."""
-    header = torch.zeros(2, dtype=torch.int64)
+    assert group.mesh is not None
     while True:
-        dist.recv(header, group=group.control, group_src=peer)
-        nbytes, rounds = (int(value) for value in header)
+        nbytes, rounds = _HEADER.unpack(group.mesh.receive_from(peer))
         if rounds == 0:
             return
         payload = _payload(group, nbytes)
@@ -142,7 +143,8 @@ def _answer(group: Group, peer: int) -> None:
 
 
 def _send_header(group: Group, peer: int, nbytes: int, rounds: int) -> None:
-    dist.send(torch.tensor([nbytes, rounds], dtype=torch.int64), group=group.control, group_dst=peer)
+    assert group.mesh is not None
+    group.mesh.send_to(peer, _HEADER.pack(nbytes, rounds))
 
 
 def _payload(group: Group, nbytes: int) -> Tensor:

@@ -41,6 +41,7 @@ class Seat:
         patience: seconds that the others' silence is borne.
         emit: tells the user's terminal; effective on every rank, used by the leader.
         watch: over the others; None for a process alone.
+        address: of this machine, at which the other ranks reach it.
         stop_asked: whether a signal asked this process to stop.
     """
 
@@ -51,6 +52,7 @@ class Seat:
     emit: Callable[[Any], None]
     store: dist.Store | None = None  # type: ignore[name-defined]
     watch: Watch | None = None
+    address: str = "127.0.0.1"
     stop_asked: bool = field(default=False)
 
     @property
@@ -158,11 +160,19 @@ def seat_from_environment(environment: Mapping[str, str], patience: float, emit:
     store = dist.PrefixStore(f"evener/{attempt}", kept)  # type: ignore[attr-defined]
     nodes = _introduce(store, rank, size, f"{socket.gethostname()}/{local}", device, patience)
     seat = Seat(rank=rank, nodes=nodes, device=torch.device(device), patience=patience, emit=emit, store=store)
+    seat.address = _own_address(host, port)
     if size > 1:
         own = connect(host, port, keep=False, patience=patience)
         second = dist.PrefixStore(f"evener/{attempt}", own)  # type: ignore[attr-defined]
         seat.watch = Watch(second, rank=rank, nodes=seat.names, patience=patience, on_lost=_end_process)
     return seat
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of the interface through which this machine reaches the master; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
 
 
 def _introduce(

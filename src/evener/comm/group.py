@@ -1,7 +1,7 @@
 """The ranks of one run: who they are, the process groups that join them, and a count of every byte they send.
 
-Tensors travel in `process_group` (NCCL between GPUs, Gloo otherwise); small control messages travel in `control`, a
-Gloo group on the CPU, so that they never wait for a GPU's stream. Messages are plain bytes: nothing is ever unpickled.
+Large tensors travel in `process_group` (NCCL between GPUs, Gloo otherwise); control messages, and small tensors of
+CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from evener.comm.mesh import Mesh, join_mesh
 from evener.comm.pace import Pace
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
@@ -53,7 +55,8 @@ class Group:
         nodes: name of every rank's node, in order.
         pace: this rank's clock.
         process_group: for tensors.
-        control: for small messages, on the CPU.
+        mesh: for small messages.
+        reports: likewise, for messages that are read later than the next one is sent.
         traffic: bytes sent so far.
     """
 
@@ -63,7 +66,8 @@ class Group:
     nodes: Sequence[str]
     pace: Pace
     process_group: dist.ProcessGroup | None = None
-    control: dist.ProcessGroup | None = None
+    mesh: Mesh | None = None
+    reports: Mesh | None = None
     traffic: Traffic = field(default_factory=Traffic)
 
     @property
@@ -73,24 +77,12 @@ class Group:
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """Every rank's `message`, in order of ranks."""
-        if self.size == 1:
-            return [message]
-        length = torch.tensor([len(message)])
-        lengths = [torch.zeros_like(length) for _ in range(self.size)]
-        dist.all_gather(lengths, length, group=self.control)
-        longest = max(int(n) for n in lengths)
-        own = torch.zeros(longest, dtype=torch.uint8)
-        own[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(parts, own, group=self.control)
-        return [bytes(part[: int(n)].numpy()) for part, n in zip(parts, lengths, strict=True)]
+        return [message] if self.mesh is None else self.mesh.all_gather(message)
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
         """The largest of every rank's values, one by one; the same list on every rank."""
-        row = torch.tensor(list(values), dtype=torch.float64)
-        if self.size > 1:
-            dist.all_reduce(row, op=dist.ReduceOp.MAX, group=self.control)
-        return row.tolist()
+        rows = self.all_gather_bytes(np.asarray(values, dtype=np.float64).tobytes())
+        return [float(v) for v in np.max([np.frombuffer(row) for row in rows], axis=0)]
 
     def barrier(self) -> None:
         """Return when every rank has called this."""
@@ -116,14 +108,24 @@ class Group:
             return tensor.unsqueeze(0)
         phase = self.pace.phase
         self.pace.pause()
-        gathered = tensor.new_empty(self.size * tensor.numel())
-        work = _all_gather(gathered, tensor.flatten(), group=self.process_group, async_op=True)
         self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
-        assert work is not None
-        work.wait()
+        gathered = self._gather(tensor.flatten()).view(self.size, *tensor.shape)
         if phase:
             self.pace.resume(phase)
-        return gathered.view(self.size, *tensor.shape)
+        return gathered
+
+    def all_sum(self, tensor: Tensor, kind: str) -> Tensor:
+        """Sum of every rank's small `tensor`, in the order of ranks, so the same bits on each; computing pauses."""
+        return self.all_gather(tensor, kind).sum(0)
+
+    def _gather(self, flat: Tensor) -> Tensor:
+        if self.mesh is not None and flat.device.type == "cpu":
+            rows = self.mesh.exchange(flat.detach().numpy().tobytes())
+            return torch.frombuffer(bytearray(b"".join(rows)), dtype=flat.dtype)
+        gathered = flat.new_empty(self.size * flat.numel())
+        work = _all_gather(gathered, flat, group=self.process_group, async_op=True)
+        work.wait()
+        return gathered
 
     def count_all_reduce(self, tensor: Tensor, kind: str) -> None:
         """Count one ring all-reduce of `tensor`: 2 (p-1)/p of its bytes, sent and received."""
@@ -135,7 +137,6 @@ class Group:
         if self.size == 1 or list(ranks) == list(range(self.size)):
             return self
         process_group = dist.new_group(list(ranks))
-        control = dist.new_group(list(ranks), backend="gloo")
         if self.rank not in ranks:
             return None
         alone = len(ranks) == 1
@@ -146,7 +147,8 @@ class Group:
             nodes=[self.nodes[rank] for rank in ranks],
             pace=self.pace,
             process_group=None if alone else process_group,
-            control=None if alone else control,
+            mesh=None if alone or self.mesh is None else self.mesh.subset(ranks),
+            reports=None if alone or self.reports is None else self.reports.subset(ranks),
         )
 
 
@@ -158,6 +160,7 @@ def join_group(
     store: dist.Store | None,  # type: ignore[name-defined]
     patience: float,
     backend: str = "gloo",
+    address: str = "127.0.0.1",
     pace: Pace | None = None,
 ) -> Group:
     """Join the ranks on `nodes` (one a rank); with a single one no process group is made.
@@ -169,6 +172,7 @@ def join_group(
         store: where the ranks find each other; None only for a single rank.
         patience: seconds that any wait may last.
         backend: `nccl` or `gloo` for tensors.
+        address: of this machine, at which the other ranks reach it.
         pace: this rank's clock; by default one of the device's own speed.
     """
     pace = pace or Pace(device)
@@ -177,7 +181,17 @@ def join_group(
         limit = timedelta(seconds=patience)
         dist.init_process_group(backend, store=store, rank=rank, world_size=group.size, timeout=limit)
         group.process_group = dist.group.WORLD
-        group.control = dist.new_group(backend="gloo", timeout=limit)
+        meshes = [
+            join_mesh(
+                rank=rank,
+                nodes=group.nodes,
+                store=dist.PrefixStore(name, store),  # type: ignore[attr-defined,arg-type]
+                address=address,
+                patience=patience,
+            )
+            for name in ("small", "reports")
+        ]
+        group.mesh, group.reports = meshes
     return group
 
 

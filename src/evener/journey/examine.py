@@ -38,6 +38,7 @@ def examine(seat: Seat, order: Examination) -> None:
         device=seat.device,
         store=seat.store,
         patience=max(order.patience, 600.0),
+        address=seat.address,
         backend=seat.backend,
         pace=Pace(seat.device, seat.node.speed_at(0)),
     )

@@ -33,6 +33,7 @@ def train_rank(seat: Seat, order: Order) -> None:
         device=seat.device,
         store=seat.store,
         patience=max(order.patience, _LONGEST_WAIT),
+        address=seat.address,
         backend=seat.backend,
         pace=Pace(seat.device, seat.node.speed_at(0)),
     )

@@ -1,8 +1,8 @@
 """Shares that follow the machines: from what steps took, decide whether to divide the work anew.
 
 A node's cost is its affine prediction times a factor, the median of measured / predicted over its last steps: a median
-shrugs off a single slow step, and follows a lasting change after half a window. The work is divided anew when that is
-predicted to shorten the step by more than a threshold, so that noise does not move shares about.
+shrugs off a single slow step. The work is divided anew when that is predicted to shorten the step by more than the few
+steps behind the prediction could promise by chance: a large gain is believed after 3 steps, a small one after 16.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from evener.oracle.apportion import Worker, apportion, finish_seconds
+
+CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.25), (6, 0.12), (16, 0.05))
+"""(steps behind a prediction, gain from which it is acted upon)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,43 +40,50 @@ class Balance:
         workers: predicted cost of n samples, one a node.
         shares: of a full micro-batch, one a node.
         factors: the last measured / predicted seconds of every node, oldest first.
-        window: steps that a factor looks back.
-        threshold: gain from which the work is divided anew.
     """
 
     workers: tuple[Worker, ...]
     shares: tuple[int, ...]
     factors: tuple[tuple[float, ...], ...] = ()
-    window: int = 5
-    threshold: float = 0.04
 
     def observe(self, samples: Sequence[int], seconds: Sequence[float]) -> Balance:
         """The balance after a step in which node i computed `samples[i]` in `seconds[i]`."""
         known = self.factors or ((),) * len(self.workers)
         factors = tuple(
-            (*past, took / worker.seconds(n))[-self.window :] if n and took > 0 else past
+            (*past, took / worker.seconds(n))[-CONFIDENCE[-1][0] :] if n and took > 0 else past
             for past, worker, n, took in zip(known, self.workers, samples, seconds, strict=True)
         )
         return replace(self, factors=factors)
 
-    @property
-    def current_workers(self) -> tuple[Worker, ...]:
-        """The workers at their speed of the last steps."""
-        known = self.factors or ((),) * len(self.workers)
-        return tuple(_scaled(w, median(past) if past else 1.0) for w, past in zip(self.workers, known, strict=True))
-
     def decide(self) -> Decision:
-        """Divide anew if that is predicted to pay; only once every node was observed for most of a window."""
-        enough = [len(past) > self.window // 2 for past in self.factors]
-        if not enough or not all(e or n == 0 for e, n in zip(enough, self.shares, strict=True)):
-            return Decision(balance=self)
-        workers = self.current_workers
+        """Divide anew if that is predicted to pay, by as many of the last steps as the gain needs to be believed."""
+        decision = Decision(balance=self)
+        for steps, least_gain in CONFIDENCE:
+            if not self._has_seen(steps):
+                break
+            decision = self._divide(self._workers_now(steps))
+            if decision.shares is not None and decision.gain > least_gain:
+                return decision
+        return Decision(balance=self, gain=decision.gain)
+
+    def _has_seen(self, steps: int) -> bool:
+        """Whether every node that has samples was timed in so many steps."""
+        return bool(self.factors) and all(
+            len(past) >= steps or n == 0 for past, n in zip(self.factors, self.shares, strict=True)
+        )
+
+    def _workers_now(self, steps: int) -> tuple[Worker, ...]:
+        """The workers at their speed of the last `steps`."""
+        return tuple(
+            _scaled(worker, median(past[-steps:]) if past else 1.0)
+            for worker, past in zip(self.workers, self.factors, strict=True)
+        )
+
+    def _divide(self, workers: tuple[Worker, ...]) -> Decision:
         shares = apportion(sum(self.shares), workers)
         gain = finish_seconds(self.shares, workers) / finish_seconds(shares, workers) - 1
-        if shares == self.shares or gain <= self.threshold:
-            return Decision(balance=self, gain=gain)
         balance = replace(self, workers=workers, shares=shares, factors=())
-        return Decision(balance=balance, shares=shares, gain=gain)
+        return Decision(balance=balance, shares=shares if shares != self.shares else None, gain=gain)
 
 
 def _scaled(worker: Worker, factor: float) -> Worker:

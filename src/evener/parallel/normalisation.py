@@ -2,7 +2,7 @@
 
 Each rank reduces its own samples to (mean, variance, count) per channel; the parts are gathered and combined
 (Chan, Golub & LeVeque 1979), which loses no digits where a sum of squares would. PyTorch's SyncBatchNorm refuses the
-CPU. Backward is that of the whole batch: two sums per channel are all-reduced.
+CPU. Backward is that of the whole batch: two sums per channel are added up.
 
 N samples, C channels, S all pixels of a sample, p ranks.
 """
@@ -93,10 +93,10 @@ class _Normalise(torch.autograd.Function):
         dy = grads[0].contiguous() if grads[0].stride() != x.stride() else grads[0]
         dx, scaled, total = _own_backward(dy, x, weight, mean, invstd, ctx.eps)
         if ctx.counted:
-            sums = ctx.group.all_reduce(torch.stack((total, scaled)).to(mean.dtype), "statistics")
+            sums = ctx.group.all_sum(torch.stack((total, scaled)).to(mean.dtype), "statistics")
             _correct(dx, x, weight, mean, invstd, sums / count)
         else:
-            ctx.group.all_reduce(torch.zeros_like(torch.stack((mean, mean))), "statistics")
+            ctx.group.all_sum(torch.zeros_like(torch.stack((mean, mean))), "statistics")
         d_weight = scaled.to(weight.dtype) if weight is not None else None
         d_bias = total.to(weight.dtype) if weight is not None else None
         return dx, d_weight, d_bias, None, None, None

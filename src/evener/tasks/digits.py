@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD
+from torch.optim import AdamW
 from torch.utils.data import TensorDataset
 
 from evener.data.digits import load_digits, split_digits
@@ -21,7 +21,7 @@ INK, MEAN, STD = 16, 0.305, 0.376
 
 
 def task(data_dir: Path | None = None, channels: int = 64, blocks: int = 5) -> Task:
-    """Recognises the digits; more than 97 % right after the 6 epochs.
+    """Recognises the digits; more than 97 % right after the 8 epochs.
 
     Args:
         data_dir: None, for the data set is part of Evener.
@@ -40,22 +40,26 @@ def task(data_dir: Path | None = None, channels: int = 64, blocks: int = 5) -> T
         loss=cross_entropy,
         train_data=partial(_data, part=0),
         validation_data=partial(_data, part=1),
-        optimizer=partial(SGD, lr=0.04, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        optimizer=partial(AdamW, lr=3e-3, weight_decay=1e-3),
         scheduler=one_cycle,
         batch_size=224,
-        epochs=6,
+        epochs=8,
     )
 
 
 def digits_model(channels: int, blocks: int) -> nn.Module:
-    """A residual network, [N, 1, 8, 8] -> [N, 10]: 18 `channels`^2 `blocks` weights, each used 64 times a sample."""
+    """A residual network, [N, 1, 8, 8] -> [N, 10]: 18 `channels`^2 `blocks` weights, each used 64 times a sample.
+
+    Without BatchNorm, whose statistics the nodes would have to exchange in every layer of every step: so the nodes meet
+    once a step, and what is seen is how the work is divided.
+    """
     return nn.Sequential(
-        *convolution(1, channels),
+        *convolution(1, channels, batch_norm=False),
         nn.ReLU(),
-        *(ResidualBlock(channels) for _ in range(blocks)),
-        nn.AdaptiveAvgPool2d(1),
+        *(ResidualBlock(channels, batch_norm=False) for _ in range(blocks)),
+        nn.AvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(channels, 10),
+        nn.Linear(16 * channels, 10),
     )
 
 

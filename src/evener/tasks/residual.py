@@ -16,12 +16,15 @@ class ResidualBlock(nn.Module):
 
     Args:
         channels: C.
-        batch_norm: normalise after every convolution.
+        batch_norm: normalise after every convolution; without it the block starts as the identity (Zhang et al.,
+            2019), so that deep stacks of it learn all the same.
     """
 
     def __init__(self, channels: int, batch_norm: bool = True) -> None:
         super().__init__()
         first, second = (convolution(channels, channels, batch_norm) for _ in range(2))
+        if not batch_norm:
+            nn.init.zeros_(second[0].weight)  # type: ignore[arg-type]
         self.body = nn.Sequential(*first, nn.ReLU(), *second)
         self.relu = nn.ReLU()
 

@@ -1,6 +1,6 @@
 """The ranks tell each other, one step late, how their step went: what re-balancing, progress and stopping rest on.
 
-A row of numbers per rank is gathered on the control group while the next step computes, so that it costs no waiting.
+A row of numbers per rank travels while the next step computes, so that it costs no waiting.
 Everybody sees the same rows and decides alike: nobody has to be asked.
 """
 
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import astuple, dataclass, fields
-from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
+import numpy as np
 
 from evener.comm import Group
 
@@ -62,29 +59,25 @@ class Reports:
     """Rows sent and not yet read, oldest first."""
 
     def __init__(self, group: Group) -> None:
-        self._group = group
-        self._pending: deque[tuple[Any, list[Tensor]]] = deque()
+        self._mesh = group.reports
+        self._own: deque[bytes] = deque()
 
     def __len__(self) -> int:
         """Number of steps whose reports were sent and not read."""
-        return len(self._pending)
+        return len(self._own)
 
     def send(self, report: StepReport) -> None:
         """Tell the others; returns at once."""
-        row = torch.tensor(astuple(report), dtype=torch.float64)
-        if self._group.size == 1:
-            self._pending.append((None, [row]))
-            return
-        rows = [torch.empty_like(row) for _ in range(self._group.size)]
-        work = dist.all_gather(rows, row, group=self._group.control, async_op=True)
-        self._pending.append((work, rows))
+        row = np.asarray(astuple(report), dtype=np.float64).tobytes()
+        self._own.append(row)
+        if self._mesh is not None:
+            self._mesh.send(row)
 
     def receive(self) -> list[StepReport]:
         """All ranks' reports of the oldest step, in order of ranks; waits for the last of them."""
-        work, rows = self._pending.popleft()
-        if work is not None:
-            work.wait()
-        return [_report(row.tolist()) for row in rows]
+        own = self._own.popleft()
+        rows = [own] if self._mesh is None else self._mesh.receive()
+        return [_report(np.frombuffer(row).tolist()) for row in rows]
 
 
 def _report(row: list[float]) -> StepReport:

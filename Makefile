@@ -1,0 +1,37 @@
+# Everything on a fresh machine: `make demo` shows Evener at work, `make test` proves it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow check clean
+
+# $(call install,EXTRAS,STAMP)
+define install
+$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Evener needs Python 3.11 or later: make PYTHON=python3.11")'
+test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
+touch $(2)
+endef
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(call install,torch$(comma)report,$@)
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(call install,dev,$@)
+
+comma := ,
+
+demo: $(VENV)/.demo
+	$(BIN)/evener demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow --timeout 600
+
+check: $(VENV)/.dev
+	PATH="$(abspath $(BIN)):$$PATH" scripts/check
+
+clean:
+	rm -rf $(VENV) demo runs

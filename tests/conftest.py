@@ -1,0 +1,45 @@
+"""A test that leaves a process, a thread, a process group or an environment variable behind has failed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+_SERVERS = ("forkserver", "resource_tracker")
+"""Helpers of the standard library that live as long as this process."""
+
+
+def _children() -> list[psutil.Process]:
+    """Processes started here that still run, the standard library's helpers left out."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            line = " ".join(child.cmdline())
+            is_server = any(name in line for name in _SERVERS) and child.ppid() == os.getpid()
+            if not is_server and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("evener")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    deadline = time.monotonic() + 3
+    while (_children() or _threads()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _children() == []
+    assert _threads() == set()
+    changed = {key for key in os.environ.keys() | before.keys() if os.environ.get(key) != before.get(key)}
+    assert changed - {"PYTEST_CURRENT_TEST"} == set()
