@@ -4,8 +4,9 @@
     the same sizes again, until the time is over                           second sweep, downwards
     one optimiser step, a few times                                        the update
 
-A size's time is its best pass: what a disturbance of the machine spoils in one sweep the other makes good. On a node
-slowed down by its `Pace`, which idles in portions and not equally after every pass, it is the best mean of several.
+A size's time is the median of its passes, as a training step takes as a rule: the best pass would flatter, and the
+nodes are compared with each other by these times. On a node slowed down by its `Pace`, which idles in portions and not
+equally after every pass, a pass is the mean of several.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 
 import torch
 from torch import nn
@@ -125,7 +127,7 @@ class _Timer:
         start, steps = time.perf_counter(), list[float]()
         while len(steps) < _LEAST_UPDATES or (time.perf_counter() - start < seconds and len(steps) < _MOST_PASSES):
             steps.append(sum(self._mean(self._update)))
-        return min(steps)
+        return median(steps)
 
     def _visit(self, samples: int, seconds: float) -> None:
         """Time passes over one batch for about `seconds`, at least one, after one that does not count."""
@@ -171,5 +173,6 @@ class _Timer:
         return self.clock.time(paced)
 
     def _timing(self, samples: int) -> BatchTiming:
-        forward, backward = min(self.passes[samples], key=sum)
+        forward = median(forward for forward, _ in self.passes[samples])
+        backward = median(backward for _, backward in self.passes[samples])
         return BatchTiming(samples=samples, forward_seconds=forward, backward_seconds=backward)

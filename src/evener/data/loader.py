@@ -33,12 +33,14 @@ def _random_state_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-def seed_all(*words: int) -> None:
-    """Seed the CPU's random generators (torch, Python, NumPy's global one) from whole numbers."""
+def seed_all(*words: int, device: torch.device | None = None) -> None:
+    """Seed the CPU's random generators (torch, Python, NumPy's global one), and `device`'s, from whole numbers."""
     seed = int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
+    if device is not None and device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 class _Fetch(Dataset[Any]):

@@ -18,8 +18,7 @@ from evener.data import collect, seed_all, split_batch, to_device
 from evener.errors import require
 from evener.profile import TaskTiming
 from evener.task import Task
-from evener.train import Settings
-from evener.train.precision import Arithmetic
+from evener.train import Arithmetic, Settings
 
 
 @dataclass(frozen=True, kw_only=True)

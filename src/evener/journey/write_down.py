@@ -10,8 +10,7 @@ import torch
 from evener.benchmark import environment
 from evener.plan import Plan
 from evener.record import Event, NodeSummary, TrainRecord
-from evener.train import Run
-from evener.train.loop import History
+from evener.train import History, Run
 
 
 def write_down(run: Run, history: History, startup: float) -> TrainRecord:

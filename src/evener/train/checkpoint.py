@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from evener.errors import InvalidFile, MissingFile, TrainingFailed
+from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed
 from evener.noun import Noun, read_noun, write_noun
 
 _KEPT = 2
@@ -187,3 +187,13 @@ def _number(value: Any) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def refuse_other_run(saved: RunState, now: RunState, folder: Path) -> None:
+    """Raises InvalidInput if the checkpoint was made with settings that would change the order of samples."""
+    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision"):
+        before, after = getattr(saved, name), getattr(now, name)
+        if before != after:
+            raise InvalidInput(
+                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}"
+            )

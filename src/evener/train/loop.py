@@ -9,97 +9,23 @@ for step in steps:
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset
-
-from evener.comm import Group, StepTiming
-from evener.data import Division, Loader, Sampler, seed_all
+from evener.comm import StepTiming
+from evener.data import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
-from evener.oracle import Balance, apportion, weights_to_workers
-from evener.parallel import DataParallel
-from evener.plan import Plan
-from evener.record import Event, NodeStep, Step, Validation
-from evener.task import Task
-from evener.train.checkpoint import Checkpoints, RunState
+from evener.oracle import apportion, weights_to_workers
+from evener.record import Event, Step, Validation
+from evener.train.checkpoint import Checkpoints, RunState, refuse_other_run
 from evener.train.evaluate import evaluate
-from evener.train.precision import Arithmetic
-from evener.train.recorder import StepLog
+from evener.train.history import History, step_of
 from evener.train.reports import Reports, StepReport
-from evener.train.settings import Settings
+from evener.train.run import Run
 from evener.train.step import Outcome, TrainStep
-
-Emit = Callable[[Any], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """All that one rank's loop works with, ready to go.
-
-    Attributes:
-        task: what the user wrote.
-        settings: of the run.
-        plan: who does what.
-        group: the ranks that take part.
-        model: with synchronised normalisation, on the device.
-        replica: the model joined with the other ranks'.
-        optimizer: of its parameters.
-        scheduler: of the learning rate, or None.
-        arithmetic: precision.
-        train_data: map-style.
-        validation_data: map-style, or None.
-        sampler: this rank's samples by step.
-        division: what the sampler divides by; None if shares are fixed by where the data is.
-        balance: what re-balancing starts from; None to leave shares alone.
-        emit: told of steps, validations and events; called on the leader only.
-        before_step: called with the step's number before each.
-        stop_requested: whether this process was asked to stop.
-    """
-
-    task: Task
-    settings: Settings
-    plan: Plan
-    group: Group
-    model: nn.Module
-    replica: DataParallel
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
-    arithmetic: Arithmetic
-    train_data: Dataset[Any]
-    validation_data: Dataset[Any] | None
-    sampler: Sampler
-    division: Division | None
-    balance: Balance | None
-    emit: Emit
-    before_step: Callable[[int], None] = lambda _step: None
-    stop_requested: Callable[[], bool] = lambda: False
-
-
-@dataclass
-class History:
-    """What happened so far, as the leader writes it down.
-
-    Attributes:
-        log: of steps.
-        validations: in order.
-        events: in order.
-        train_seconds: of all steps, validations and checkpoints left out.
-        seconds: of the whole loop.
-    """
-
-    log: StepLog = field(default_factory=StepLog)
-    validations: list[Validation] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    train_seconds: float = 0.0
-    seconds: float = 0.0
 
 
 def train(run: Run) -> History:
@@ -166,7 +92,7 @@ class _Loop:
                 )
             return 1
         folder, state = self._checkpoints.latest()
-        _refuse_other_run(state, self._state(state.step), folder)
+        refuse_other_run(state, self._state(state.step), folder)
         self._checkpoints.load(folder, state, run.model, run.optimizer, run.scheduler, run.arithmetic.scaler)
         self._tell(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
         return state.step + 1
@@ -174,7 +100,7 @@ class _Loop:
     def _one_step(self, step: int, loader: Loader) -> None:
         run = self._run
         run.before_step(step)
-        seed_all(run.settings.seed, step, run.group.rank)
+        seed_all(run.settings.seed, step, run.group.rank, device=run.group.device)
         outcome = self._step(loader)
         self._timings.extend(run.group.pace.close_step(outcome.samples))
         now = time.perf_counter()
@@ -212,7 +138,7 @@ class _Loop:
         self._refuse_non_finite(reports)
         self._stopping = self._stopping or any(report.stop for report in reports)
         self._rebalance(reports)
-        entry = _entry(reports)
+        entry = step_of(reports)
         self._history.log.add(entry)
         self._history.train_seconds += entry.seconds
         self._tell(entry)
@@ -226,7 +152,7 @@ class _Loop:
 
     def _refuse_non_finite(self, reports: Sequence[StepReport]) -> None:
         for report, node in zip(reports, self._run.group.nodes, strict=True):
-            if not _is_finite(report.loss):
+            if not math.isfinite(report.loss):
                 kept = self._checkpoints
                 advice = "" if kept.is_empty else f"; the last good checkpoint is {kept.latest()[0]}"
                 raise NonFiniteLoss(node, report.step, report.loss, advice)
@@ -315,39 +241,3 @@ class _Loop:
             self._history.events.append(what)
         if self._run.group.is_leader:
             self._run.emit(what)
-
-
-def _entry(reports: Sequence[StepReport]) -> Step:
-    seconds = max(report.wall for report in reports)
-    return Step(
-        step=reports[0].step,
-        epoch=reports[0].epoch,
-        samples=reports[0].total,
-        loss=sum(report.loss for report in reports),
-        seconds=seconds,
-        nodes=tuple(
-            NodeStep(
-                samples=report.samples,
-                io_seconds=report.io,
-                compute_seconds=report.fb,
-                wait_seconds=max(0.0, report.wall - report.computing),
-                update_seconds=report.wu,
-                sent_bytes=report.sent,
-            )
-            for report in reports
-        ),
-    )
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
-
-
-def _refuse_other_run(saved: RunState, now: RunState, folder: Path) -> None:
-    """Raises InvalidInput if the checkpoint was made with settings that would change the order of samples."""
-    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision"):
-        before, after = getattr(saved, name), getattr(now, name)
-        if before != after:
-            raise InvalidInput(
-                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}"
-            )

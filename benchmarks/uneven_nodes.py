@@ -1,0 +1,82 @@
+"""Speed-up of uneven shares over the fastest node alone, and over equal shares; ways in turn, so that drift cancels.
+
+    python benchmarks/uneven_nodes.py [--speeds 1.0,0.5,0.25] [--rounds 3] [--task synthetic]
+
+Prints for every round the median step of each way, and at the end the median of the rounds' ratios beside the ideal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from evener.cluster import LocalNode, parse_local_nodes, run_local
+from evener.cluster.messages import Word
+from evener.journey.order import Order
+from evener.journey.rank import train_rank
+from evener.record import TrainRecord
+
+WARM_UP = 4
+"""Steps left out: the first ones allocate memory."""
+
+
+def run(task: str, options: dict[str, str], nodes: list[LocalNode], shares: str, epochs: int) -> TrainRecord:
+    """The record of one run."""
+    records: list[TrainRecord] = []
+
+    def keep(word: Word) -> None:
+        if isinstance(word, TrainRecord):
+            records.append(word)
+
+    with tempfile.TemporaryDirectory() as folder:
+        order = Order(
+            task=task, options=options, output=str(Path(folder)), shares=shares, epochs=epochs, started=time.time()
+        )
+        run_local(train_rank, nodes, order, patience=60, on_word=keep)
+    return records[0]
+
+
+def seconds_per_sample(record: TrainRecord) -> float:
+    """Median over the full steps after the warm-up."""
+    steps = [s for s in record.steps[WARM_UP:] if s.samples == record.plan.batch_size]
+    return median(s.seconds / s.samples for s in steps)
+
+
+def main() -> None:
+    """Run the rounds and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--speeds", default="1.0,0.5,0.25")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--task", default="synthetic")
+    parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--epochs", type=int, default=2)
+    words = parser.parse_args()
+    options = dict(item.split("=", 1) for item in words.option)
+    nodes = parse_local_nodes(words.speeds)
+    best = max(nodes, key=lambda node: node.speed_at(0))
+    ideal = sum(node.speed_at(0) for node in nodes) / best.speed_at(0)
+    ratios: dict[str, list[float]] = {"evener": [], "equal": []}
+    for i in range(words.rounds):
+        before = seconds_per_sample(run(words.task, options, [best], "measured", words.epochs))
+        ours = run(words.task, options, nodes, "measured", words.epochs)
+        after = seconds_per_sample(run(words.task, options, [best], "measured", words.epochs))
+        equal = seconds_per_sample(run(words.task, options, nodes, "equal", words.epochs))
+        alone = (before + after) / 2
+        ratios["evener"].append(alone / seconds_per_sample(ours))
+        ratios["equal"].append(after / equal)
+        waiting = ", ".join(f"{n.name} {n.seconds_waiting / ours.seconds:.0%}" for n in ours.nodes)
+        print(
+            f"round {i + 1}: alone {before * 1e3:.3f} and {after * 1e3:.3f} ms a sample, evener "
+            f"{ratios['evener'][-1]:.3f}x, equal shares {ratios['equal'][-1]:.3f}x; waiting: {waiting}",
+            flush=True,
+        )
+    for way, values in ratios.items():
+        middle = median(values)
+        print(f"{way}: {middle:.3f}x the fastest node alone, {middle / ideal:.1%} of the ideal {ideal:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""All that one rank's training loop works with, ready to go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset
+
+from evener.comm import Group
+from evener.data import Division, Sampler
+from evener.oracle import Balance
+from evener.parallel import DataParallel
+from evener.plan import Plan
+from evener.task import Task
+from evener.train.precision import Arithmetic
+from evener.train.settings import Settings
+
+Emit = Callable[[Any], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """All that one rank's loop works with, ready to go.
+
+    Attributes:
+        task: what the user wrote.
+        settings: of the run.
+        plan: who does what.
+        group: the ranks that take part.
+        model: with synchronised normalisation, on the device.
+        replica: the model joined with the other ranks'.
+        optimizer: of its parameters.
+        scheduler: of the learning rate, or None.
+        arithmetic: precision.
+        train_data: map-style.
+        validation_data: map-style, or None.
+        sampler: this rank's samples by step.
+        division: what the sampler divides by; None if shares are fixed by where the data is.
+        balance: what re-balancing starts from; None to leave shares alone.
+        emit: told of steps, validations and events; called on the leader only.
+        before_step: called with the step's number before each.
+        stop_requested: whether this process was asked to stop.
+    """
+
+    task: Task
+    settings: Settings
+    plan: Plan
+    group: Group
+    model: nn.Module
+    replica: DataParallel
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    arithmetic: Arithmetic
+    train_data: Dataset[Any]
+    validation_data: Dataset[Any] | None
+    sampler: Sampler
+    division: Division | None
+    balance: Balance | None
+    emit: Emit
+    before_step: Callable[[int], None] = lambda _step: None
+    stop_requested: Callable[[], bool] = lambda: False
