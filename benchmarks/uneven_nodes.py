@@ -19,11 +19,18 @@ from evener.journey.order import Order
 from evener.journey.rank import train_rank
 from evener.record import TrainRecord
 
-WARM_UP = 4
+WARM_UP = 8
 """Steps left out: the first ones allocate memory."""
 
 
-def run(task: str, options: dict[str, str], nodes: list[LocalNode], shares: str, epochs: int) -> TrainRecord:
+def run(
+    task: str,
+    options: dict[str, str],
+    nodes: list[LocalNode],
+    shares: str,
+    epochs: int,
+    batch_size: int | None = None,
+) -> TrainRecord:
     """The record of one run."""
     records: list[TrainRecord] = []
 
@@ -33,7 +40,13 @@ def run(task: str, options: dict[str, str], nodes: list[LocalNode], shares: str,
 
     with tempfile.TemporaryDirectory() as folder:
         order = Order(
-            task=task, options=options, output=str(Path(folder)), shares=shares, epochs=epochs, started=time.time()
+            task=task,
+            options=options,
+            output=str(Path(folder)),
+            shares=shares,
+            epochs=epochs,
+            batch_size=batch_size,
+            started=time.time(),
         )
         run_local(train_rank, nodes, order, patience=60, on_word=keep)
     return records[0]
@@ -53,17 +66,21 @@ def main() -> None:
     parser.add_argument("--task", default="synthetic")
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int)
     words = parser.parse_args()
     options = dict(item.split("=", 1) for item in words.option)
     nodes = parse_local_nodes(words.speeds)
     best = max(nodes, key=lambda node: node.speed_at(0))
     ideal = sum(node.speed_at(0) for node in nodes) / best.speed_at(0)
     ratios: dict[str, list[float]] = {"evener": [], "equal": []}
+    def once(team: list[LocalNode], shares: str) -> TrainRecord:
+        return run(words.task, options, team, shares, words.epochs, words.batch_size)
+
     for i in range(words.rounds):
-        before = seconds_per_sample(run(words.task, options, [best], "measured", words.epochs))
-        ours = run(words.task, options, nodes, "measured", words.epochs)
-        after = seconds_per_sample(run(words.task, options, [best], "measured", words.epochs))
-        equal = seconds_per_sample(run(words.task, options, nodes, "equal", words.epochs))
+        before = seconds_per_sample(once([best], "measured"))
+        ours = once(nodes, "measured")
+        after = seconds_per_sample(once([best], "measured"))
+        equal = seconds_per_sample(once(nodes, "equal"))
         alone = (before + after) / 2
         ratios["evener"].append(alone / seconds_per_sample(ours))
         ratios["equal"].append(after / equal)

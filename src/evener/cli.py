@@ -142,6 +142,19 @@ def benchmark(
 
 
 @app.command()
+def trace(
+    task: Annotated[str, typer.Argument(help="Built-in task, or path/to/my_task.py.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of the task's data.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="key=value for the task; may be repeated.")] = None,
+    output: Annotated[Path, typer.Option(help="File of the graph.")] = Path("graph.json"),
+) -> None:
+    """Show the layers of a task's model and what each costs, without computing anything; write a ModelGraph."""
+    from evener.journey import commands
+
+    commands.show_graph(task, str(data) if data else None, _options(option or []), output)
+
+
+@app.command()
 def demo(
     epochs: Annotated[int | None, typer.Option(help="Passes over the data in each of the three runs.")] = None,
     local_nodes: Speeds = "1.0,0.5,0.25",

@@ -148,7 +148,7 @@ def test_a_record_says_what_every_node_did_and_how_long_it_waited() -> None:
     first = msgspec.structs.replace(run.nodes[0], seconds_computing=30.0, seconds_waiting=10.0, bytes_sent=12_300_000)
     table = record_table(msgspec.structs.replace(run, nodes=(first, *run.nodes[1:]), seconds=75.0))
     assert plain(table.title).startswith("Run: digits, 1 min 15 s, ")
-    assert rows(table)[0] == ("ada", "cuda:0", "67 %", "30.0 s", "10.0 s", "25 %", "12.3", "3.46 GB")
+    assert rows(table)[0] == ("ada", "67 %", "30.0 s", "10.0 s", "25 %", "12.3", "3.46 GB")
     assert len(rows(table)) == 3
 
 

@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from evener.benchmark import environment as versions
 from evener.cluster import LocalNode, run_alone, run_local, run_seat, seat_from_environment
 from evener.cluster.messages import Word
 from evener.cluster.seat import listen_for_signals
+from evener.data import collect, split_batch
 from evener.errors import InvalidInput, InvalidValue, TrainingFailed
-from evener.journey.console import RunView, print_json
+from evener.journey.console import RunView, print_line
 from evener.journey.examine import Examination, examine
 from evener.journey.machines import choose_nodes
 from evener.journey.order import Order, load
@@ -26,9 +28,11 @@ from evener.journey.rank import train_rank
 from evener.noun import read_noun, write_noun
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
-from evener.report import links_table, profile_table, summary, timing_table, write_page
+from evener.report import layers_table, links_table, profile_table, summary, timing_table, write_page
+from evener.tasks import load_task
+from evener.trace import trace as trace_model
 
-__all__ = ["benchmark", "check_strategy", "make_output", "perform", "report", "train", "versions"]
+__all__ = ["benchmark", "check_strategy", "make_output", "perform", "report", "show_graph", "train", "versions"]
 
 
 def train(
@@ -50,7 +54,7 @@ def train(
     nodes = choose_nodes(local_nodes, devices, memory)
     record = perform(order, nodes, to_stderr=as_json, in_process=local_nodes is None)
     if as_json:
-        print_json(json.dumps(summary(record)))
+        print_line(json.dumps(summary(record)))
 
 
 def perform(
@@ -83,7 +87,7 @@ def _train_as_rank(order: Order, environment: Mapping[str, str], as_json: bool) 
         listen_for_signals(seat, signal.SIGTERM, signal.SIGINT)
         run_seat(seat, train_rank, order)
     if as_json and view.record is not None:
-        print_json(json.dumps(summary(view.record)))
+        print_line(json.dumps(summary(view.record)))
     sys.stdout.flush()
     sys.stderr.flush()
     if len(seat.nodes) > 1:
@@ -114,7 +118,7 @@ def benchmark(
                     console.print(table)
             console.print(f"wrote {output}")
             if as_json:
-                print_json(msgspec.json.encode(word).decode())
+                print_line(msgspec.json.encode(word).decode())
 
     if "WORLD_SIZE" in environment and "RANK" in environment:
         seat = seat_from_environment(environment, patience, show)
@@ -128,11 +132,22 @@ def benchmark(
         run_local(examine, nodes, order, patience=patience, on_word=show)
 
 
+def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str], output: Path) -> None:
+    """`evener trace`: the layers of a task's model, as a table and as a ModelGraph in `output`."""
+    task = load_task(reference, Path(data_dir) if data_dir else None, options)
+    dataset = task.train_data()
+    inputs, _ = split_batch(collect(dataset, np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+    graph = trace_model(task.model(), inputs, task.name)
+    write_noun(graph, output)
+    Console(highlight=False).print(layers_table(graph))
+    print_line(f"wrote {output}")
+
+
 def report(paths: Sequence[Path], output: Path) -> None:
     """`evener report`: one page of one or several records."""
     records = {_label(path): read_noun(path, TrainRecord) for path in paths}
     write_page(output, records, title=", ".join(records))
-    print_json(f"wrote {output}")
+    print_line(f"wrote {output}")
 
 
 def make_output(task: str, output: str | None) -> str:

@@ -125,7 +125,7 @@ class RunView:
             self._bar = None
 
 
-def print_json(text: str) -> None:
+def print_line(text: str) -> None:
     """One line on stdout, the last."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

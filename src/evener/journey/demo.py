@@ -10,7 +10,7 @@ from rich.console import Console
 
 from evener.cluster import parse_local_nodes
 from evener.journey.commands import perform
-from evener.journey.console import print_json
+from evener.journey.console import print_line
 from evener.journey.order import Order
 from evener.noun import write_whole
 from evener.record import TrainRecord
@@ -48,7 +48,7 @@ def demo(
         records[way] = perform(order, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
     _show(records, console, output, ideal=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
     if as_json:
-        print_json(json.dumps({way: summary(record) for way, record in records.items()}))
+        print_line(json.dumps({way: summary(record) for way, record in records.items()}))
     return records
 
 

@@ -3,6 +3,7 @@
 from evener.report.bars import comparison_figure, ideal_samples_per_second, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
+from evener.report.graph_table import layers_table
 from evener.report.html import write_page
 from evener.report.keys import summary
 from evener.report.profile_tables import links_table, profile_table, timing_table
@@ -18,6 +19,7 @@ __all__ = [
     "human_count",
     "human_seconds",
     "ideal_samples_per_second",
+    "layers_table",
     "learning_figure",
     "links_table",
     "open_scalars",

@@ -17,7 +17,7 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str =
 
     Args:
         title: above it.
-        columns: headers; one that starts with `>` is of numbers, aligned right.
+        columns: headers; one that starts with `>` is of numbers, aligned right. Only the first and the last may wrap.
         rows: cells, as many as columns.
         caption: below it.
     """
@@ -29,9 +29,10 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str =
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for column in columns:
+    for i, column in enumerate(columns):
         header, numeric = column.removeprefix(">"), column.startswith(">")
-        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
+        fixed = numeric or 0 < i < len(columns) - 1
+        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold", no_wrap=fixed)
     for row in rows:
         if row is None:
             table.add_section()

@@ -49,7 +49,7 @@ def record_table(record: TrainRecord) -> Table:
     """What every node of `record` did: its share, the seconds it computed and waited, what it sent and held."""
     return grid(
         f"Run: {record.task}, {human_seconds(record.seconds)}, {human_count(record.samples_per_second)} samples/s",
-        ("node", "device", ">share", ">computing", ">waiting", ">of its time", ">sent MB", ">peak memory"),
+        ("node", ">share", ">computing", ">waiting", ">of its time", ">sent MB", ">peak memory"),
         [_node_row(node) for node in record.nodes],
     )
 
@@ -58,7 +58,6 @@ def _node_row(node: NodeSummary) -> Row:
     seconds = node.seconds_computing + node.seconds_waiting
     return (
         node.name,
-        node.device,
         percent(node.share),
         human_seconds(node.seconds_computing),
         human_seconds(node.seconds_waiting),

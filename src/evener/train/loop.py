@@ -35,11 +35,11 @@ def train(run: Run) -> History:
         NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
         Interrupted: a rank was asked to stop; a checkpoint is written.
     """
-    return _Loop(run).run()
+    return Loop(run).run()
 
 
-class _Loop:
-    """The state of one rank's loop."""
+class Loop:
+    """The state of one rank's loop; `run` goes through it, `one_step` performs a single step of it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -56,20 +56,13 @@ class _Loop:
         self._lag = 1 if run.group.device.type == "cuda" else 0
 
     def run(self) -> History:
+        """All steps from the first, or from the checkpoint to resume from, to the last."""
         run = self._run
         first = self._start()
-        loader = Loader(
-            run.train_data,
-            run.sampler,
-            first=first,
-            last=self._last,
-            device=run.group.device,
-            seed=run.settings.seed,
-            workers=run.settings.workers,
-        )
+        loader = self.loader(first)
         begin = self._mark = time.perf_counter()
         for step in range(first, self._last + 1):
-            self._one_step(step, loader)
+            self.one_step(step, loader)
             if step % run.sampler.steps_per_epoch == 0:
                 self._end_epoch(step)
             elif run.settings.checkpoint_every and step % run.settings.checkpoint_every == 0:
@@ -79,6 +72,19 @@ class _Loop:
                 self._stop(step)
         self._history.seconds = time.perf_counter() - begin
         return self._history
+
+    def loader(self, first: int) -> Loader:
+        """The batches from step `first` on."""
+        run = self._run
+        return Loader(
+            run.train_data,
+            run.sampler,
+            first=first,
+            last=self._last,
+            device=run.group.device,
+            seed=run.settings.seed,
+            workers=run.settings.workers,
+        )
 
     def _start(self) -> int:
         """The first step to do: 1, or the one after the checkpoint to resume from."""
@@ -97,7 +103,8 @@ class _Loop:
         self._tell(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
         return state.step + 1
 
-    def _one_step(self, step: int, loader: Loader) -> None:
+    def one_step(self, step: int, loader: Loader) -> None:
+        """Perform `step`, the loader's next, tell the others and hear of the step before."""
         run = self._run
         run.before_step(step)
         seed_all(run.settings.seed, step, run.group.rank, device=run.group.device)

@@ -1,0 +1,102 @@
+"""Evener's step on equal nodes against plain DistributedDataParallel, in turn within one run.
+
+    python benchmarks/ddp_parity.py [--blocks 8] [--steps 10] [--norm none|batch]
+
+Two ranks, one core each. Plain: DDP, mean loss, its own optimiser step, BatchNorm (if any) local to each rank. Evener:
+the training step that `evener train` performs, its reports and re-balancing included, BatchNorm synchronised. Prints the
+ratio of the medians; below 1 Evener is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from evener.cluster import Seat, parse_local_nodes, run_local
+from evener.comm import join_group, leave_group
+from evener.journey.assemble import assemble
+from evener.journey.order import Order, load
+from evener.journey.prepare import prepare
+from evener.oracle import Candidate, Exchange, Worker, plan_data_parallel
+from evener.train.loop import Loop
+
+
+def compare(seat: Seat, order: dict[str, Any]) -> None:
+    """One rank: blocks of plain steps and of Evener's, in turn."""
+    wanted = Order(
+        task="synthetic",
+        options={"batch_norm": str(order["norm"] == "batch").lower(), "samples": str(order["batch"] * 1000 // 8)},
+        output=order["folder"],
+        batch_size=order["batch"],
+        epochs=1000,
+        started=0.0,
+    )
+    task, settings = load(wanted)
+    group = join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=600)
+    plain = DistributedDataParallel(prepare(task, settings, seat).model, gradient_as_bucket_view=True)
+    optimizer = prepare(task, settings, seat).make_optimizer(plain.parameters())
+    work = prepare(task, settings, seat)
+    worker = Worker(unit_seconds=1.0)
+    candidates = [Candidate(node=name, device="cpu", worker=worker) for name in seat.names]
+    plan = plan_data_parallel(candidates, order["batch"], Exchange(gradient_bytes=0))
+    run = assemble(work, plan, group, seat)
+    loop = Loop(run)
+    loader = loop.loader(1)
+    own = order["batch"] // group.size
+    inputs, targets = (t[: own * 8] for t in work.train_data.tensors)  # type: ignore[attr-defined]
+
+    def plain_step(i: int) -> None:
+        at = slice((i % 8) * own, (i % 8 + 1) * own)
+        optimizer.zero_grad()
+        torch.autograd.backward(task.loss(plain(inputs[at]), targets[at]))
+        optimizer.step()
+
+    seconds: dict[str, list[float]] = {"plain": [], "evener": []}
+    step = 0
+    for block in range(order["blocks"] + 1):
+        for way in ("plain", "evener"):
+            group.barrier()
+            for _ in range(order["steps"]):
+                step += 1
+                start = time.perf_counter()
+                plain_step(step) if way == "plain" else loop.one_step(len(seconds["evener"]) + 1 + block, loader)
+                if block:
+                    seconds[way].append(time.perf_counter() - start)
+    if seat.rank == 0:
+        blocks = range(order["blocks"])
+        n = order["steps"]
+        ratios = [
+            median(seconds["evener"][b * n : (b + 1) * n]) / median(seconds["plain"][b * n : (b + 1) * n])
+            for b in blocks
+        ]
+        Path(order["folder"], "result").write_text(
+            f"plain {median(seconds['plain']) * 1e3:.1f} ms, evener {median(seconds['evener']) * 1e3:.1f} ms a step; "
+            f"ratio of medians {median(seconds['evener']) / median(seconds['plain']):.3f}, "
+            f"median of the blocks' ratios {median(ratios):.3f} (from {min(ratios):.3f} to {max(ratios):.3f})"
+        )
+    group.barrier()
+    leave_group()
+
+
+def main() -> None:
+    """Run both norms and print the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--norm", choices=["none", "batch"], default="none")
+    words = vars(parser.parse_args())
+    with tempfile.TemporaryDirectory() as folder:
+        run_local(compare, parse_local_nodes("1,1"), {**words, "folder": folder}, patience=60, on_word=print)
+        print(f"norm {words['norm']}: {Path(folder, 'result').read_text()}")
+
+
+if __name__ == "__main__":
+    main()
