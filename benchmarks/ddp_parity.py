@@ -2,9 +2,9 @@
 
     python benchmarks/ddp_parity.py [--blocks 8] [--steps 10] [--norm none|batch]
 
-Two ranks, one core each. Plain: DDP, mean loss, its own optimiser step, BatchNorm (if any) local to each rank. Evener:
-the training step that `evener train` performs, its reports and re-balancing included, BatchNorm synchronised. Prints the
-ratio of the medians; below 1 Evener is faster.
+Two ranks, one core each. Plain: DDP, mean loss, its own optimiser step, BatchNorm (if any) local to each rank.
+Evener: the step that `evener train` performs, reports and re-balancing included, BatchNorm synchronised.
+Prints the ratio of the medians; below 1 Evener is faster.
 """
 
 from __future__ import annotations

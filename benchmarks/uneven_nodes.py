@@ -73,6 +73,7 @@ def main() -> None:
     best = max(nodes, key=lambda node: node.speed_at(0))
     ideal = sum(node.speed_at(0) for node in nodes) / best.speed_at(0)
     ratios: dict[str, list[float]] = {"evener": [], "equal": []}
+
     def once(team: list[LocalNode], shares: str) -> TrainRecord:
         return run(words.task, options, team, shares, words.epochs, words.batch_size)
 

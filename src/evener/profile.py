@@ -1,4 +1,4 @@
-"""ClusterProfile: what the machines are, measured; made by `benchmark` or written by hand (SYSTEMS.md T3's file)."""
+"""ClusterProfile: what the machines are, measured; made by `benchmark` or written by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Throughput(Part, frozen=True, kw_only=True):
 
     @property
     def score(self) -> float | None:
-        """One comparable number (SYSTEMS.md T2): the geometric mean of both speeds, in GFLOP/s.
+        """One comparable number: the geometric mean of both speeds, in GFLOP/s.
 
         The geometric mean, because twice the speed in either is then worth the same, whichever is faster. None where
         the device cannot do one of the two: it then cannot train a convolutional network at this precision.

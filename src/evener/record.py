@@ -8,7 +8,7 @@ from evener.plan import Plan
 
 
 class NodeStep(Part, frozen=True, kw_only=True):
-    """One node's part of one step (or of several, summed); the phases of SYSTEMS.md C.
+    """One node's part of one step (or of several, summed); by phase.
 
     Attributes:
         samples: computed here.
@@ -114,7 +114,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         precision: `fp32`, `bf16` ...
         seconds: of the training loop, validation and checkpoints included, start-up and measuring excluded.
         samples_per_second: trained samples by the seconds of the steps (validation and checkpoints excluded).
-        final_loss: mean training loss of the last epoch's steps (of the last step if it was cut short).
+        final_loss: mean training loss of the last epoch's steps; None if the run was complete when it was resumed.
         validation_accuracy: of the last validation; None where there is none.
         startup_seconds: from the command to the first step.
         every: steps summed in one entry of `steps`.

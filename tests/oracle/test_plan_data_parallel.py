@@ -35,7 +35,7 @@ def test_a_node_that_costs_more_than_it_brings_is_left_out_with_its_reason() -> 
 def test_a_node_too_slow_for_one_sample_is_left_out() -> None:
     plan = plan_data_parallel([node(0, 0.001), node(1, 1000.0)], 64, FREE)
     assert [a.node for a in plan.assignments] == ["n0"]
-    assert plan.rejected[0].reason == "too slow for a single sample of a step"
+    assert plan.rejected[0].reason == "by the time it had done one sample, the others have done all"
 
 
 def test_the_first_rank_may_be_the_one_left_out() -> None:
@@ -77,7 +77,7 @@ def test_named_shares_are_taken_as_they_are() -> None:
 def test_a_plan_is_never_predicted_slower_than_the_best_device_alone(
     units: list[float], batch: int, alpha: float, beta: float
 ) -> None:
-    exchange = Exchange(gradient_bytes=10_000, statistics=3, alpha=alpha, beta=beta)
+    exchange = Exchange(gradient_bytes=10_000, statistics=3, message_seconds=alpha, alpha=alpha, beta=beta)
     prediction = plan_data_parallel([node(i, u) for i, u in enumerate(units)], batch, exchange).prediction
     assert prediction is not None
     assert prediction.alone_seconds is not None

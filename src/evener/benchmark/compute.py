@@ -1,4 +1,4 @@
-"""How many FLOP/s a device does at each precision: a square matrix product and a 3x3 convolution (SYSTEMS.md T2).
+"""How many FLOP/s a device does at each precision: a square matrix product and a 3x3 convolution.
 
 Shape letters: N samples, C channels (in and out), H rows and columns.
 """

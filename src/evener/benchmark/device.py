@@ -24,7 +24,7 @@ def profile_device(
     memory_limit: int | None = None,
     seconds: float = 8.0,
 ) -> DeviceProfile:
-    """Measure one device of `node` (SYSTEMS.md T2).
+    """Measure one device of `node`.
 
     Everything is measured again and again over the whole time and the best counts, so that a short disturbance spoils
     nothing. The FLOP/s and bytes/s of a node slowed down on purpose are those of the device times `speed`: what its

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 
 import torch
 
@@ -11,6 +12,7 @@ from evener.comm import Group
 _SMALL_BYTES = 8
 _LEAST_LARGE_BYTES = 2**20
 _ROUNDS = 5
+_MESSAGES = 20
 
 
 def measure_all_reduce(group: Group, largest_bytes: int) -> tuple[float, float]:
@@ -31,6 +33,20 @@ def measure_all_reduce(group: Group, largest_bytes: int) -> tuple[float, float]:
     beta = max(0.0, large - small) / steps * group.size / large_bytes
     agreed = group.all_reduce_max([alpha, beta])
     return agreed[0], agreed[1]
+
+
+def measure_message(group: Group) -> float:
+    """Seconds of an exchange of small tensors among all ranks, such as BatchNorm's statistics: that of the slowest."""
+    if group.size == 1:
+        return 0.0
+    message, taken = torch.zeros(64, device=group.device), []
+    for _ in range(_MESSAGES):
+        start = time.perf_counter()
+        group.all_sum(message, "measuring")
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
+        taken.append(time.perf_counter() - start)
+    return group.all_reduce_max([median(taken)])[0]
 
 
 def _seconds(group: Group, nbytes: int) -> float:

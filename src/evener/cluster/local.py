@@ -133,9 +133,10 @@ def _rank_main(
 ) -> None:
     """What a rank's process runs; it ends here, never by returning: a Gloo thread may crash an ordinary exit."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     node = nodes[rank]
-    if node.cores:
+    if node.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, node.cores)
     if node.threads:
         torch.set_num_threads(node.threads)

@@ -23,6 +23,7 @@ class LocalNode(Part, frozen=True, kw_only=True):
 
     Attributes:
         name: `node-0`, `node-1` ...
+        host: machine that it runs on; nodes of one host share its memory.
         device: as PyTorch names it.
         speeds: (first step, speed), in order of steps, the first from step 0.
         cores: of the processor that it runs on; empty for all.
@@ -31,6 +32,7 @@ class LocalNode(Part, frozen=True, kw_only=True):
     """
 
     name: str
+    host: str = "localhost"
     device: str = "cpu"
     speeds: tuple[tuple[int, float], ...] = ((0, 1.0),)
     cores: tuple[int, ...] = ()

@@ -23,9 +23,10 @@ import torch.distributed as dist
 import evener
 from evener.cluster.nodes import LocalNode
 from evener.cluster.watch import Watch
-from evener.errors import DoesNotFit, EvenerError, Interrupted, InvalidValue, NodeLost, TrainingFailed
+from evener.errors import DoesNotFit, EvenerError, Interrupted, InvalidValue, NodeLost, NonFiniteLoss, TrainingFailed
 
-_BROKEN = ("connection", "gloo", "nccl", "timed out", "peer", "store", "socket")
+_BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
+_ANYWHERE = "192.0.2.1"  # an address that documentation may use, so nobody's: only the way there is asked for
 _NOT_THE_USERS = (str(Path(evener.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")
 
 
@@ -104,6 +105,8 @@ def run_seat(seat: Seat, program: Program, order: Any) -> None:
         program(seat, order)
     except Exception as error:
         meaning = _meaning(error, seat)
+        if seat.watch is not None and _is_of_this_rank_alone(meaning):
+            seat.watch.report_failure(f"node {seat.node.name} (rank {seat.rank}) failed: {meaning}")
         if meaning is error:
             raise
         raise meaning from error
@@ -128,6 +131,13 @@ def _meaning(error: Exception, seat: Seat) -> Exception:
             f"{type(error).__name__}: {error} (in {place.name}, {place.filename}, line {place.lineno})"
         )
     return error
+
+
+def _is_of_this_rank_alone(error: Exception) -> bool:
+    """Whether the others do not see the same error themselves, and have to be told."""
+    if isinstance(error, EvenerError):
+        return isinstance(error, TrainingFailed | DoesNotFit) and not isinstance(error, NonFiniteLoss)
+    return True
 
 
 def _place_in_users_code(error: Exception) -> traceback.FrameSummary | None:
@@ -158,9 +168,9 @@ def seat_from_environment(environment: Mapping[str, str], patience: float, emit:
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     kept = connect(host, port, keep=rank == 0 and not agent, patience=patience)
     store = dist.PrefixStore(f"evener/{attempt}", kept)  # type: ignore[attr-defined]
-    nodes = _introduce(store, rank, size, f"{socket.gethostname()}/{local}", device, patience)
+    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
     seat = Seat(rank=rank, nodes=nodes, device=torch.device(device), patience=patience, emit=emit, store=store)
-    seat.address = _own_address(host, port)
+    seat.address = _own_address(host, port, several_hosts=len({node.host for node in nodes}) > 1)
     if size > 1:
         own = connect(host, port, keep=False, patience=patience)
         second = dist.PrefixStore(f"evener/{attempt}", own)  # type: ignore[attr-defined]
@@ -168,8 +178,17 @@ def seat_from_environment(environment: Mapping[str, str], patience: float, emit:
     return seat
 
 
-def _own_address(host: str, port: int) -> str:
-    """The address of the interface through which this machine reaches the master; no packet is sent."""
+def _own_address(host: str, port: int, several_hosts: bool) -> str:
+    """The address of the interface through which this machine reaches the master; no packet is sent.
+
+    Some systems let the master's own name stand for its loopback, where no other machine reaches it: then that of the
+    interface towards the rest of the world.
+    """
+    address = _address_towards(host, port)
+    return _address_towards(_ANYWHERE, port) if several_hosts and address.startswith("127.") else address
+
+
+def _address_towards(host: str, port: int) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
@@ -180,19 +199,18 @@ def _introduce(
     rank: int,
     size: int,
     name: str,
-    device: str,
     patience: float,
 ) -> list[LocalNode]:
-    """Leave this rank's name and device in the store, read the others'. Raises NodeLost if one does not come."""
-    store.set(f"name/{rank}", f"{name} {device}")
+    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one does not come."""
+    store.set(f"name/{rank}", name)
     nodes = []
     for other in range(size):
         try:
             store.wait([f"name/{other}"], timedelta(seconds=max(patience, 30)))
         except RuntimeError as error:
             raise NodeLost(f"rank {other} did not start within {max(patience, 30):g} s") from error
-        who, what = store.get(f"name/{other}").decode().split(" ")
-        nodes.append(LocalNode(name=who, device=what))
+        host, local, device = store.get(f"name/{other}").decode().split(" ")
+        nodes.append(LocalNode(name=f"{host}/{local}", host=host, device=device))
     return nodes
 
 

@@ -86,13 +86,17 @@ class Watch:
     def stop(self) -> None:
         """End the watch; this rank counts as having left, not as lost."""
         self._done.set()
+        self._leave_word(_left(self._rank), "1")
         if self._thread.ident is not None:
             self.join(timeout=self._patience)
 
     def report_failure(self, sentence: str) -> None:
         """Leave word of this rank's own failure, so that the others need not wait to name it."""
+        self._leave_word(_FAILURE, sentence)
+
+    def _leave_word(self, key: str, word: str) -> None:
         try:
-            self._store.set(_FAILURE, sentence)
+            self._store.set(key, word)
         except RuntimeError:
             return  # the store is gone, and with it whoever could have read this
 
@@ -105,8 +109,11 @@ class Watch:
             self._listen()
         except RuntimeError as error:
             return f"the store that all ranks share is gone, with the process that kept it ({_first_line(error)})"
-        silent = silent_ranks(self._beats, time.monotonic(), self._patience)
+        silent = [r for r in silent_ranks(self._beats, time.monotonic(), self._patience) if not self._has_left(r)]
         return self._name(silent[0]) if silent else None
+
+    def _has_left(self, rank: int) -> bool:
+        return bool(self._store.check([_left(rank)]))
 
     def _listen(self) -> None:
         now = time.monotonic()
@@ -136,6 +143,10 @@ def parse_beat(text: bytes) -> tuple[int, int]:
     """(count, step) of a beat as it stands in the store."""
     count, step = text.decode().split(":")
     return int(count), int(step)
+
+
+def _left(rank: int) -> str:
+    return f"left/{rank}"
 
 
 def _key(rank: int) -> str:

@@ -25,10 +25,10 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class Traffic:
     """What this rank handed to collectives, by kind, in bytes that cross its link in a ring algorithm."""
 
-    sent: dict[str, int] = field(default_factory=dict)
-    received: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
+    received: dict[str, float] = field(default_factory=dict)
 
-    def count(self, kind: str, sent: int, received: int) -> None:
+    def count(self, kind: str, sent: float, received: float) -> None:
         """Add one call of `kind`."""
         self.sent[kind] = self.sent.get(kind, 0) + sent
         self.received[kind] = self.received.get(kind, 0) + received
@@ -36,12 +36,12 @@ class Traffic:
     @property
     def sent_bytes(self) -> int:
         """Over all kinds."""
-        return sum(self.sent.values())
+        return round(sum(self.sent.values()))
 
     @property
     def received_bytes(self) -> int:
         """Over all kinds."""
-        return sum(self.received.values())
+        return round(sum(self.received.values()))
 
 
 @dataclass
@@ -119,9 +119,9 @@ class Group:
         return self.all_gather(tensor, kind).sum(0)
 
     def _gather(self, flat: Tensor) -> Tensor:
-        if self.mesh is not None and flat.device.type == "cpu":
-            rows = self.mesh.exchange(flat.detach().numpy().tobytes())
-            return torch.frombuffer(bytearray(b"".join(rows)), dtype=flat.dtype)
+        if self.mesh is not None and dist.get_backend(self.process_group) == "gloo":
+            rows = self.mesh.exchange(flat.detach().cpu().numpy().tobytes())
+            return torch.frombuffer(bytearray(b"".join(rows)), dtype=flat.dtype).to(flat.device)
         gathered = flat.new_empty(self.size * flat.numel())
         work = _all_gather(gathered, flat, group=self.process_group, async_op=True)
         work.wait()
@@ -129,7 +129,7 @@ class Group:
 
     def count_all_reduce(self, tensor: Tensor, kind: str) -> None:
         """Count one ring all-reduce of `tensor`: 2 (p-1)/p of its bytes, sent and received."""
-        nbytes = 2 * (self.size - 1) * tensor.nbytes // self.size
+        nbytes = 2 * (self.size - 1) * tensor.nbytes / self.size
         self.traffic.count(kind, nbytes, nbytes)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
@@ -159,6 +159,7 @@ def join_group(
     device: torch.device,
     store: dist.Store | None,  # type: ignore[name-defined]
     patience: float,
+    longest_wait: float = 1800.0,
     backend: str = "gloo",
     address: str = "127.0.0.1",
     pace: Pace | None = None,
@@ -170,15 +171,19 @@ def join_group(
         nodes: name of every rank's node.
         device: that this rank computes on.
         store: where the ranks find each other; None only for a single rank.
-        patience: seconds that any wait may last.
+        patience: seconds within which all have to come together, and not less than 30.
+        longest_wait: seconds that a collective may take: slow is not dead.
         backend: `nccl` or `gloo` for tensors.
         address: of this machine, at which the other ranks reach it.
         pace: this rank's clock; by default one of the device's own speed.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     pace = pace or Pace(device)
+    patience = max(patience, 30.0)
     group = Group(rank=rank, size=len(nodes), device=device, nodes=list(nodes), pace=pace)
     if group.size > 1:
-        limit = timedelta(seconds=patience)
+        limit = timedelta(seconds=longest_wait)
         dist.init_process_group(backend, store=store, rank=rank, world_size=group.size, timeout=limit)
         group.process_group = dist.group.WORLD
         meshes = [
@@ -188,6 +193,7 @@ def join_group(
                 store=dist.PrefixStore(name, store),  # type: ignore[attr-defined,arg-type]
                 address=address,
                 patience=patience,
+                longest_wait=longest_wait,
             )
             for name in ("small", "reports")
         ]

@@ -26,6 +26,12 @@ class Division:
         self._changes.append((step, tuple(workers)))
 
     def sizes(self, step: int, count: int) -> tuple[int, ...]:
-        """Samples for every rank, in order, of `count` samples in `step`."""
-        workers = next(w for start, w in reversed(self._changes) if start <= step)
-        return apportion(count, workers)
+        """Samples for every rank, in order, of a micro-batch of `count` samples in `step`."""
+        return apportion(count, self._workers(step))
+
+    def parts(self, step: int, count: int) -> tuple[int, ...]:
+        """Likewise of `count` samples that a rank takes one batch after the other, so that memory bounds nothing."""
+        return apportion(count, [Worker(unit_seconds=worker.unit_seconds) for worker in self._workers(step)])
+
+    def _workers(self, step: int) -> tuple[Worker, ...]:
+        return next(workers for start, workers in reversed(self._changes) if start <= step)

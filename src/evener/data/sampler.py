@@ -99,7 +99,7 @@ class ShuffledSampler:
 
 
 class StationarySampler:
-    """Samples of data that stays where it is: every rank draws from its own part only (SYSTEMS.md T7).
+    """Samples of data that stays where it is: every rank draws from its own part only.
 
     A rank's part of a step is in proportion to its part of the data, so that all come to the end of an epoch together.
 

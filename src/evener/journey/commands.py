@@ -46,8 +46,8 @@ def train(
 ) -> None:
     """`evener train`: as a rank if torchrun started this process, else on nodes of this machine."""
     if "WORLD_SIZE" in environment and "RANK" in environment:
-        if local_nodes is not None:
-            raise InvalidInput("--local-nodes cannot be used under torchrun, which has started the ranks already")
+        if local_nodes is not None or memory is not None or devices != "all":
+            raise InvalidInput("--local-nodes, --devices and --memory are for runs that Evener starts, not torchrun")
         _train_as_rank(order, environment, as_json)
         return
     load(order)
@@ -145,7 +145,7 @@ def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str],
 
 def report(paths: Sequence[Path], output: Path) -> None:
     """`evener report`: one page of one or several records."""
-    records = {_label(path): read_noun(path, TrainRecord) for path in paths}
+    records = {_label(path, paths): read_noun(path, TrainRecord) for path in paths}
     write_page(output, records, title=", ".join(records))
     print_line(f"wrote {output}")
 
@@ -156,8 +156,11 @@ def make_output(task: str, output: str | None) -> str:
     return output or str(Path("runs") / f"{Path(task).stem}-{stamp}")
 
 
-def _label(path: Path) -> str:
-    return path.parent.name if path.name == "record.json" and path.parent.name else path.stem
+def _label(path: Path, others: Sequence[Path]) -> str:
+    """A short name for a record: that of its folder where this tells it from the others, else its whole path."""
+    names = [other.resolve().parent.name for other in others]
+    name = path.resolve().parent.name
+    return name if names.count(name) == 1 else str(path)
 
 
 def _folder(name: str) -> Path:

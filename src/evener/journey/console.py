@@ -26,13 +26,11 @@ class RunView:
 
     Args:
         output: folder for plan, record and scalars.
-        steps: of the whole run.
-        quiet: show nothing but what goes wrong.
         to_stderr: keep stdout free for `--json`.
     """
 
-    def __init__(self, output: Path, *, quiet: bool = False, to_stderr: bool = False) -> None:
-        self.console = Console(stderr=to_stderr, quiet=quiet, highlight=False)
+    def __init__(self, output: Path, *, to_stderr: bool = False) -> None:
+        self.console = Console(stderr=to_stderr, highlight=False)
         self.record: TrainRecord | None = None
         self._output = output
         self._plan: Plan | None = None

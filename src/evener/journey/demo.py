@@ -14,7 +14,7 @@ from evener.journey.console import print_line
 from evener.journey.order import Order
 from evener.noun import write_whole
 from evener.record import TrainRecord
-from evener.report import comparison_figure, comparison_table, png, summary, write_page
+from evener.report import comparison_figure, comparison_table, png, require_matplotlib, summary, write_page
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
@@ -31,6 +31,7 @@ def demo(
         as_json: print one object with the three summaries as the last line.
         task: built-in name or path.
     """
+    require_matplotlib()
     nodes = parse_local_nodes(speeds)
     best = max(nodes, key=lambda node: node.speed_at(0))
     console = Console(stderr=as_json, highlight=False)

@@ -37,7 +37,7 @@ def examine(seat: Seat, order: Examination) -> None:
         nodes=seat.names,
         device=seat.device,
         store=seat.store,
-        patience=max(order.patience, 600.0),
+        patience=order.patience,
         address=seat.address,
         backend=seat.backend,
         pace=Pace(seat.device, seat.node.speed_at(0)),

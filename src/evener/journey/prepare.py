@@ -85,7 +85,7 @@ def _memory_limit(seat: Seat) -> int | None:
     """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
     if seat.node.memory_bytes is not None or seat.device.type != "cpu":
         return seat.node.memory_bytes
-    return usable_memory(seat.device)[1] // sum(node.device == "cpu" for node in seat.nodes)
+    return usable_memory(seat.device)[1] // sum(n.device == "cpu" and n.host == seat.node.host for n in seat.nodes)
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

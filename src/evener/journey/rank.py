@@ -21,9 +21,6 @@ from evener.journey.prepare import prepare
 from evener.journey.write_down import write_down
 from evener.train import train
 
-_LONGEST_WAIT = 1800.0
-"""Seconds that a collective may take: slow is not dead. Whether a rank is alive, its watch tells within --patience."""
-
 
 def train_rank(seat: Seat, order: Order) -> None:
     """One rank's whole way; the leader tells plan, steps and record through the seat."""
@@ -32,7 +29,7 @@ def train_rank(seat: Seat, order: Order) -> None:
         nodes=seat.names,
         device=seat.device,
         store=seat.store,
-        patience=max(order.patience, _LONGEST_WAIT),
+        patience=order.patience,
         address=seat.address,
         backend=seat.backend,
         pace=Pace(seat.device, seat.node.speed_at(0)),
@@ -43,7 +40,6 @@ def train_rank(seat: Seat, order: Order) -> None:
     plan = decide(work, world, seat, order)
     group = world.subgroup([seat.names.index(a.node) for a in plan.assignments])
     if group is None:
-        world.barrier()
         return
     if group.is_leader:
         seat.emit(plan)
@@ -54,5 +50,5 @@ def train_rank(seat: Seat, order: Order) -> None:
     if group.is_leader:
         save_model(run.model, str(Path(order.output) / "model.safetensors"))
         seat.emit(record)
-    world.barrier()
+    group.barrier()
     leave_group()

@@ -12,6 +12,6 @@ def all_reduce_seconds(nbytes: float, size: int, alpha: float, beta: float) -> f
     return 0.0 if size < 2 else 2 * (size - 1) * (alpha + nbytes / size * beta)
 
 
-def ring_bytes(nbytes: int, size: int) -> int:
+def ring_bytes(nbytes: int, size: int) -> float:
     """Bytes that each rank sends in a ring all-reduce of `nbytes`: 2 (p-1)/p n."""
-    return 2 * (size - 1) * nbytes // size
+    return 2 * (size - 1) * nbytes / size

@@ -39,7 +39,9 @@ class Exchange:
 
     Attributes:
         gradient_bytes: of all weight gradients.
-        statistics: number of small all-reduces in forward and backward (BatchNorm), which nothing hides.
+        statistics: number of small exchanges in forward and backward (BatchNorm), which nothing hides.
+        statistics_bytes: that a rank sends to each other one in these.
+        message_seconds: of one small exchange.
         alpha: seconds of latency of one step of a ring.
         beta: seconds per byte.
         bucket_bytes: of the last bucket of gradients, the one that no backward pass hides.
@@ -47,14 +49,20 @@ class Exchange:
 
     gradient_bytes: int
     statistics: int = 0
+    statistics_bytes: int = 0
+    message_seconds: float = 0.0
     alpha: float = 0.0
     beta: float = 0.0
     bucket_bytes: int = 25 * 2**20
 
+    def sent_bytes(self, size: int) -> int:
+        """Bytes that each of `size` ranks sends in a step."""
+        return round(ring_bytes(self.gradient_bytes, size) + (size - 1) * self.statistics_bytes)
+
     def seconds(self, size: int) -> float:
         """Seconds of a step in which `size` ranks exchange and cannot compute meanwhile."""
         exposed = min(self.gradient_bytes, self.bucket_bytes)
-        small = self.statistics * all_reduce_seconds(0, size, self.alpha, self.beta)
+        small = self.statistics * self.message_seconds if size > 1 else 0.0
         return all_reduce_seconds(exposed, size, self.alpha, self.beta) + small
 
 
@@ -142,7 +150,8 @@ def _left_out(
         sizes = apportion(micro, [candidates[j].worker for j in trial])
         seconds = _step_seconds(candidates, trial, sizes, exchange, accumulate)
         too_slow = sizes[trial.index(i)] == 0
-        reason = "too slow for a single sample of a step" if too_slow else "a step would be no shorter with it"
+        alone = "by the time it had done one sample, the others have done all"
+        reason = alone if too_slow else "a step would be no shorter with it"
         rejected.append(Rejected(what=candidates[i].node, reason=reason, step_seconds=seconds))
     return tuple(rejected)
 
@@ -203,7 +212,7 @@ def _prediction(
         step_seconds=compute + communication,
         compute_seconds=compute,
         communication_seconds=communication,
-        sent_bytes=ring_bytes(exchange.gradient_bytes, len(members)),
+        sent_bytes=exchange.sent_bytes(len(members)),
         alone_seconds=accumulate * min(alone) if alone else None,
     )
 

@@ -13,8 +13,11 @@ from statistics import median
 
 from evener.oracle.apportion import Worker, apportion, finish_seconds
 
-CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.25), (6, 0.12), (16, 0.05))
+CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.35), (6, 0.15), (16, 0.05))
 """(steps behind a prediction, gain from which it is acted upon)."""
+
+AT_FIRST: tuple[tuple[int, float], ...] = ((4, 0.02),)
+"""Likewise for the first decision: what a short trial promised is worth less than the first steps of the run itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +43,13 @@ class Balance:
         workers: predicted cost of n samples, one a node.
         shares: of a full micro-batch, one a node.
         factors: the last measured / predicted seconds of every node, oldest first.
+        is_tried: whether the first steps of the run have confirmed or corrected the trial's promise.
     """
 
     workers: tuple[Worker, ...]
     shares: tuple[int, ...]
     factors: tuple[tuple[float, ...], ...] = ()
+    is_tried: bool = False
 
     def observe(self, samples: Sequence[int], seconds: Sequence[float]) -> Balance:
         """The balance after a step in which node i computed `samples[i]` in `seconds[i]`."""
@@ -57,14 +62,14 @@ class Balance:
 
     def decide(self) -> Decision:
         """Divide anew if that is predicted to pay, by as many of the last steps as the gain needs to be believed."""
-        decision = Decision(balance=self)
-        for steps, least_gain in CONFIDENCE:
+        decision, tried = Decision(balance=self), self.is_tried
+        for steps, least_gain in CONFIDENCE if self.is_tried else AT_FIRST:
             if not self._has_seen(steps):
                 break
-            decision = self._divide(self._workers_now(steps))
+            tried, decision = True, self._divide(self._workers_now(steps))
             if decision.shares is not None and decision.gain > least_gain:
                 return decision
-        return Decision(balance=self, gain=decision.gain)
+        return Decision(balance=replace(self, is_tried=tried), gain=decision.gain)
 
     def _has_seen(self, steps: int) -> bool:
         """Whether every node that has samples was timed in so many steps."""
@@ -82,7 +87,7 @@ class Balance:
     def _divide(self, workers: tuple[Worker, ...]) -> Decision:
         shares = apportion(sum(self.shares), workers)
         gain = finish_seconds(self.shares, workers) / finish_seconds(shares, workers) - 1
-        balance = replace(self, workers=workers, shares=shares, factors=())
+        balance = replace(self, workers=workers, shares=shares, factors=(), is_tried=True)
         return Decision(balance=balance, shares=shares if shares != self.shares else None, gain=gain)
 
 

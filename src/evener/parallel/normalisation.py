@@ -31,7 +31,7 @@ class GroupBatchNorm(nn.Module):
 
     def __init__(self, norm: _BatchNorm, group: Group) -> None:
         super().__init__()
-        self.eps, self.momentum = norm.eps, norm.momentum
+        self.eps, self.momentum, self.num_features = norm.eps, norm.momentum, norm.num_features
         self.group = group
         self.counted = True
         self.weight, self.bias = norm.weight, norm.bias
@@ -46,19 +46,20 @@ class GroupBatchNorm(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` of shape (N, C, ...)."""
-        if not self.training and self.running_mean is not None:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        if not self.training:  # no rank waits for another in validation, where each has its own number of batches
+            tracked = self.running_mean is not None
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, not tracked, 0.0, self.eps
+            )
         y, mean, var, count = _Normalise.apply(  # type: ignore[no-untyped-call]
             x, self.weight, self.bias, self.eps, self.group, self.counted
         )
-        if self.training:
-            self._track(mean, var, count)
+        self._track(mean, var, count)
         return cast(Tensor, y)
 
     def extra_repr(self) -> str:
         """Channels and ranks."""
-        channels = "?" if self.weight is None else self.weight.numel()
-        return f"{channels}, eps={self.eps}, momentum={self.momentum}, ranks={self.group.size}"
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, ranks={self.group.size}"
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
@@ -164,9 +165,19 @@ def synchronise_batch_norm(model: nn.Module, group: Group) -> nn.Module:
     return model
 
 
-def statistics_exchanges(model: nn.Module) -> int:
-    """Number of small collectives of a training step: one forward and one backward a BatchNorm."""
-    return 2 * sum(isinstance(m, GroupBatchNorm | _BatchNorm) for m in model.modules())
+def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
+    """(number, bytes) of the exchanges of statistics in a pass over a micro-batch, bytes to each peer.
+
+    One forward, of mean, variance and count, and one backward, of two sums, a BatchNorm: 2 C + 1 and 2 C numbers.
+    """
+    norms = [m for m in model.modules() if isinstance(m, GroupBatchNorm | _BatchNorm)]
+    numbers = sum(4 * _channels(norm) + 1 for norm in norms)
+    wide = any(p.dtype == torch.float64 for p in model.parameters())
+    return 2 * len(norms), numbers * (8 if wide else 4)
+
+
+def _channels(norm: GroupBatchNorm | _BatchNorm) -> int:
+    return norm.num_features
 
 
 @contextmanager

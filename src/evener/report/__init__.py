@@ -1,7 +1,7 @@
 """Records -> tables for the terminal, figures, one HTML page, TensorBoard scalars. Reads the nouns, changes nothing."""
 
 from evener.report.bars import comparison_figure, ideal_samples_per_second, phases_figure, plan_figure
-from evener.report.canvas import png
+from evener.report.canvas import png, require_matplotlib
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.graph_table import layers_table
 from evener.report.html import write_page
@@ -31,6 +31,7 @@ __all__ = [
     "predicted_table",
     "profile_table",
     "record_table",
+    "require_matplotlib",
     "summary",
     "throughput_figure",
     "timing_table",

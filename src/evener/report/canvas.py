@@ -94,3 +94,9 @@ def empty(axes: Axes, sentence: str) -> None:
     """Say on `axes` why there is nothing to see."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, ha="center", va="center", color=MUTED, transform=axes.transAxes)
+
+
+def require_matplotlib() -> None:
+    """Raise MissingExtra unless figures can be drawn: before a long run rather than after it."""
+    with canvas(1, 1, ""):
+        pass

@@ -40,6 +40,7 @@ class RunState(Noun, frozen=True, kw_only=True):
         accumulate: micro-batches of a step.
         samples: in the training data.
         precision: of the run.
+        parts: relative parts of stationary data, one a rank; None for data that every rank reads.
         groups: the optimiser's parameter groups.
         numbers: the optimiser's state that is not tensors, `<parameter index>.<name>`.
         scheduler: its state; None without one.
@@ -53,6 +54,7 @@ class RunState(Noun, frozen=True, kw_only=True):
     accumulate: int
     samples: int
     precision: str
+    parts: list[int] | None = None
     groups: list[dict[str, Any]] = []
     numbers: dict[str, Any] = {}
     scheduler: dict[str, Any] | None = None
@@ -191,7 +193,7 @@ def _first_line(error: BaseException) -> str:
 
 def refuse_other_run(saved: RunState, now: RunState, folder: Path) -> None:
     """Raises InvalidInput if the checkpoint was made with settings that would change the order of samples."""
-    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision"):
+    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts"):
         before, after = getattr(saved, name), getattr(now, name)
         if before != after:
             raise InvalidInput(

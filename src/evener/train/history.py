@@ -17,7 +17,7 @@ class History:
     Attributes:
         log: of steps.
         validations: in order.
-        events: in order.
+        events: in order; checkpoints on the leader only, which writes them.
         train_seconds: of all steps, validations and checkpoints left out.
         seconds: of the whole loop.
     """
@@ -43,7 +43,7 @@ def step_of(reports: Sequence[StepReport]) -> Step:
                 samples=report.samples,
                 io_seconds=report.io,
                 compute_seconds=report.fb,
-                wait_seconds=max(0.0, report.wall - report.computing),
+                wait_seconds=max(0.0, report.wall - report.computing) if len(reports) > 1 else 0.0,
                 update_seconds=report.wu,
                 sent_bytes=report.sent,
             )

@@ -27,6 +27,9 @@ from evener.train.reports import Reports, StepReport
 from evener.train.run import Run
 from evener.train.step import Outcome, TrainStep
 
+_WARM_UP = 1
+"""Steps that say nothing of a node's speed: the first one allocates memory."""
+
 
 def train(run: Run) -> History:
     """Train to the end; returns the history (complete on every rank).
@@ -51,6 +54,7 @@ class Loop:
         self._history = History()
         self._balance = run.balance
         self._sent_before = 0
+        self._first = 1
         self._stopping = False
         self._last = run.settings.epochs * run.sampler.steps_per_epoch
         self._lag = 1 if run.group.device.type == "cuda" else 0
@@ -58,7 +62,7 @@ class Loop:
     def run(self) -> History:
         """All steps from the first, or from the checkpoint to resume from, to the last."""
         run = self._run
-        first = self._start()
+        first = self._first = self._start()
         loader = self.loader(first)
         begin = self._mark = time.perf_counter()
         for step in range(first, self._last + 1):
@@ -98,10 +102,21 @@ class Loop:
                 )
             return 1
         folder, state = self._checkpoints.latest()
+        self._refuse_different_checkpoints(state.step)
         refuse_other_run(state, self._state(state.step), folder)
         self._checkpoints.load(folder, state, run.model, run.optimizer, run.scheduler, run.arithmetic.scaler)
         self._tell(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
         return state.step + 1
+
+    def _refuse_different_checkpoints(self, step: int) -> None:
+        """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
+        group = self._run.group
+        steps = [int(row) for row in group.all_gather_bytes(str(step).encode())]
+        if len(set(steps)) > 1:
+            seen = ", ".join(f"{node} step {s}" for node, s in zip(group.nodes, steps, strict=True))
+            raise InvalidInput(
+                f"the nodes see different checkpoints ({seen}): {self._checkpoints.folder} must be shared"
+            )
 
     def one_step(self, step: int, loader: Loader) -> None:
         """Perform `step`, the loader's next, tell the others and hear of the step before."""
@@ -166,7 +181,7 @@ class Loop:
 
     def _rebalance(self, reports: Sequence[StepReport]) -> None:
         run = self._run
-        if self._balance is None or run.division is None:
+        if self._balance is None or run.division is None or reports[0].step < self._first + _WARM_UP:
             return
         seconds = [report.computing / run.settings.accumulate for report in reports]
         samples = [-(-report.timed_samples // run.settings.accumulate) for report in reports]
@@ -177,7 +192,7 @@ class Loop:
         start = reports[0].step + 3 + self._lag + Loader.lead(run.settings.workers)
         run.division.change(start, decision.balance.workers)
         shares = ", ".join(f"{node} {n}" for node, n in zip(run.group.nodes, decision.shares, strict=True))
-        message = f"from step {start} on: {shares} (a step {decision.gain:.0%} shorter)"
+        message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"
         self._tell(Event(step=reports[0].step, kind="rebalanced", message=message))
 
     def _end_epoch(self, step: int) -> None:
@@ -195,8 +210,8 @@ class Loop:
         count = len(run.validation_data)  # type: ignore[arg-type]
         shares = [a.samples for a in run.plan.assignments]
         workers = weights_to_workers(shares, [None] * len(shares))
-        sizes = run.division.sizes(step, count) if run.division else apportion(count, workers)
-        batch = max(a.samples for a in run.plan.assignments)
+        sizes = run.division.parts(step, count) if run.division else apportion(count, workers)
+        batch = max(1, shares[run.group.rank])
         loss, accuracy = evaluate(
             run.task,
             run.model,
@@ -241,6 +256,7 @@ class Loop:
             accumulate=settings.accumulate,
             samples=len(run.train_data),  # type: ignore[arg-type]
             precision=settings.precision,
+            parts=[a.samples for a in run.plan.assignments] if settings.stationary else None,
         )
 
     def _tell(self, what: Step | Validation | Event) -> None:

@@ -1,0 +1,112 @@
+"""Small messages between all ranks: in order, of any size on request, and only from those who know the secret."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from evener.comm.mesh import Mesh, join_mesh
+from evener.errors import NodeLost
+
+
+def together(size: int, work: Callable[[Mesh], Any], patience: float = 10, longest_wait: float = 5) -> list[Any]:
+    """What `work` returns on every rank of a mesh of threads."""
+    store, names = HashStore(), [f"n{i}" for i in range(size)]
+
+    def rank(i: int) -> Any:
+        mesh = join_mesh(
+            rank=i, nodes=names, store=store, address="127.0.0.1", patience=patience, longest_wait=longest_wait
+        )
+        try:
+            return work(mesh)
+        finally:
+            mesh.close()
+
+    with ThreadPoolExecutor(size) as pool:
+        return [future.result(30) for future in [pool.submit(rank, i) for i in range(size)]]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_everybody_hears_everybody_in_order_of_ranks(size: int) -> None:
+    heard = together(size, lambda mesh: mesh.exchange(bytes([mesh.rank])))
+    assert heard == [[bytes([i]) for i in range(size)]] * size
+
+
+def test_messages_that_are_sent_ahead_are_received_in_order() -> None:
+    def work(mesh: Mesh) -> list[list[bytes]]:
+        mesh.send(b"first")
+        mesh.send(f"second {mesh.rank}".encode())
+        return [mesh.receive(), mesh.receive()]
+
+    assert together(3, work) == [[[b"first"] * 3, [b"second 0", b"second 1", b"second 2"]]] * 3
+
+
+def test_large_messages_of_different_sizes_do_not_block_each_other() -> None:
+    sizes = [3, 9_000_000, 40_000]
+    heard = together(3, lambda mesh: mesh.all_gather(bytes([mesh.rank]) * sizes[mesh.rank]))
+    assert [[len(m) for m in row] for row in heard] == [sizes] * 3
+    assert heard[0][1] == b"\1" * sizes[1]
+
+
+def test_a_subset_numbers_its_ranks_anew() -> None:
+    def work(mesh: Mesh) -> list[bytes] | None:
+        return mesh.subset([1, 2]).exchange(str(mesh.rank).encode()) if mesh.rank else None
+
+    assert together(3, work) == [None, [b"1", b"2"], [b"1", b"2"]]
+
+
+def test_a_rank_that_closes_its_connection_is_named() -> None:
+    def work(mesh: Mesh) -> str:
+        if mesh.rank == 1:
+            return ""
+        with pytest.raises(NodeLost, match=r"node n0 lost node n1 \(rank 1\): the connection was closed") as lost:
+            mesh.receive_from(1)
+        return str(lost.value)
+
+    assert together(2, work)[0]
+
+
+def test_a_rank_that_does_not_come_is_named_within_the_patience() -> None:
+    store = HashStore()
+    with pytest.raises(NodeLost, match="node b did not connect to node a"):
+        join_mesh(rank=0, nodes=["a", "b"], store=store, address="127.0.0.1", patience=0.3, longest_wait=1)
+
+
+def test_an_address_that_nobody_listens_at_is_named_with_host_and_port() -> None:
+    store = HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    store.set("mesh/secret", "x" * 32)
+    store.set("mesh/0", f"127.0.0.1 {port}")
+    with pytest.raises(NodeLost, match=rf"node b cannot reach node a \(rank 0\) at 127.0.0.1:{port}: .*port open"):
+        join_mesh(rank=1, nodes=["a", "b"], store=store, address="127.0.0.1", patience=1, longest_wait=1)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.0\r\n\r\n", b"y" * 32 + struct.pack("<I", 1), b"\xff" * 64])
+def test_a_stranger_is_not_listened_to(greeting: bytes) -> None:
+    store, found = HashStore(), list[list[bytes]]()
+
+    def rank(i: int) -> None:
+        mesh = join_mesh(rank=i, nodes=["a", "b"], store=store, address="127.0.0.1", patience=10, longest_wait=5)
+        found.append(mesh.exchange(bytes([i])))
+        mesh.close()
+
+    first = threading.Thread(target=rank, args=(0,))
+    first.start()
+    host, port = store.get("mesh/0").decode().split()
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(greeting)
+        if len(greeting) < 36:
+            stranger.shutdown(socket.SHUT_WR)
+        second = threading.Thread(target=rank, args=(1,))
+        second.start()
+        first.join(15)
+        second.join(15)
+    assert found == [[b"\0", b"\1"]] * 2
