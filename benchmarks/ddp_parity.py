@@ -16,11 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from evener.cluster import Seat, parse_local_nodes, run_local
 from evener.comm import join_group, leave_group
+from evener.data import collect
 from evener.journey.assemble import assemble
 from evener.journey.order import Order, load
 from evener.journey.prepare import prepare
@@ -50,7 +52,7 @@ def compare(seat: Seat, order: dict[str, Any]) -> None:
     loop = Loop(run)
     loader = loop.loader(1)
     own = order["batch"] // group.size
-    inputs, targets = (t[: own * 8] for t in work.train_data.tensors)  # type: ignore[attr-defined]
+    inputs, targets = collect(work.train_data, np.arange(own * 8), 0, 0)
 
     def plain_step(i: int) -> None:
         at = slice((i % 8) * own, (i % 8 + 1) * own)
@@ -59,14 +61,14 @@ def compare(seat: Seat, order: dict[str, Any]) -> None:
         optimizer.step()
 
     seconds: dict[str, list[float]] = {"plain": [], "evener": []}
-    step = 0
+    steps = {"plain": 0, "evener": 0}
     for block in range(order["blocks"] + 1):
         for way in ("plain", "evener"):
             group.barrier()
             for _ in range(order["steps"]):
-                step += 1
+                steps[way] += 1
                 start = time.perf_counter()
-                plain_step(step) if way == "plain" else loop.one_step(len(seconds["evener"]) + 1 + block, loader)
+                plain_step(steps[way]) if way == "plain" else loop.one_step(steps[way], loader)
                 if block:
                     seconds[way].append(time.perf_counter() - start)
     if seat.rank == 0:

@@ -201,7 +201,7 @@ def _introduce(
     name: str,
     patience: float,
 ) -> list[LocalNode]:
-    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one does not come."""
+    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
     store.set(f"name/{rank}", name)
     nodes = []
     for other in range(size):

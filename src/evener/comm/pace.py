@@ -10,7 +10,9 @@ A rank computes between `resume` and `pause` and waits for others between `pause
     pace.close_step(samples)
 
 A local node of speed 0.25 idles three times as long as it computed. Its own processor time counts, not the wall clock,
-so that several slowed nodes honestly share a core: time lost to another process is taken out of the idling.
+so that several slowed nodes honestly share a core: time lost to another process is taken out of the idling. So is what
+the sharing itself costs, cold caches and switches, once the pace has a `reference`: the seconds of a step at full speed
+on a core of one's own. A step of a slowed node then takes reference / speed, in the mean.
 On a GPU the segments are timed by events in the stream and read when they are complete, without synchronising.
 """
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -27,6 +30,8 @@ Phase = Literal["io", "fb", "wu"]
 
 _SHORTEST_SLEEP = 0.0005
 _LARGEST_CREDIT = 0.002
+_LARGEST_CORRECTION = 0.5
+"""Seconds that a step may be ahead or behind of its reference when the next begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +70,15 @@ class Pace:
     Args:
         device: that computes.
         speed: 1.0 for the device's own speed, 0.25 for a quarter of it.
+
+    Attributes:
+        reference: seconds of a step of so many samples at full speed; None to go by what each step itself computed.
     """
 
     def __init__(self, device: torch.device, speed: float = 1.0) -> None:
         self.speed = speed
+        self.reference: Callable[[int], float] | None = None
+        self._busy = 0.0
         self._device = device
         self._open: tuple[Phase, _Mark] | None = None
         self._segments: list[tuple[Phase, _Mark, _Mark]] = []
@@ -104,6 +114,7 @@ class Pace:
     def close_step(self, samples: int) -> list[StepTiming]:
         """End the step of `samples` samples; returns the timings, oldest first, that are complete by now."""
         self.pause()
+        self._correct(samples)
         self._steps.append((samples, self._segments))
         self._segments = []
         done = []
@@ -116,6 +127,14 @@ class Pace:
         """Forget what was timed since the last step: work that is not part of any."""
         self.pause()
         self._segments = []
+        self._busy = 0.0
+
+    def _correct(self, samples: int) -> None:
+        """Carry over to the next step by how much this one computed longer, or shorter, than its reference."""
+        if self.reference is not None and self.speed < 1.0 and samples:
+            excess = (self.reference(samples) - self._busy) / self.speed
+            self._debt += min(max(excess, -_LARGEST_CORRECTION), _LARGEST_CORRECTION)
+        self._busy = 0.0
 
     def _mark(self, phase: Phase) -> _Mark:
         event: torch.cuda.Event | None = None
@@ -130,7 +149,9 @@ class Pace:
             busy = wall = begin.event.elapsed_time(end.event) / 1e3
         else:
             busy, wall = end.busy - begin.busy, end.wall - begin.wall
-        self._debt = max(self._debt + busy / self.speed - wall, -_LARGEST_CREDIT)
+        self._busy += busy
+        largest_credit = _LARGEST_CREDIT if self.reference is None else _LARGEST_CORRECTION
+        self._debt = max(self._debt + busy / self.speed - wall, -largest_credit)
         if self._debt < _SHORTEST_SLEEP:
             return end
         before = time.perf_counter()

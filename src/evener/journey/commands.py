@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.console import Console
 
 from evener.benchmark import environment as versions
 from evener.cluster import LocalNode, run_alone, run_local, run_seat, seat_from_environment
@@ -20,7 +19,7 @@ from evener.cluster.messages import Word
 from evener.cluster.seat import listen_for_signals
 from evener.data import collect, split_batch
 from evener.errors import InvalidInput, InvalidValue, TrainingFailed
-from evener.journey.console import RunView, print_line
+from evener.journey.console import RunView, open_console, print_line
 from evener.journey.examine import Examination, examine
 from evener.journey.machines import choose_nodes
 from evener.journey.order import Order, load
@@ -108,7 +107,7 @@ def benchmark(
 ) -> None:
     """`evener benchmark`: measure every device and link, show the profile, write it to `output`."""
     order = Examination(task=task, data_dir=data_dir, patience=patience)
-    console = Console(stderr=as_json, highlight=False)
+    console = open_console(as_json)
 
     def show(word: Word) -> None:
         if isinstance(word, ClusterProfile):
@@ -139,7 +138,7 @@ def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str],
     inputs, _ = split_batch(collect(dataset, np.zeros(1, dtype=np.int64), seed=0, epoch=0))
     graph = trace_model(task.model(), inputs, task.name)
     write_noun(graph, output)
-    Console(highlight=False).print(layers_table(graph))
+    open_console(to_stderr=False).print(layers_table(graph))
     print_line(f"wrote {output}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from evener.record import Event, Step, TrainRecord, Validation
 from evener.report import ScalarWriter, open_scalars, plan_table, predicted_table, record_table
 
 _PLAIN_INTERVAL = 5.0
+_WIDTH_IN_FILES = 120
 _SMOOTHING = 0.2
 
 
@@ -30,7 +32,7 @@ class RunView:
     """
 
     def __init__(self, output: Path, *, to_stderr: bool = False) -> None:
-        self.console = Console(stderr=to_stderr, highlight=False)
+        self.console = open_console(to_stderr)
         self.record: TrainRecord | None = None
         self._output = output
         self._plan: Plan | None = None
@@ -121,6 +123,14 @@ class RunView:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def open_console(to_stderr: bool) -> Console:
+    """Where tables are printed: as wide as the terminal; in a file as wide as they need."""
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_IN_FILES
+    return console
 
 
 def print_line(text: str) -> None:

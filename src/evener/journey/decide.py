@@ -10,7 +10,7 @@ from evener.cluster import Seat
 from evener.comm import Group
 from evener.errors import InvalidValue, require
 from evener.journey.order import Order
-from evener.journey.prepare import Work, measure
+from evener.journey.prepare import Work, calibrate, measure
 from evener.oracle import Candidate, Exchange, Worker, plan_data_parallel
 from evener.parallel import statistics_exchanges
 from evener.plan import Plan
@@ -30,6 +30,7 @@ def decide(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
             plan_data_parallel(lone, settings.batch_size, Exchange(gradient_bytes=0), accumulate=settings.accumulate),
             prediction=None,
         )
+    calibrate(work, world, seat, micro)
     timing = measure(work, world, seat, micro)
     timings = [msgspec.json.decode(row, type=TaskTiming) for row in world.all_gather_bytes(msgspec.json.encode(timing))]
     gradient_bytes = sum(p.nbytes for p in work.model.parameters() if p.requires_grad)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from evener.cluster import parse_local_nodes
 from evener.journey.commands import perform
-from evener.journey.console import print_line
+from evener.journey.console import open_console, print_line
 from evener.journey.order import Order
 from evener.noun import write_whole
 from evener.record import TrainRecord
@@ -34,7 +34,7 @@ def demo(
     require_matplotlib()
     nodes = parse_local_nodes(speeds)
     best = max(nodes, key=lambda node: node.speed_at(0))
-    console = Console(stderr=as_json, highlight=False)
+    console = open_console(as_json)
     records = {}
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for way, shares in WAYS.items():

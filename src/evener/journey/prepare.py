@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +12,17 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
-from evener.benchmark import time_task, usable_memory
+from evener.benchmark import affine, time_task, usable_memory
 from evener.cluster import Seat
-from evener.comm import Group
+from evener.comm import Group, Pace
 from evener.data import collect, seed_all, split_batch, to_device
 from evener.errors import require
 from evener.profile import TaskTiming
 from evener.task import Task
 from evener.train import Arithmetic, Settings
+
+_MEASURE_SECONDS = 1.5
+_CALIBRATION_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +57,28 @@ def prepare(task: Task, settings: Settings, seat: Seat) -> Work:
     )
 
 
+def calibrate(work: Work, world: Group, seat: Seat, micro: int) -> None:
+    """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed."""
+    for rank, node in enumerate(seat.nodes):
+        if min(speed for _, speed in node.speeds) == 1.0:
+            continue
+        if rank == seat.rank:
+            alone = affine(_time(work, seat, micro, speed=1.0, seconds=_CALIBRATION_SECONDS))
+            world.pace.reference = partial(_step_seconds, *alone, work.settings.accumulate)
+        world.barrier()
+
+
+def _step_seconds(fixed: float, each: float, accumulate: int, samples: int) -> float:
+    return accumulate * fixed + samples * each
+
+
 def measure(work: Work, world: Group, seat: Seat, micro: int) -> TaskTiming:
     """How long this rank takes for batches of the run's own samples, all ranks measuring at the same time."""
+    world.barrier()
+    return _time(work, seat, micro, speed=world.pace.speed, seconds=_MEASURE_SECONDS)
 
+
+def _time(work: Work, seat: Seat, micro: int, *, speed: float, seconds: float) -> TaskTiming:
     def loss_step(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         with work.arithmetic.autocast():
@@ -66,7 +89,6 @@ def measure(work: Work, world: Group, seat: Seat, micro: int) -> TaskTiming:
         indices = torch.arange(samples).remainder(len(work.train_data)).numpy()  # type: ignore[arg-type]
         return to_device(split_batch(collect(work.train_data, indices, work.settings.seed, 0)), seat.device)
 
-    world.barrier()
     return time_task(
         task=work.task,
         model=work.model,
@@ -74,10 +96,11 @@ def measure(work: Work, world: Group, seat: Seat, micro: int) -> TaskTiming:
         loss_step=loss_step,
         fetch=fetch,
         device=seat.device,
-        pace=world.pace,
+        pace=Pace(seat.device, speed),
         precision=work.settings.precision,
         largest=micro,
         memory_limit=_memory_limit(seat),
+        seconds=seconds,
     )
 
 

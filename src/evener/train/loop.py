@@ -55,6 +55,7 @@ class Loop:
         self._balance = run.balance
         self._sent_before = 0
         self._first = 1
+        self._mark = time.perf_counter()
         self._stopping = False
         self._last = run.settings.epochs * run.sampler.steps_per_epoch
         self._lag = 1 if run.group.device.type == "cuda" else 0

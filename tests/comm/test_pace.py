@@ -1,0 +1,86 @@
+"""A slowed rank idles in proportion to what it computed, and no longer; waiting for others is not computing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from evener.comm import Pace
+
+
+def compute(seconds: float) -> None:
+    """Use the processor for so many seconds of this thread's own time."""
+    start = time.thread_time()
+    while time.thread_time() - start < seconds:
+        pass
+
+
+def step(pace: Pace, seconds: float, samples: int = 1) -> float:
+    """Seconds that a step of so much computing takes, idling included."""
+    start = time.perf_counter()
+    pace.resume("fb")
+    compute(seconds)
+    pace.close_step(samples)
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.25])
+def test_a_slowed_rank_takes_as_many_times_as_long(speed: float) -> None:
+    pace = Pace(torch.device("cpu"), speed)
+    took = sum(step(pace, 0.02) for _ in range(8))
+    assert took == pytest.approx(8 * 0.02 / speed, rel=0.15)
+
+
+def test_at_full_speed_there_is_no_idling() -> None:
+    start = time.thread_time()
+    pace = Pace(torch.device("cpu"))
+    pace.resume("fb")
+    compute(0.02)
+    [timing] = pace.close_step(7)
+    assert timing.samples == 7
+    assert timing.fb >= 0.02
+    assert timing.io == timing.wu == 0
+    assert time.thread_time() - start < 0.1
+
+
+def test_time_that_another_process_took_is_taken_out_of_the_idling() -> None:
+    pace = Pace(torch.device("cpu"), 0.25)
+    start = time.perf_counter()
+    pace.resume("fb")
+    compute(0.02)
+    time.sleep(0.03)  # as if the core had been somebody else's for so long
+    pace.close_step(1)
+    assert time.perf_counter() - start == pytest.approx(0.08, abs=0.02)
+
+
+def test_waiting_for_others_is_not_computing() -> None:
+    pace = Pace(torch.device("cpu"))
+    pace.resume("fb")
+    compute(0.01)
+    pace.pause()
+    time.sleep(0.05)
+    pace.resume("wu")
+    compute(0.01)
+    [timing] = pace.close_step(1)
+    assert 0.01 <= timing.fb < 0.04
+    assert 0.01 <= timing.wu < 0.04
+
+
+def test_with_a_reference_a_step_takes_reference_by_speed_in_the_mean() -> None:
+    pace = Pace(torch.device("cpu"), 0.25)
+    pace.reference = lambda samples: 0.002 * samples
+    step(pace, 0.025, samples=10)  # a quarter longer than at its best: the next idle less for it
+    took = sum(step(pace, 0.025, samples=10) for _ in range(8))
+    assert took == pytest.approx(8 * 0.02 / 0.25, rel=0.15)
+
+
+def test_what_is_discarded_belongs_to_no_step() -> None:
+    pace = Pace(torch.device("cpu"))
+    pace.resume("fb")
+    compute(0.02)
+    pace.discard()
+    pace.resume("fb")
+    [timing] = pace.close_step(1)
+    assert timing.seconds < 0.01
