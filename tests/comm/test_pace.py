@@ -71,7 +71,8 @@ def test_waiting_for_others_is_not_computing() -> None:
 def test_with_a_reference_a_step_takes_reference_by_speed_in_the_mean() -> None:
     pace = Pace(torch.device("cpu"), 0.25)
     pace.reference = lambda samples: 0.002 * samples
-    step(pace, 0.025, samples=10)  # a quarter longer than at its best: the next idle less for it
+    for _ in range(12):
+        step(pace, 0.025, samples=10)  # a quarter longer than at its best: the next ones idle less for it
     took = sum(step(pace, 0.025, samples=10) for _ in range(8))
     assert took == pytest.approx(8 * 0.02 / 0.25, rel=0.15)
 

@@ -92,6 +92,20 @@ def test_the_record_says_what_happened(tmp_path: Path) -> None:
     assert all(node.compute_seconds > 0 for node in step.nodes)
 
 
+@pytest.mark.parametrize(("speeds", "accumulate"), [("1,1", 1), ("1,1,1", 1), ("1,1", 2)])
+def test_predicted_bytes_are_the_bytes_that_were_sent(tmp_path: Path, speeds: str, accumulate: int) -> None:
+    train(tmp_path, "run", speeds, shares="equal", accumulate=accumulate)
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    assert record.plan.prediction is not None
+    assert record.plan.prediction.sent_bytes > 0
+    for step in record.steps[1:]:
+        assert {node.sent_bytes for node in step.nodes} <= {
+            record.plan.prediction.sent_bytes,
+            record.plan.prediction.sent_bytes + 1,
+            record.plan.prediction.sent_bytes - 1,
+        }
+
+
 def test_stationary_data_is_learnt_from_by_all_nodes(tmp_path: Path) -> None:
     train(tmp_path, "s", "1,1", stationary=True, shares="3,1", epochs=6)
     record = read_noun(tmp_path / "s" / "record.json", TrainRecord)

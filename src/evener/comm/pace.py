@@ -31,7 +31,9 @@ Phase = Literal["io", "fb", "wu"]
 _SHORTEST_SLEEP = 0.0005
 _LARGEST_CREDIT = 0.002
 _LARGEST_CORRECTION = 0.5
-"""Seconds that a step may be ahead or behind of its reference when the next begins."""
+"""Seconds by which a step may differ from its reference: what is more is not made up for."""
+_CORRECTED_A_STEP = 0.2
+"""Part of what steps differed from their reference by that the next one makes up for: little, to keep steps alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ class Pace:
         self.speed = speed
         self.reference: Callable[[int], float] | None = None
         self._busy = 0.0
+        self._ahead = 0.0
         self._device = device
         self._open: tuple[Phase, _Mark] | None = None
         self._segments: list[tuple[Phase, _Mark, _Mark]] = []
@@ -130,10 +133,12 @@ class Pace:
         self._busy = 0.0
 
     def _correct(self, samples: int) -> None:
-        """Carry over to the next step by how much this one computed longer, or shorter, than its reference."""
+        """Carry over to the next steps by how much this one computed longer, or shorter, than its reference."""
         if self.reference is not None and self.speed < 1.0 and samples:
-            excess = (self.reference(samples) - self._busy) / self.speed
-            self._debt += min(max(excess, -_LARGEST_CORRECTION), _LARGEST_CORRECTION)
+            ahead = (self.reference(samples) - self._busy) / self.speed
+            self._ahead += min(max(ahead, -_LARGEST_CORRECTION), _LARGEST_CORRECTION)
+            self._debt += _CORRECTED_A_STEP * self._ahead
+            self._ahead *= 1 - _CORRECTED_A_STEP
         self._busy = 0.0
 
     def _mark(self, phase: Phase) -> _Mark:
