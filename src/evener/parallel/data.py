@@ -31,12 +31,9 @@ class DataParallel:
         model: on the group's device; its BatchNorms already synchronised.
         group: the ranks; with a single one the model runs as it is.
         forward: the module to call, if not `model` itself (a compiled one).
-        find_unused: whether some parameters take no part in a step.
     """
 
-    def __init__(
-        self, model: nn.Module, group: Group, forward: nn.Module | None = None, find_unused: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, group: Group, forward: nn.Module | None = None) -> None:
         self.model = model
         self.group = group
         self._forward: nn.Module = forward if forward is not None else model
@@ -47,7 +44,6 @@ class DataParallel:
                 process_group=group.process_group,
                 **_BUFFERS_ARE_OURS,
                 gradient_as_bucket_view=True,
-                find_unused_parameters=find_unused,
             )
             self._replica.register_comm_hook(group, _sum_bucket)
 
