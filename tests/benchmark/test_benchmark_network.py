@@ -71,6 +71,7 @@ def _one_rank(rank: int, size: int, body: Body, store: str, patience: float, ans
             device=torch.device("cpu"),
             store=FileStore(store, size),
             patience=patience,
+            longest_wait=patience,
         )
         answer.send((True, body(group)))
     except BaseException:

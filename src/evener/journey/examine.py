@@ -8,8 +8,9 @@ import msgspec
 
 from evener.benchmark import environment, measure_links, profile_device
 from evener.cluster import Seat
-from evener.comm import Pace, join_group, leave_group
+from evener.comm import leave_group
 from evener.journey.prepare import measure, prepare
+from evener.journey.world import join_world
 from evener.noun import Part
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.tasks import load_task
@@ -32,16 +33,7 @@ class Examination(Part, frozen=True, kw_only=True):
 
 def examine(seat: Seat, order: Examination) -> None:
     """Measure this rank's device, the links to the others and, if asked, a task; the leader tells the profile."""
-    world = join_group(
-        rank=seat.rank,
-        nodes=seat.names,
-        device=seat.device,
-        store=seat.store,
-        patience=order.patience,
-        address=seat.address,
-        backend=seat.backend,
-        pace=Pace(seat.device, seat.node.speed_at(0)),
-    )
+    world = join_world(seat)
     speed = seat.node.speed_at(0)
     own = profile_device(seat.node.name, seat.device, speed=speed, memory_limit=seat.node.memory_bytes)
     links = measure_links(world)

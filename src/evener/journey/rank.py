@@ -13,27 +13,19 @@ import msgspec
 from safetensors.torch import save_model
 
 from evener.cluster import Seat
-from evener.comm import Pace, join_group, leave_group
+from evener.comm import leave_group
 from evener.journey.assemble import assemble
 from evener.journey.decide import decide
 from evener.journey.order import Order, load
 from evener.journey.prepare import prepare
+from evener.journey.world import join_world
 from evener.journey.write_down import write_down
 from evener.train import train
 
 
 def train_rank(seat: Seat, order: Order) -> None:
     """One rank's whole way; the leader tells plan, steps and record through the seat."""
-    world = join_group(
-        rank=seat.rank,
-        nodes=seat.names,
-        device=seat.device,
-        store=seat.store,
-        patience=order.patience,
-        address=seat.address,
-        backend=seat.backend,
-        pace=Pace(seat.device, seat.node.speed_at(0)),
-    )
+    world = join_world(seat)
     order = msgspec.json.decode(world.all_gather_bytes(msgspec.json.encode(order))[0], type=Order)
     task, settings = load(order)
     work = prepare(task, settings, seat)

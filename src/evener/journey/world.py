@@ -1,0 +1,20 @@
+"""All ranks of a run, joined: what every rank's program begins with."""
+
+from __future__ import annotations
+
+from evener.cluster import Seat
+from evener.comm import Group, Pace, join_group
+
+
+def join_world(seat: Seat) -> Group:
+    """The group of all ranks, with the pace of this rank's node. Raises NodeLost if one does not come."""
+    return join_group(
+        rank=seat.rank,
+        nodes=seat.names,
+        device=seat.device,
+        store=seat.store,
+        patience=seat.patience,
+        address=seat.address,
+        backend=seat.backend,
+        pace=Pace(seat.device, seat.node.speed_at(0)),
+    )
