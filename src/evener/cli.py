@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evener.errors import EvenerError, InvalidValue
+from evener.errors import EvenerError, InvalidValue, MissingExtra
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,6 +38,10 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _fail("this needs PyTorch, which is not installed: pip install 'evener[torch]'", MissingExtra.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", 130)
     except Exception as error:
@@ -173,17 +177,18 @@ def report(
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write an HTML page with tables and figures of one or several runs."""
-    from evener.journey import commands
+    from evener.journey import reporting
 
-    commands.report(records, output)
+    reporting.report(records, output)
+    sys.stdout.write(f"wrote {output}\n")
 
 
 @app.command()
 def version() -> None:
     """Print the versions of Evener and of what it stands on."""
-    from evener.journey import commands
+    from evener.journey import reporting
 
-    sys.stdout.write(json.dumps(commands.versions(), indent=1) + "\n")
+    sys.stdout.write(json.dumps(reporting.versions(), indent=1) + "\n")
 
 
 def _options(items: list[str]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from evener.benchmark import environment as versions
 from evener.cluster import LocalNode, run_alone, run_local, run_seat, seat_from_environment
 from evener.cluster.messages import Word
 from evener.cluster.seat import listen_for_signals
@@ -24,14 +23,14 @@ from evener.journey.examine import Examination, examine
 from evener.journey.machines import choose_nodes
 from evener.journey.order import Order, load
 from evener.journey.rank import train_rank
-from evener.noun import read_noun, write_noun
+from evener.noun import write_noun
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
-from evener.report import layers_table, links_table, profile_table, summary, timing_table, write_page
+from evener.report import layers_table, links_table, profile_table, summary, timing_table
 from evener.tasks import load_task
 from evener.trace import trace as trace_model
 
-__all__ = ["benchmark", "check_strategy", "make_output", "perform", "report", "show_graph", "train", "versions"]
+__all__ = ["benchmark", "check_strategy", "make_output", "perform", "show_graph", "train"]
 
 
 def train(
@@ -142,24 +141,10 @@ def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str],
     print_line(f"wrote {output}")
 
 
-def report(paths: Sequence[Path], output: Path) -> None:
-    """`evener report`: one page of one or several records."""
-    records = {_label(path, paths): read_noun(path, TrainRecord) for path in paths}
-    write_page(output, records, title=", ".join(records))
-    print_line(f"wrote {output}")
-
-
 def make_output(task: str, output: str | None) -> str:
     """The folder of a run: what the user named, or `runs/TASK-TIME`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return output or str(Path("runs") / f"{Path(task).stem}-{stamp}")
-
-
-def _label(path: Path, others: Sequence[Path]) -> str:
-    """A short name for a record: that of its folder where this tells it from the others, else its whole path."""
-    names = [other.resolve().parent.name for other in others]
-    name = path.resolve().parent.name
-    return name if names.count(name) == 1 else str(path)
 
 
 def _folder(name: str) -> Path:
