@@ -15,7 +15,7 @@ from uneven_nodes import run
 
 from evener.cluster import parse_local_nodes
 
-BEFORE, WINDOW = 12, 5
+BEFORE, IN_A_ROW = 12, 5
 
 
 def main() -> None:
@@ -34,17 +34,14 @@ def main() -> None:
     for event in record.events:
         if event.kind == "rebalanced":
             print(f"step {event.step}: {event.message}")
-    back = None
-    for step in sorted(k for k in full if k >= words.at):
-        now = median([full[k] for k in sorted(full) if k >= step][:WINDOW])
-        if now >= 0.9 * ideal and back is None:
-            back = step
+    later = sorted(k for k in full if k >= words.at)
+    for step in (k for k in later if k <= words.at + 24):
         print(f"step {step}: {full[step]:.0f} samples/s, {full[step] / ideal:.0%} of the ideal")
-        if step > words.at + 24:
-            break
+    back = next((k for i, k in enumerate(later) if all(full[n] >= 0.9 * ideal for n in later[i : i + IN_A_ROW])), None)
     after = median(v for k, v in full.items() if k >= words.at + 20)
     print(f"from 20 steps after the change on: {after:.0f} samples/s, {after / ideal:.1%} of the new ideal")
-    print(f"back at 90 % {back - words.at if back else 'never'} steps after the change (median of {WINDOW} steps)")
+    reached = "never" if back is None else f"{back - words.at} steps after the change"
+    print(f"at 90 % or above for {IN_A_ROW} full steps in a row: from {reached}")
 
 
 if __name__ == "__main__":
