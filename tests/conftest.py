@@ -9,6 +9,10 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import settings
+
+settings.register_profile("evener", deadline=None)  # pytest's limit on every test is the limit; machines are shared
+settings.load_profile("evener")
 
 _SERVERS = ("forkserver", "resource_tracker")
 """Helpers of the standard library that live as long as this process."""

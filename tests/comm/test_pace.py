@@ -20,8 +20,11 @@ def compute(seconds: float) -> None:
 def step(pace: Pace, seconds: float, samples: int = 1) -> float:
     """Seconds that a step of so much computing takes, idling included."""
     start = time.perf_counter()
+    pace.expect(samples)
     pace.resume("fb")
     compute(seconds)
+    pace.pause(before_update=True)
+    pace.resume("wu")
     pace.close_step(samples)
     return time.perf_counter() - start
 
@@ -68,13 +71,35 @@ def test_waiting_for_others_is_not_computing() -> None:
     assert 0.01 <= timing.wu < 0.04
 
 
-def test_with_a_reference_a_step_takes_reference_by_speed_in_the_mean() -> None:
+def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_computed() -> None:
     pace = Pace(torch.device("cpu"), 0.25)
     pace.reference = lambda samples: 0.002 * samples
-    for _ in range(12):
-        step(pace, 0.025, samples=10)  # a quarter longer than at its best: the next ones idle less for it
-    took = sum(step(pace, 0.025, samples=10) for _ in range(8))
-    assert took == pytest.approx(8 * 0.02 / 0.25, rel=0.15)
+    for seconds in (0.025, 0.01, 0.03, 0.02):
+        assert step(pace, seconds, samples=10) == pytest.approx(0.02 / 0.25, rel=0.1)
+
+
+def test_a_step_that_took_too_long_is_made_up_for_by_the_next() -> None:
+    pace = Pace(torch.device("cpu"), 0.5)
+    pace.reference = lambda samples: 0.002 * samples
+    took = step(pace, 0.06, samples=10)
+    assert took >= 0.06
+    assert took + step(pace, 0.01, samples=10) == pytest.approx(0.08, rel=0.1)
+
+
+def test_the_others_are_not_kept_waiting_for_the_update() -> None:
+    pace = Pace(torch.device("cpu"), 0.5)
+    pace.reference = lambda samples: 0.02 * samples
+    for _ in range(3):  # the first learns what an update takes, the second makes up for it
+        start = time.perf_counter()
+        pace.expect(1)
+        pace.resume("fb")
+        pace.pause(before_update=True)
+        ready = time.perf_counter() - start
+        pace.resume("wu")
+        compute(0.01)
+        pace.close_step(1)
+    assert ready == pytest.approx(0.02, abs=0.005)
+    assert time.perf_counter() - start == pytest.approx(0.04, abs=0.005)
 
 
 def test_what_is_discarded_belongs_to_no_step() -> None:

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from evener.data import Division, Loader, ShuffledSampler
-from evener.data.loader import collect, split_batch
+from evener.data.loader import collect, sample_seeds, split_batch
 from evener.errors import InvalidInput
 from evener.oracle import weights_to_workers
 
@@ -78,3 +79,11 @@ def test_a_data_set_that_gives_no_pairs_is_refused() -> None:
         split_batch((1, 2, 3))
     with pytest.raises(InvalidInput, match="got Tensor"):
         split_batch(torch.zeros(2))
+
+
+def test_a_samples_seed_depends_on_seed_epoch_and_sample_alone() -> None:
+    every = sample_seeds(3, 0, np.arange(10_000))
+    assert len(np.unique(every)) > 9_990  # 32 bits: a few may meet by chance
+    assert sample_seeds(3, 0, np.array([4711])).tolist() == [every[4711]]
+    assert not np.intersect1d(every[:100], sample_seeds(3, 1, np.arange(100))).size
+    assert not np.intersect1d(every[:100], sample_seeds(4, 0, np.arange(100))).size

@@ -12,7 +12,8 @@ A rank computes between `resume` and `pause` and waits for others between `pause
 A local node of speed 0.25 idles three times as long as it computed. Its own processor time counts, not the wall clock,
 so that several slowed nodes honestly share a core: time lost to another process is taken out of the idling. So is what
 the sharing itself costs, cold caches and switches, once the pace has a `reference`: the seconds of a step at full speed
-on a core of one's own. A step of a slowed node then takes reference / speed, in the mean.
+on a core of one's own. Every step of a slowed node then takes reference / speed: it is held to that before its
+gradients leave it, where the others wait for it, and what a step takes longer is made up for by the next ones.
 On a GPU the segments are timed by events in the stream and read when they are complete, without synchronising.
 """
 
@@ -30,10 +31,8 @@ Phase = Literal["io", "fb", "wu"]
 
 _SHORTEST_SLEEP = 0.0005
 _LARGEST_CREDIT = 0.002
-_LARGEST_CORRECTION = 0.5
-"""Seconds by which a step may differ from its reference: what is more is not made up for."""
-_CORRECTED_A_STEP = 0.2
-"""Part of what steps differed from their reference by that the next one makes up for: little, to keep steps alike."""
+_LARGEST_DELAY = 0.5
+"""Seconds by which steps may have fallen behind their reference: what is more is not made up for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,10 @@ class Pace:
     def __init__(self, device: torch.device, speed: float = 1.0) -> None:
         self.speed = speed
         self.reference: Callable[[int], float] | None = None
-        self._busy = 0.0
-        self._ahead = 0.0
+        self._samples = 0
+        self._spent = 0.0
+        self._update = 0.0
+        self._delay = 0.0
         self._device = device
         self._open: tuple[Phase, _Mark] | None = None
         self._segments: list[tuple[Phase, _Mark, _Mark]] = []
@@ -92,15 +93,23 @@ class Pace:
         """Computing begins (again), in `phase`."""
         self._open = (phase, self._mark(phase))
 
-    def pause(self) -> None:
-        """Computing ends; a slowed rank idles before this returns."""
+    def pause(self, *, before_update: bool = False) -> None:
+        """Computing ends; a slowed rank idles before this returns.
+
+        Args:
+            before_update: all of the step is computed but its update, and the others wait for it from now on.
+        """
         if self._open is None:
             return
         (phase, begin), self._open = self._open, None
         end = self._mark(phase)
         if self.speed < 1.0:
-            end = self._idle(phase, begin, end)
+            end = self._idle(phase, begin, end, before_update)
         self._segments.append((phase, begin, end))
+
+    def expect(self, samples: int) -> None:
+        """So many samples more are computed in this step."""
+        self._samples += samples
 
     def break_for_others(self) -> None:
         """Pause and resume in the same phase: a slowed rank pays its idling before it hands anything to the others."""
@@ -117,7 +126,7 @@ class Pace:
     def close_step(self, samples: int) -> list[StepTiming]:
         """End the step of `samples` samples; returns the timings, oldest first, that are complete by now."""
         self.pause()
-        self._correct(samples)
+        self._close_budget()
         self._steps.append((samples, self._segments))
         self._segments = []
         done = []
@@ -130,16 +139,21 @@ class Pace:
         """Forget what was timed since the last step: work that is not part of any."""
         self.pause()
         self._segments = []
-        self._busy = 0.0
+        self._samples, self._spent = 0, 0.0
 
-    def _correct(self, samples: int) -> None:
-        """Carry over to the next steps by how much this one computed longer, or shorter, than its reference."""
-        if self.reference is not None and self.speed < 1.0 and samples:
-            ahead = (self.reference(samples) - self._busy) / self.speed
-            self._ahead += min(max(ahead, -_LARGEST_CORRECTION), _LARGEST_CORRECTION)
-            self._debt += _CORRECTED_A_STEP * self._ahead
-            self._ahead *= 1 - _CORRECTED_A_STEP
-        self._busy = 0.0
+    def _close_budget(self) -> None:
+        """A step later than its reference is made up for by the next ones."""
+        if self._is_held():
+            self._delay = min(max(self._spent - self._budget(), 0.0), _LARGEST_DELAY)
+        self._samples, self._spent = 0, 0.0
+
+    def _is_held(self) -> bool:
+        return self.reference is not None and self.speed < 1.0 and self._samples > 0
+
+    def _budget(self) -> float:
+        """Seconds that this step is to take, less what the steps before it took too long."""
+        assert self.reference is not None
+        return self.reference(self._samples) / self.speed - self._delay
 
     def _mark(self, phase: Phase) -> _Mark:
         event: torch.cuda.Event | None = None
@@ -148,21 +162,36 @@ class Pace:
             event.record()
         return _Mark(time.perf_counter(), time.thread_time(), event)
 
-    def _idle(self, phase: Phase, begin: _Mark, end: _Mark) -> _Mark:
+    def _idle(self, phase: Phase, begin: _Mark, end: _Mark, before_update: bool) -> _Mark:
         if end.event is not None and begin.event is not None:
             end.event.synchronize()
             busy = wall = begin.event.elapsed_time(end.event) / 1e3
         else:
             busy, wall = end.busy - begin.busy, end.wall - begin.wall
-        self._busy += busy
-        largest_credit = _LARGEST_CREDIT if self.reference is None else _LARGEST_CORRECTION
-        self._debt = max(self._debt + busy / self.speed - wall, -largest_credit)
+        self._debt = max(self._debt + busy / self.speed - wall, -_LARGEST_CREDIT)
+        self._spent += wall
+        if phase == "wu":
+            self._update = busy / self.speed
+        if self._is_held():
+            self._hold(phase, before_update)
         if self._debt < _SHORTEST_SLEEP:
             return end
         before = time.perf_counter()
         time.sleep(self._debt)
-        self._debt -= time.perf_counter() - before
+        slept = time.perf_counter() - before
+        self._debt -= slept
+        self._spent += slept
         return self._mark(phase)
+
+    def _hold(self, phase: Phase, before_update: bool) -> None:
+        """Idle until the step has taken what its reference allows, and never longer."""
+        left = self._budget() - self._spent
+        if phase == "wu":
+            self._debt = left
+        elif before_update:
+            self._debt = left - self._update
+        else:
+            self._debt = min(self._debt, left - self._update)
 
 
 def _is_complete(segment: tuple[Phase, _Mark, _Mark]) -> bool:

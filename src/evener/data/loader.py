@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
@@ -36,11 +37,15 @@ def _random_state_kept() -> Iterator[None]:
 def seed_all(*words: int, device: torch.device | None = None) -> None:
     """Seed the CPU's random generators (torch, Python, NumPy's global one), and `device`'s, from whole numbers."""
     seed = int(np.random.SeedSequence(words).generate_state(1, np.uint32)[0])
+    _seed_cpu(seed)
+    if device is not None and device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def _seed_cpu(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
-    if device is not None and device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 class _Fetch(Dataset[Any]):
@@ -65,10 +70,19 @@ def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int) -> A
         return tuple(tensor[index] for tensor in dataset.tensors)
     samples = []
     with _random_state_kept():
-        for i in indices.tolist():
-            seed_all(seed, epoch, i)
+        for i, own_seed in zip(indices.tolist(), sample_seeds(seed, epoch, indices).tolist(), strict=True):
+            _seed_cpu(own_seed)
             samples.append(dataset[i])
     return default_collate(samples)
+
+
+def sample_seeds(seed: int, epoch: int, indices: Indices) -> npt.NDArray[np.uint32]:
+    """A seed for every one of the samples `indices` in `epoch`: the finaliser of splitmix64 (Steele et al., 2014)."""
+    base = np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    z = base + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z >> np.uint64(32)).astype(np.uint32)
 
 
 class Loader:

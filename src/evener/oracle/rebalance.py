@@ -16,7 +16,7 @@ from evener.oracle.apportion import Worker, apportion, finish_seconds
 CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.35), (6, 0.15), (16, 0.05))
 """(steps behind a prediction, gain from which it is acted upon)."""
 
-AT_FIRST: tuple[tuple[int, float], ...] = ((4, 0.02),)
+AT_FIRST: tuple[tuple[int, float], ...] = ((4, 0.04),)
 """Likewise for the first decision: what a short trial promised is worth less than the first steps of the run itself."""
 
 

@@ -68,7 +68,7 @@ class DataParallel:
 def _sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """Sum one bucket over the ranks; after the last one this rank only waits."""
     if bucket.is_last():
-        group.pace.pause()
+        group.pace.pause(before_update=True)
     else:
         group.pace.break_for_others()
     buffer = bucket.buffer()

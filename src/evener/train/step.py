@@ -63,6 +63,7 @@ class TrainStep:
         pace.resume("io")
         for part, inputs, targets in loader.next_step():
             pace.pause()
+            pace.expect(len(part.indices))
             pace.resume("fb")
             losses.append(self._forward_backward(part, inputs, targets))
             parts.append(part)
