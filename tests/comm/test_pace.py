@@ -81,9 +81,8 @@ def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_co
 def test_a_step_that_took_too_long_is_made_up_for_by_the_next() -> None:
     pace = Pace(torch.device("cpu"), 0.5)
     pace.reference = lambda samples: 0.002 * samples
-    took = step(pace, 0.06, samples=10)
-    assert took >= 0.06
-    assert took + step(pace, 0.01, samples=10) == pytest.approx(0.08, rel=0.1)
+    assert step(pace, 0.06, samples=10) >= 0.06
+    assert step(pace, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
 
 
 def test_the_others_are_not_kept_waiting_for_the_update() -> None:
