@@ -11,6 +11,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["autodiff_fixtures", "wire_fixtures"]
+
 settings.register_profile("evener", deadline=None)  # pytest's limit on every test is the limit; machines are shared
 settings.load_profile("evener")
 

@@ -1,0 +1,109 @@
+"""Memory for the temporaries of one iteration: handed out by moving a pointer, taken back all at once.
+
+    arena = Arena()
+    for images, labels in batches:
+        with arena:                                  # tensors made in here live in the arena
+            loss = F.nll_loss(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            print(loss.item())                       # a number outlives the arena, the tensor does not
+
+Leaving the block takes everything back: the tensors made inside say so when they are used afterwards. The first
+iteration finds out how much memory an iteration needs; those that follow ask the system for none. The arena even keeps
+the array objects, so that the same request at the same place costs a comparison.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from types import TracebackType
+
+from evener.autodiff.backends import default_backend
+from evener.autodiff.backends.interface import Array, Backend, Lease, NativeType, Shape
+from evener.autodiff.errors import InvalidOperation
+
+_ALIGNMENT = 64
+_SMALLEST = 1 << 16
+_Slot = tuple[int, Shape, NativeType, Array, int]
+
+
+class Arena:
+    """Bump allocation for the tensors that one thread makes inside `with arena:`.
+
+    Args:
+        backend: whose arrays it holds; the default one unless given.
+        num_bytes: to begin with; it grows to what an iteration needs.
+    """
+
+    def __init__(self, backend: Backend | None = None, num_bytes: int = 0) -> None:
+        self.backend = backend or default_backend()
+        self.iterations = 0
+        self._lease = Lease(self.backend)
+        self._outer: tuple[Arena | None, Lease] | None = None
+        self._slots: list[_Slot] = []
+        self._next = 0  # slot
+        self._offset = 0  # byte, in the chunk
+        self._used = 0  # bytes, in the chunks before
+        self._replace_chunk(max(num_bytes, _SMALLEST))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it holds in one piece."""
+        return self._capacity
+
+    def __enter__(self) -> Arena:
+        if self._outer is not None:
+            raise InvalidOperation("an arena cannot be entered twice at a time; make one for each thread or depth")
+        place = self.backend.place
+        self.iterations += 1
+        self._lease = Lease(self.backend, self.iterations)
+        self._outer = (place.arena, place.lease)
+        place.arena, place.lease = self, self._lease
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._outer is not None
+        place = self.backend.place
+        place.arena, place.lease = self._outer
+        self._outer = None
+        self._reset()
+
+    def take(self, shape: Shape, dtype: NativeType) -> Array:
+        """An array with unspecified contents, until the arena is left."""
+        number = self._next
+        self._next = number + 1
+        if number < len(self._slots):
+            offset, old_shape, old_dtype, array, end = self._slots[number]
+            if old_shape == shape and old_dtype is dtype and offset == self._offset:
+                self._offset = end
+                return array
+        return self._take_new(number, shape, dtype)
+
+    def _take_new(self, number: int, shape: Shape, dtype: NativeType) -> Array:
+        num_bytes = -(-prod(shape) * self.backend.item_bytes(dtype) // _ALIGNMENT) * _ALIGNMENT
+        if self._offset + num_bytes > self._capacity:
+            self._used += self._offset
+            self._replace_chunk(max(num_bytes, 2 * self._capacity))
+            number = 0
+            self._next = 1
+        array = self.backend.carve(self._chunk, self._offset, shape, dtype)
+        end = self._offset + num_bytes
+        del self._slots[number:]
+        self._slots.append((self._offset, shape, dtype, array, end))
+        self._offset = end
+        return array
+
+    def _replace_chunk(self, capacity: int) -> None:
+        """Go on in a larger chunk; arrays in the old one keep it alive until they are gone."""
+        self._chunk = self.backend.allocate(capacity)
+        self._capacity = capacity
+        self._slots.clear()
+        self._offset = 0
+
+    def _reset(self) -> None:
+        self._lease.alive = False
+        if self._used:  # several chunks: from now on a single one that holds them all
+            self._replace_chunk(self._used + self._offset)
+        self._next = self._offset = self._used = 0

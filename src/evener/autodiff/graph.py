@@ -1,0 +1,171 @@
+"""The engine: what was computed from what, and the loop that walks it backwards.
+
+Every operation on a tensor that needs a gradient leaves a node. A node knows its rule, what the rule saved, and an edge
+for every input: to the node that made it, to the leaf that collects its gradient, or None where none is wanted. Nodes
+are numbered as they are made, so that walking them by falling numbers meets every node after all that used it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from operator import attrgetter
+from typing import Any, Protocol
+
+from evener.autodiff.backends.interface import Array, Backend, Lease, Shape
+from evener.autodiff.errors import GraphFreed, ParameterChanged, TensorExpired
+from evener.autodiff.rules.rule import Rule
+
+clock = count(1)
+"""Numbers nodes, and changes of parameters, in the order in which they happen."""
+
+
+class Collector(Protocol):
+    """Where the gradient of a leaf goes: of a tensor by itself, or of a parameter in its flat buffer.
+
+    Attributes:
+        shape: of the leaf.
+        changed_at: when its value was last changed by an optimiser or a loaded state.
+    """
+
+    shape: Shape
+
+    changed_at: int
+
+    @property
+    def gradient(self) -> Array | None:
+        """What was received; None if nothing was."""
+        ...
+
+    def destination(self) -> Array | None:
+        """Memory that the first gradient may be written into; None if there is none, or one is already there."""
+        ...
+
+    def receive(self, gradient: Array) -> None:
+        """Add `gradient`, which may be what `destination` gave."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the gradient."""
+        ...
+
+
+class Leaf:
+    """Collects the gradient of a tensor that was not computed; its memory lives as long as the tensor's."""
+
+    __slots__ = ("changed_at", "gradient", "lease", "shape")
+
+    def __init__(self, shape: Shape, lease: Lease) -> None:
+        self.shape, self.lease, self.changed_at = shape, lease, 0
+        self.gradient: Array | None = None
+
+    def destination(self) -> None:
+        """Nothing: the first gradient is copied, because others may hold it."""
+
+    def receive(self, gradient: Array) -> None:
+        """Add `gradient`."""
+        backend = self.lease.backend
+        if self.gradient is None:
+            new = backend.empty if self.lease is backend.permanent else backend.new
+            self.gradient = backend.copy(gradient, new(self.shape, gradient.dtype))
+        else:
+            backend.add(self.gradient, gradient, self.gradient)
+
+    def clear(self) -> None:
+        """Forget the gradient."""
+        self.gradient = None
+
+
+class Node:
+    """One operation that was performed."""
+
+    __slots__ = ("edges", "lease", "made_at", "rule", "saved", "shape")
+
+    def __init__(
+        self, rule: Rule, edges: Sequence[Node | Collector | None], saved: Any, shape: Shape, lease: Lease
+    ) -> None:
+        self.rule: Rule | None = rule
+        self.edges, self.saved, self.shape, self.lease = edges, saved, shape, lease
+        self.made_at = next(clock)
+
+    def free(self) -> None:
+        """Let go of what the rule saved, and of the nodes before this one."""
+        self.rule, self.edges, self.saved = None, (), None
+
+
+def backward(root: Node, gradient: Array, retain_graph: bool) -> None:
+    """Add to every leaf that `root` was computed from the gradient of sum(root * gradient).
+
+    Raises:
+        GraphFreed: a part of the graph was walked before, without `retain_graph`.
+        ParameterChanged: an optimiser has changed a parameter since the forward pass.
+        TensorExpired: a part of the graph was computed in an arena that has been reset.
+    """
+    nodes = _nodes_behind(root)
+    pending = {root: gradient}
+    own: set[Node] = set()  # nodes whose pending gradient is a sum made here, which may be added to in place
+    for node in nodes:
+        _propagate(node, pending.pop(node), pending, own)
+        if not retain_graph:
+            node.free()
+
+
+def _propagate(node: Node, g: Array, pending: dict[Node, Array], own: set[Node]) -> None:
+    """Send the gradient `g` of a node's output along its edges."""
+    rule, saved, backend = node.rule, node.saved, node.lease.backend
+    assert rule is not None
+    if rule.prepare is not None:
+        saved = rule.prepare(backend, g, saved)
+    for vjp, edge in zip(rule.vjps, node.edges):  # noqa: B905  ForEach never ends
+        if edge is None:
+            continue
+        inner = type(edge) is Node
+        partial = vjp(backend, g, saved, None if inner else edge.destination())  # type: ignore[union-attr]
+        if partial.shape != edge.shape:
+            partial = backend.sum_to(partial, edge.shape)
+        if inner:
+            _add(edge, partial, pending, own, backend)  # type: ignore[arg-type]
+        else:
+            edge.receive(partial)  # type: ignore[union-attr]
+
+
+def _add(node: Node, partial: Array, pending: dict[Node, Array], own: set[Node], backend: Backend) -> None:
+    before = pending.get(node)
+    if before is None:
+        pending[node] = partial
+    elif node in own:
+        backend.add(before, partial, before)
+    else:
+        pending[node] = backend.add(before, partial)
+        own.add(node)
+
+
+def _nodes_behind(root: Node) -> list[Node]:
+    """All nodes that `root` was computed from, itself included, each before those that it was computed from."""
+    seen, stack = {root}, [root]
+    while stack:
+        node = stack.pop()
+        _check(node)
+        for edge in node.edges:
+            if type(edge) is Node and edge not in seen:
+                seen.add(edge)
+                stack.append(edge)
+    return sorted(seen, key=attrgetter("made_at"), reverse=True)
+
+
+def _check(node: Node) -> None:
+    if node.rule is None:
+        raise GraphFreed(
+            "this graph was freed by an earlier backward(); call that one with retain_graph=True, or run forward again"
+        )
+    if not node.lease.alive:
+        raise TensorExpired(
+            f"iteration {node.lease.number} of an arena is over, and its graph with it: call backward() inside "
+            "`with arena:`"
+        )
+    for edge in node.edges:
+        if edge is not None and type(edge) is not Node and edge.changed_at > node.made_at:  # type: ignore[union-attr]
+            raise ParameterChanged(
+                f"a parameter of shape {edge.shape} was changed after the forward pass had used it: "
+                "call backward() before optimizer.step() and load_state_dict()"
+            )

@@ -1,0 +1,46 @@
+"""How parameters begin."""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+
+import numpy as np
+
+from evener.autodiff.gradient_mode import no_grad
+from evener.autodiff.randomness import generator
+from evener.autodiff.tensors import Tensor
+
+
+@no_grad()
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+    """Numbers from `a` to `b`, all equally likely."""
+    return tensor.copy_(generator().uniform(a, b, tensor.shape))
+
+
+@no_grad()
+def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Normally distributed numbers."""
+    return tensor.copy_(generator().normal(mean, std, tensor.shape))
+
+
+@no_grad()
+def constant_(tensor: Tensor, val: float) -> Tensor:
+    """The same number everywhere."""
+    return tensor.copy_(np.full(tensor.shape, val))
+
+
+def xavier_uniform_(weight: Tensor) -> Tensor:
+    """Uniform within sqrt(6 / (inputs + outputs)); Glorot and Bengio 2010."""
+    bound = sqrt(6 / (fan_in(weight) + weight.shape[0] * prod(weight.shape[2:])))
+    return uniform_(weight, -bound, bound)
+
+
+def by_fan_in_(tensor: Tensor, inputs: int) -> Tensor:
+    """Uniform within 1 / sqrt(inputs): how PyTorch begins weights and biases of linear layers and convolutions."""
+    bound = 1 / sqrt(inputs) if inputs else 0.0
+    return uniform_(tensor, -bound, bound)
+
+
+def fan_in(weight: Tensor) -> int:
+    """Number of inputs that one output of a weight [O, I, ...] depends on."""
+    return prod(weight.shape[1:])

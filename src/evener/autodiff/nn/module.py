@@ -1,0 +1,200 @@
+"""What all modules share: parameters, buffers and modules inside modules, found by the names they are assigned to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from evener.autodiff.errors import StateMismatch, require
+from evener.autodiff.gradient_mode import no_grad
+from evener.autodiff.parameters import Parameter
+from evener.autodiff.tensors import Tensor
+
+M = TypeVar("M", bound="Module")
+
+
+class Module:
+    """A part of a model. A subclass makes its parts in `__init__`, after `super().__init__()`, and has a `forward`.
+
+    Attributes:
+        training: whether it is being trained (`train`) or used (`eval`); dropout and batch norm differ.
+    """
+
+    training: bool
+    _parts: dict[type, dict[str, Any]]
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_parts", {kind: {} for kind in (Parameter, Tensor, Module)})
+        self.training = True
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """What the module computes."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method forward")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """What `forward` computes."""
+        return self.forward(*inputs, **options)
+
+    # Parts.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        require("_parts" in self.__dict__, "{} must call super().__init__() before it gets parts", type(self).__name__)
+        for parts in self._parts.values():
+            if name in parts and not (value is None or isinstance(value, Tensor | Module)):
+                raise TypeError(f"{name} is a parameter, buffer or module; it cannot become {type(value).__name__}")
+        if isinstance(value, Parameter | Module):
+            self._register(Parameter if isinstance(value, Parameter) else Module, name, value)
+        elif name in self._parts[Parameter] or name in self._parts[Module]:
+            self._register(None, name, value)
+        elif name in self._parts[Tensor]:
+            self._parts[Tensor][name] = value
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._register(None, name, None)
+        object.__delattr__(self, name)
+
+    def register_buffer(self, name: str, tensor: Tensor) -> None:
+        """Make `tensor` an attribute that belongs to the state, but is not trained."""
+        self._register(Tensor, name, tensor)
+        object.__setattr__(self, name, tensor)
+
+    def _register(self, kind: Any, name: str, value: Any) -> None:
+        require("." not in name and bool(name), "a part of a module needs a name without dots, got {!r}", name)
+        for parts in self._parts.values():
+            parts.pop(name, None)
+        if kind is not None:
+            self._parts[kind][name] = value
+
+    # Looking through the parts.
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all inside it, each once, with names such as `features.0`."""
+        yield from _once(self._all_modules(prefix))
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all inside it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules directly inside, with their names."""
+        yield from self._parts[Module].items()
+
+    def children(self) -> Iterator[Module]:
+        """The modules directly inside."""
+        return iter(self._parts[Module].values())
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters, each once, with names such as `features.0.weight`."""
+        yield from _once(self._all_parts(Parameter))
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, each once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """All buffers, each once, with names such as `features.1.running_mean`."""
+        yield from _once(self._all_parts(Tensor))
+
+    def _all_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        yield prefix, self
+        for name, child in self._parts[Module].items():
+            yield from child._all_modules(f"{prefix}.{name}" if prefix else name)
+
+    def _all_parts(self, kind: type) -> Iterator[tuple[str, Any]]:
+        for prefix, module in self._all_modules():
+            for name, part in module._parts[kind].items():
+                yield (f"{prefix}.{name}" if prefix else name), part
+
+    # State.
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All parameters and buffers by name, sharing memory; the names are those of the same PyTorch module."""
+        return {name: tensor.detach() for name, tensor in self._state()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over the values of a state: tensors of this library, of PyTorch (on the CPU), or arrays.
+
+        Args:
+            state: values by name.
+            strict: refuse a state with names that are missing or unknown; otherwise load what there is.
+
+        Raises:
+            StateMismatch: names (if `strict`) or shapes differ; nothing was changed.
+        """
+        own, given = dict(self._state()), {name: _array(value) for name, value in state.items()}
+        wrong = [f"{name} is missing" for name in own if strict and name not in given]
+        wrong += [f"{name} is unknown" for name in given if strict and name not in own]
+        common = own.keys() & given.keys()
+        wrong += [
+            f"{name} has shape {given[name].shape} instead of {tensor.shape}"
+            for name, tensor in own.items()
+            if name in common and given[name].shape != tensor.shape
+        ]
+        if wrong:
+            raise StateMismatch(f"the state does not fit {type(self).__name__}: {'; '.join(wrong)}")
+        with no_grad():
+            for name in common:
+                own[name].copy_(given[name])
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and buffers, module by module, as PyTorch orders them; a shared one under each of its names."""
+        for prefix, module in self._all_modules():
+            for kind in (Parameter, Tensor):
+                for name, part in module._parts[kind].items():
+                    yield (f"{prefix}.{name}" if prefix else name), part
+
+    # Modes.
+
+    def train(self: M, mode: bool = True) -> M:
+        """Set it, and all modules inside, to training or use; returns it."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self: M) -> M:
+        """Set it, and all modules inside, to use; returns it."""
+        return self.train(False)
+
+    def requires_grad_(self: M, requires_grad: bool = True) -> M:
+        """Make all parameters collect gradients, or stop doing so; returns it."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all parameters."""
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                parameter.grad = None
+
+    def double(self: M) -> M:
+        """Convert parameters and floating-point buffers to float64, before an optimiser has them; returns it."""
+        for _, tensor in self._state():
+            if tensor.dtype.kind == "f":
+                tensor._become(np.float64)
+        return self
+
+    def __repr__(self) -> str:
+        parts = [f"({name}): {part!r}".replace("\n", "\n  ") for name, part in self.named_children()]
+        inside = "".join(f"\n  {part}" for part in parts) + "\n" if parts else self.extra_repr()
+        return f"{type(self).__name__}({inside})"
+
+    def extra_repr(self) -> str:
+        """What its representation says about its options."""
+        return ""
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    return value.detach().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _once(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Each part only under the first of its names."""
+    seen: set[int] = set()
+    for name, part in named:
+        if id(part) not in seen:
+            seen.add(id(part))
+            yield name, part

@@ -1,0 +1,142 @@
+"""What all optimisers share: groups of parameters, the runs of the flat buffers that a step passes over, and state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evener.autodiff.backends.interface import Array
+from evener.autodiff.errors import StateMismatch, require
+from evener.autodiff.parameter_arena import arena_of
+from evener.autodiff.parameters import Parameter, Slot
+
+Parameters = Iterable[Parameter] | Iterable[Mapping[str, Any]]
+
+
+class Run(NamedTuple):
+    """Neighbouring parameters of a group that have gradients and have been stepped equally often.
+
+    Attributes:
+        start: first element in the flat buffers.
+        stop: behind the last element.
+        step: number of this step for them, from 1.
+    """
+
+    start: int
+    stop: int
+    step: int
+
+
+class Optimizer:
+    """Changes parameters by their gradients; subclasses say how, in `_update`.
+
+    Args:
+        params: parameters, or groups: dictionaries with `params` and whatever options differ from the defaults.
+        defaults: options of the method.
+
+    Attributes:
+        param_groups: the groups, as dictionaries; their options, such as `lr`, may be changed between steps.
+        arena: the flat buffers of parameters, gradients and state.
+    """
+
+    states: tuple[str, ...] = ()
+    """Flat buffers that the method keeps for every parameter."""
+
+    def __init__(self, params: Parameters, defaults: dict[str, Any]) -> None:
+        self.param_groups = [self._checked(group) for group in _groups(params, defaults)]
+        everything = [p for group in self.param_groups for p in group["params"]]
+        require(len({id(p) for p in everything}) == len(everything), "a parameter must be in one group only")
+        self.arena = arena_of(everything)
+        self._steps = dict.fromkeys((p._home.entry.offset for p in everything), 0)
+        block = self.arena.backend.block or self.arena.size
+        self._scratch = self.arena.backend.empty((2, min(block, self.arena.size)), self.arena.values.dtype)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of its parameters."""
+        if len(self._steps) == len(self.arena.entries):
+            self.arena.zero_grad()
+        else:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter._home.clear()
+
+    def step(self) -> None:
+        """Change every parameter that has a gradient: one pass over the flat buffers, in blocks that fit the cache."""
+        arena = self.arena
+        flats = [arena.values, arena._gradients, *(arena.state(self._key(name)) for name in self._kept())]
+        length = self._scratch.shape[1]
+        for group in self.param_groups:
+            for run in self._runs(group["params"]):
+                for start in range(run.start, run.stop, length):
+                    stop = min(start + length, run.stop)
+                    blocks = [flat[start:stop] for flat in flats]
+                    self._update(group, run.step, *blocks, scratch=self._scratch[:, : stop - start])
+        arena.changed()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it needs to go on later: flat arrays by name, and `steps`, how often each parameter was stepped."""
+        to_numpy = self.arena.backend.to_numpy
+        flats = {name: np.array(to_numpy(self.arena.state(self._key(name)))) for name in self._kept()}
+        return {**flats, "steps": np.array(list(self._steps.values()))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the same method and model.
+
+        Raises:
+            StateMismatch: an array is missing, unknown, or of another size.
+        """
+        expected = {**dict.fromkeys(self._kept(), self.arena.size), "steps": len(self._steps)}
+        given = {name: np.size(array) for name, array in state.items()}
+        if given != expected:
+            raise StateMismatch(f"the optimiser's state needs arrays of sizes {expected}, got {given}")
+        for name in self._kept():
+            flat = self.arena.state(self._key(name))
+            self.arena.backend.copy(self.arena.backend.from_numpy(np.asarray(state[name])), flat)
+        self._steps = dict(zip(self._steps, map(int, state["steps"]), strict=True))
+
+    def _update(self, group: dict[str, Any], step: int, /, p: Array, g: Array, *states: Array, scratch: Array) -> None:
+        """Change values p by gradients g; `states` as in `self.states`, `scratch` two rows of the same length."""
+        raise NotImplementedError
+
+    def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
+        """`group`, if its options are allowed. Raises InvalidOperation."""
+        raise NotImplementedError
+
+    def _kept(self) -> tuple[str, ...]:
+        """Which of `states` the options of the groups need."""
+        return self.states
+
+    def _key(self, name: str) -> str:
+        return f"{type(self).__name__}.{name}"
+
+    def _runs(self, parameters: list[Parameter]) -> Iterator[Run]:
+        """The group's runs in the order of the buffers; counts the step."""
+        start = stop = step = 0
+        for slot in sorted((p._home for p in parameters if p._home is not None), key=_offset):
+            if slot.gradient is None:
+                continue
+            offset, size = slot.entry.offset, slot.entry.size
+            self._steps[offset] += 1
+            if offset != stop or self._steps[offset] != step:
+                if stop > start:
+                    yield Run(start, stop, step)
+                start, step = offset, self._steps[offset]
+            stop = offset + size
+        if stop > start:
+            yield Run(start, stop, step)
+
+
+def _offset(slot: Slot) -> int:
+    return slot.entry.offset
+
+
+def _groups(params: Parameters, defaults: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Groups with all options; parameters by themselves are one group."""
+    given: list[Any] = list(params)
+    require(bool(given), "an optimiser needs at least one parameter")
+    for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
+        unknown = group.keys() - defaults.keys() - {"params"}
+        require(not unknown, "a group of this optimiser may set {}, got {}", sorted(defaults), sorted(unknown))
+        yield {**defaults, **group, "params": list(group["params"])}

@@ -1,0 +1,67 @@
+"""The random state: one for the process, seeded by `manual_seed`, drawn from on the host whatever the back end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from evener.autodiff.backends import default_backend
+from evener.autodiff.tensors.promotion import DEFAULT_FLOAT, check_type
+from evener.autodiff.tensors.shaping import flat_sizes
+from evener.autodiff.tensors.tensor import Tensor
+
+
+@cache  # made when it is first needed, because importing numpy.random takes as long as importing this whole library
+def generator() -> np.random.Generator:
+    """Where all random numbers of this library come from."""
+    return np.random.default_rng()
+
+
+def manual_seed(seed: int) -> None:
+    """Begin the sequence of random numbers that belongs to `seed`, the same on every machine and back end."""
+    generator().bit_generator.state = np.random.PCG64(seed).state
+
+
+def get_rng_state() -> dict[str, Any]:
+    """The random state, a JSON-able dictionary for `set_rng_state`."""
+    return dict(generator().bit_generator.state)
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Go on with a state from `get_rng_state`."""
+    generator().bit_generator.state = state
+
+
+def rand(*size: int | Sequence[int], dtype: Any = DEFAULT_FLOAT, requires_grad: bool = False) -> Tensor:
+    """Numbers in [0, 1), uniform."""
+    return _made(generator().random(flat_sizes(size), _drawable(dtype)), dtype, requires_grad)
+
+
+def randn(*size: int | Sequence[int], dtype: Any = DEFAULT_FLOAT, requires_grad: bool = False) -> Tensor:
+    """Numbers of mean 0 and standard deviation 1, normal."""
+    return _made(generator().standard_normal(flat_sizes(size), _drawable(dtype)), dtype, requires_grad)
+
+
+def randint(low: int, high: int, size: Sequence[int]) -> Tensor:
+    """Integers from `low` to below `high`."""
+    return _made(generator().integers(low, high, tuple(size)), np.int64, False)
+
+
+def randperm(n: int) -> Tensor:
+    """The integers below n in random order."""
+    return _made(generator().permutation(n), np.int64, False)
+
+
+def _drawable(dtype: Any) -> Any:
+    return check_type(dtype).type
+
+
+def _made(array: Any, dtype: Any, requires_grad: bool) -> Tensor:
+    backend = default_backend()
+    source = backend.from_numpy(np.asarray(array))
+    new = backend.new(tuple(source.shape), backend.native(check_type(dtype)))
+    made = Tensor(backend.copy(source, new), backend.place.lease)
+    return made.requires_grad_() if requires_grad else made

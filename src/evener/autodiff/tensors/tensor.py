@@ -1,0 +1,190 @@
+"""Tensors: NumPy's arithmetic (or another back end's) with PyTorch's names, and a record of what was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from evener.autodiff.backends.interface import Array
+from evener.autodiff.errors import InvalidOperation, NoGradient, require
+from evener.autodiff.gradient_mode import mode
+from evener.autodiff.graph import Leaf, Node, backward, clock
+from evener.autodiff.rules import RULES
+from evener.autodiff.tensors.base import TensorBase, expired
+from evener.autodiff.tensors.promotion import check_type
+from evener.autodiff.tensors.reading import Reading
+
+
+class Tensor(Reading):
+    """An array of numbers that remembers how it was computed; make one with `tensor`, `from_numpy`, `zeros`, `randn`.
+
+    Names and meanings are PyTorch's. Element types are `bool`, integers, `float32` (for numbers that nothing else is
+    said of) and `float64`; a tensor never changes its type by itself, except as PyTorch's does.
+    """
+
+    __slots__ = ()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether backward computes a gradient for it, or through it."""
+        return self._edge is not None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it was made, not computed."""
+        return type(self._edge) is not Node
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient that backward calls have added up; only a leaf keeps one."""
+        if self._edge is None or isinstance(self._edge, Node) or self._edge.gradient is None:
+            return None
+        return Tensor(self._edge.gradient, self._lease)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if self._edge is None or isinstance(self._edge, Node):
+            raise NoGradient("only a leaf that requires a gradient can be given one")
+        self._edge.clear()
+        if value is not None:
+            require(value.shape == self.shape, "the gradient must have shape {}, got {}", self.shape, value.shape)
+            self._edge.receive(value.to(self.dtype)._usable())
+
+    # Copies and conversions.
+
+    def detach(self) -> Tensor:
+        """The same elements, not connected with the graph."""
+        return Tensor(self._usable(), self._lease)
+
+    def clone(self) -> Tensor:
+        """A copy; gradients flow through it."""
+        return self._apply("convert", (), self._usable().dtype)
+
+    def float(self) -> Tensor:
+        """Converted to float32."""
+        return self.to(np.float32)
+
+    def double(self) -> Tensor:
+        """Converted to float64."""
+        return self.to(np.float64)
+
+    def long(self) -> Tensor:
+        """Converted to int64."""
+        return self.to(np.int64)
+
+    def copy_(self, source: Any) -> Tensor:
+        """Write the elements of a tensor or an array into this leaf, under `no_grad` if it requires a gradient."""
+        if not self.is_leaf or (self.requires_grad and mode.enabled):
+            raise InvalidOperation("copy_ would hide a change from the graph; write to leaves, inside no_grad()")
+        backend = self._lease.backend
+        array = source._usable() if isinstance(source, Tensor) else backend.from_numpy(np.asarray(source))
+        require(tuple(array.shape) == self.shape, "copy_ needs shape {}, got {}", self.shape, tuple(array.shape))
+        backend.copy(array, self._usable())
+        if self._edge is not None:
+            self._edge.changed_at = next(clock)  # type: ignore[union-attr]
+        return self
+
+    def _become(self, dtype: Any) -> None:
+        """Convert this leaf itself, before it lies in an arena."""
+        require(getattr(self, "_home", None) is None, "a model is converted before an optimiser has its parameters")
+        wanted, backend = self._lease.backend.native(check_type(dtype)), self._lease.backend
+        self._array = backend.copy(self._array, backend.empty(self.shape, wanted))
+
+    # Gradients.
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Make a leaf collect its gradient, or stop doing so; returns it."""
+        require(self.is_leaf, "only a leaf can change whether it requires a gradient; use detach()")
+        if requires_grad and self._edge is None:
+            require(self.dtype.kind == "f", "only floating-point tensors have gradients; this one holds {}", self.dtype)
+            self._edge = Leaf(self.shape, self._lease)
+        elif not requires_grad:
+            self._edge = None
+        return self
+
+    def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
+        """Add to the `grad` of every leaf the gradient of this tensor, or of sum(self * gradient).
+
+        Args:
+            gradient: of this tensor's shape; may be left out if it has a single element.
+            retain_graph: keep the graph, so that backward can walk it again.
+
+        Raises:
+            NoGradient: nothing that it was computed from requires a gradient, or `gradient` is missing.
+            GraphFreed: an earlier backward has freed the graph.
+            ParameterChanged: a parameter was changed since the forward pass.
+        """
+        edge = self._edge
+        if edge is None:
+            raise NoGradient("this tensor was computed from nothing that requires a gradient, or inside no_grad()")
+        seed = self._seed(gradient)
+        if isinstance(edge, Node):
+            backward(edge, seed, retain_graph)
+        else:
+            edge.receive(seed)
+
+    def _seed(self, gradient: Tensor | None) -> Array:
+        array = self._usable()
+        if gradient is not None:
+            require(gradient.shape == self.shape, "the gradient must have shape {}, got {}", self.shape, gradient.shape)
+            return gradient.to(self.dtype)._usable()
+        if self.numel() != 1:
+            raise NoGradient(f"backward() of a tensor of shape {self.shape} needs a gradient of that shape, or a sum")
+        backend = self._lease.backend
+        return backend.fill(backend.new(array.shape, array.dtype), 1)
+
+    def _apply(self, rule: str, others: tuple[TensorBase, ...] = (), *arguments: Any) -> Tensor:
+        return apply(rule, (self, *others), *arguments)
+
+    def _made(self, array: Array) -> Tensor:
+        return Tensor(array, self._lease.backend.place.lease)
+
+
+def apply(name: str, inputs: Sequence[TensorBase | None], *arguments: Any) -> Tensor:
+    """The row `name` of the table of rules, computed for `inputs` and, if one of them requires a gradient, recorded.
+
+    Args:
+        name: of a row of `RULES`.
+        inputs: tensors of one back end, or None where an input is left out; the first is a tensor.
+        arguments: what else the rule's forward takes.
+
+    Raises:
+        InvalidOperation: the inputs do not go together.
+        TensorExpired: an input's arena has been reset.
+    """
+    rule = RULES[name]
+    arrays: list[Any] = []
+    edges: list[Any] = []
+    recorded = False
+    for tensor in inputs:
+        if tensor is None:
+            arrays.append(None)
+            edges.append(None)
+            continue
+        lease = tensor._lease
+        if not lease.alive:
+            raise expired(lease)
+        arrays.append(tensor._array)
+        edge = tensor._edge
+        edges.append(edge)
+        if edge is not None:
+            recorded = True
+    backend = lease.backend
+    try:
+        output, saved = rule.forward(backend, *arrays, *arguments)
+    except backend.failures as error:
+        raise _refused(name, inputs, error) from error
+    lease = backend.place.lease
+    if recorded and rule.vjps and mode.enabled:
+        return Tensor(output, lease, Node(rule, edges, saved, output.shape, lease))
+    return Tensor(output, lease)
+
+
+def _refused(name: str, inputs: Sequence[TensorBase | None], error: Exception) -> InvalidOperation:
+    told = " and ".join(f"{x.dtype}{list(x.shape)}" for x in inputs if x is not None)
+    owners = {x._lease.backend.name for x in inputs if x is not None}
+    if len(owners) > 1:
+        return InvalidOperation(f"{name} needs tensors of one back end, got {' and '.join(sorted(owners))}")
+    return InvalidOperation(f"{name} of {told}: {error}")

@@ -1,0 +1,243 @@
+"""The arena of an iteration: bump allocation, one reset, no silent garbage, nothing from the system."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evener import autodiff as ad
+from evener.autodiff import functional as F
+from evener.autodiff import nn, optim
+from evener.autodiff.errors import InvalidOperation, TensorExpired
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 10),
+    )
+
+
+def everything() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, stride=2),
+        nn.BatchNorm2d(4),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.LayerNorm(4 * 7 * 7),
+        nn.Linear(4 * 7 * 7, 64),
+        nn.Sigmoid(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, 10),
+    )
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))
+
+
+def training(
+    model: nn.Module, optimizer: Callable[..., optim.Optimizer], batch: int = 64
+) -> tuple[Callable[[], float], ad.Arena]:
+    arena = ad.Arena()
+    steps = optimizer(model.parameters(), lr=0.01)
+    x, y = ad.randn(batch, 1, 28, 28), ad.randint(0, 10, (batch,))
+
+    def step() -> float:
+        with arena:
+            steps.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            steps.step()
+            return float(loss)
+
+    return step, arena
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.AdamW])
+@pytest.mark.parametrize("model", [mlp, lenet, everything])
+def test_after_the_first_iteration_a_step_takes_no_array_memory_from_the_system(
+    model: Callable[[], nn.Module], optimizer: Callable[..., optim.Optimizer]
+) -> None:
+    step, arena = training(model(), optimizer)
+    step()
+    held = arena.num_bytes
+    step()  # makes the array objects of the single chunk that the arena has moved into
+    gc.collect()
+    buffers = np.setbufsize(16)  # NumPy's iterators borrow buffers of 8192 elements, and give them back at once
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(3):
+            step()
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+        np.setbufsize(buffers)
+    assert arena.num_bytes == held
+    assert held > 300_000
+    assert peak < 20_000  # Python's own objects
+
+
+def test_the_same_training_with_and_without_an_arena(backend: ad.Backend) -> None:
+    losses = []
+    for inside in (True, False):
+        ad.manual_seed(3)
+        step, _ = training(lenet(), optim.SGD, batch=4)
+        if inside:
+            losses.append([step() for _ in range(4)])
+            continue
+        ad.manual_seed(3)
+        model = lenet()
+        steps = optim.SGD(model.parameters(), lr=0.01)
+        x, y = ad.randn(4, 1, 28, 28), ad.randint(0, 10, (4,))
+        plain = []
+        for _ in range(4):
+            steps.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            steps.step()
+            plain.append(float(loss))
+        losses.append(plain)
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def uses(x: ad.Tensor, other: ad.Tensor) -> list[Callable[[], Any]]:
+    return [
+        lambda: x + 1,
+        lambda: other * x,
+        lambda: x.sum(),
+        lambda: x.item(),
+        lambda: x.numpy(),
+        lambda: x.tolist(),
+        lambda: x.detach(),
+        lambda: x.clone(),
+        lambda: x[0],
+        lambda: other[x],
+        lambda: np.asarray(x),
+        lambda: ad.cat([other, x]),
+        lambda: bool(x == 1),
+        lambda: other.copy_(x),
+    ]
+
+
+@pytest.mark.parametrize("number", range(14))
+def test_every_use_of_a_tensor_after_the_reset_is_refused(backend: ad.Backend, number: int) -> None:
+    other = ad.zeros(1)
+    with ad.Arena():
+        x = other + 1
+    with pytest.raises(TensorExpired, match=r"iteration 1 of an arena, which is over.*item\(\) or numpy\(\)"):
+        uses(x, other)[number]()
+    assert "iteration 1 of an arena, which is over" in repr(x)
+
+
+def test_backward_after_the_reset_is_refused(backend: ad.Backend) -> None:
+    x = ad.ones(2, requires_grad=True)
+    with ad.Arena():
+        y = (x * 2).sum()
+    with pytest.raises(TensorExpired):
+        y.backward()
+    arena = ad.Arena()
+    with arena:
+        y = x * 2
+    with pytest.raises(TensorExpired), arena:
+        y.sum()
+    assert x.grad is None
+
+
+def test_what_is_taken_out_outlives_the_arena(backend: ad.Backend) -> None:
+    arena = ad.Arena()
+    x = ad.ones(3, requires_grad=True)
+    with arena:
+        y = x * 2
+        y.sum().backward()
+        taken, number = y.detach().numpy(), y.sum().item()
+    with arena:
+        x.detach() * 100  # goes where y was
+    assert (taken.tolist(), number) == ([2.0, 2.0, 2.0], 6.0)
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]  # belongs to x, which was made outside
+
+
+def test_an_exception_inside_gives_everything_back(backend: ad.Backend) -> None:
+    arena = ad.Arena()
+    made = []
+
+    def fail() -> None:
+        with arena:
+            made.append(ad.ones(1) * 2)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    with pytest.raises(TensorExpired):
+        made[0] + 1
+    y = ad.ones(1) * 2  # outside again
+    with arena:
+        pass
+    assert y.item() == 2
+
+
+def test_arenas_nest_and_the_outer_one_goes_on(backend: ad.Backend) -> None:
+    with ad.Arena():
+        a = ad.ones(2) * 2
+        with ad.Arena():
+            b = a + 1
+            assert b.tolist() == [3.0, 3.0]
+        c = a + 2
+        assert c.tolist() == [4.0, 4.0]
+        with pytest.raises(TensorExpired):
+            b + 1
+
+
+def test_an_arena_entered_twice_is_refused() -> None:
+    arena = ad.Arena()
+    with arena, pytest.raises(InvalidOperation, match="cannot be entered twice"), arena:
+        pass
+
+
+def test_changing_shapes_are_followed(backend: ad.Backend) -> None:
+    arena = ad.Arena()
+    for size in (3, 1000, 5, 100_000, 5, 1000):
+        with arena:
+            x = ad.full((size,), 2.0)
+            assert float((x * x).sum()) == 4 * size
+
+
+def test_memory_of_one_iteration_does_not_overlap() -> None:
+    arena = ad.Arena()
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        with arena:
+            kept = []
+            for number in range(50):
+                shape = tuple(int(n) for n in rng.integers(0, 40, rng.integers(0, 4)))
+                kind = [np.float32, np.float64, np.int64, np.bool_, np.uint8][number % 5]
+                kept.append((number, ad.full(shape, number % 2, dtype=kind)))
+            for number, tensor in kept:
+                assert (tensor.numpy() == number % 2).all()
+
+
+def test_arrays_begin_at_a_cache_line() -> None:
+    arena = ad.Arena()
+    for _ in range(2):
+        with arena:
+            for size in (1, 7, 100_001):
+                assert ad.zeros(size)._array.ctypes.data % 64 == 0

@@ -1,0 +1,83 @@
+"""The seam: what a back end has to bring, and that the engine needs nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evener import autodiff as ad
+from evener.autodiff import functional as F
+from evener.autodiff import nn, optim
+from evener.autodiff.backends.torch_backend import TorchBackend
+
+
+def test_a_back_end_without_a_primitive_cannot_be_made() -> None:
+    class Incomplete(ad.Backend):
+        pass
+
+    with pytest.raises(TypeError, match="abstract method"):
+        Incomplete()  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("kind", [ad.NumpyBackend, TorchBackend])
+def test_a_back_end_takes_the_arguments_that_the_interface_names(kind: type[ad.Backend]) -> None:
+    for name in ad.Backend.__abstractmethods__:
+        wanted = list(inspect.signature(getattr(ad.Backend, name)).parameters)
+        assert list(inspect.signature(getattr(kind, name)).parameters) == wanted, name
+
+
+def test_tensors_keep_the_back_end_they_were_made_with() -> None:
+    before = ad.set_default_backend(TorchBackend())
+    try:
+        x = ad.ones(2, requires_grad=True)
+    finally:
+        ad.set_default_backend(before)
+    y = (x * 2 + 1).sum()
+    y.backward()
+    assert y._lease.backend.name == "torch"
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def train(steps: int) -> list[float]:
+    ad.manual_seed(5)
+    images = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+    net = nn.Sequential(images, nn.Flatten(), nn.Dropout(0.2), nn.Linear(36, 3)).double()
+    optimizer, arena = optim.AdamW(net.parameters(), lr=0.01), ad.Arena()
+    x, y, losses = ad.randn(6, 1, 8, 8, dtype=np.float64), ad.randint(0, 3, (6,)), []
+    for _ in range(steps):
+        with arena:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def test_a_network_trains_alike_on_both() -> None:
+    ours = train(20)
+    before = ad.set_default_backend(TorchBackend())
+    try:
+        theirs = train(20)
+    finally:
+        ad.set_default_backend(before)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    assert ours[-1] < ours[0] / 2
+
+
+@pytest.mark.cuda
+def test_a_network_trains_alike_on_a_gpu() -> None:
+    torch: Any = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    ours = train(20)
+    before = ad.set_default_backend(TorchBackend("cuda"))
+    try:
+        theirs = train(20)
+    finally:
+        ad.set_default_backend(before)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-8)

@@ -1,0 +1,233 @@
+"""The graph and the loop that walks it backwards."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evener import autodiff as ad
+from evener.autodiff import nn, optim
+from evener.autodiff.errors import GraphFreed, InvalidOperation, NoGradient, ParameterChanged
+from evener.autodiff.graph import Node
+
+
+def leaf(*values: float) -> ad.Tensor:
+    return ad.tensor(list(values), dtype=np.float64, requires_grad=True)
+
+
+def grad(tensor: ad.Tensor) -> Any:
+    assert tensor.grad is not None
+    return tensor.grad.tolist()
+
+
+def test_a_value_used_several_times_gets_the_sum_of_all_paths(backend: ad.Backend) -> None:
+    x = leaf(2.0, 3.0)
+    y = x * x
+    (y * y + y + x).sum().backward()
+    assert grad(x) == [4 * 8 + 4 + 1, 4 * 27 + 6 + 1]
+
+
+def test_gradients_accumulate_until_they_are_forgotten(backend: ad.Backend) -> None:
+    x = leaf(1.0, 2.0)
+    for _ in range(3):
+        (x * 2).sum().backward()
+    assert grad(x) == [6.0, 6.0]
+    x.grad = None
+    assert x.grad is None
+    (x * 2).sum().backward()
+    assert grad(x) == [2.0, 2.0]
+
+
+def test_two_leaves_of_a_sum_do_not_share_their_gradient(backend: ad.Backend) -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    (x + y).sum().backward()
+    (x * 5).sum().backward()
+    assert (grad(x), grad(y)) == ([6.0], [1.0])
+
+
+def test_a_gradient_passed_on_unchanged_is_not_added_to_in_place(backend: ad.Backend) -> None:
+    x = leaf(1.0)
+    a = x + 0.0
+    b = a + 0.0
+    (a + b + b).sum().backward()
+    assert grad(x) == [3.0]
+
+
+def test_broadcast_operands_get_summed_gradients(backend: ad.Backend) -> None:
+    x, bias = ad.ones(4, 3, dtype=np.float64, requires_grad=True), leaf(1.0, 2.0, 3.0)
+    (x * bias).sum().backward()
+    assert grad(bias) == [4.0, 4.0, 4.0]
+    assert grad(x) == [[1.0, 2.0, 3.0]] * 4
+
+
+def test_a_chain_of_a_hundred_thousand_operations_is_walked(backend: ad.Backend) -> None:
+    x = leaf(1.0)
+    y = x
+    for _ in range(100_000):
+        y = y + 1.0
+    y.backward()
+    assert grad(x) == [1.0]
+
+
+def test_a_chain_of_a_hundred_thousand_operations_can_be_dropped_without_walking_it() -> None:
+    y = leaf(1.0)
+    for _ in range(100_000):
+        y = -y
+    del y
+
+
+def test_backward_of_something_else_than_a_number_needs_a_gradient(backend: ad.Backend) -> None:
+    x = leaf(1.0, 2.0)
+    with pytest.raises(NoGradient, match=r"shape \(2,\) needs a gradient of that shape, or a sum"):
+        (x * 2).backward()
+    (x * 2).backward(ad.tensor([1.0, 10.0]))
+    assert grad(x) == [2.0, 20.0]
+    with pytest.raises(InvalidOperation, match=r"gradient must have shape \(2,\), got \(3,\)"):
+        (x * 2).backward(ad.ones(3))
+
+
+def test_backward_without_anything_to_differentiate_is_refused() -> None:
+    with pytest.raises(NoGradient, match="nothing that requires a gradient"):
+        ad.ones(1).sum().backward()
+
+
+def test_a_freed_graph_is_refused_before_any_gradient_is_added(backend: ad.Backend) -> None:
+    x = leaf(2.0)
+    y = x * x
+    y.backward()
+    with pytest.raises(GraphFreed, match="retain_graph=True"):
+        y.backward()
+    with pytest.raises(GraphFreed):
+        (y * x).backward()  # its own node is new, the one behind it is freed
+    assert grad(x) == [4.0]
+
+
+def test_a_retained_graph_is_walked_again(backend: ad.Backend) -> None:
+    x = leaf(2.0)
+    y = (x * x).exp().log()
+    y.backward(retain_graph=True)
+    y.backward(retain_graph=True)
+    y.backward()
+    assert grad(x) == pytest.approx([12.0])
+
+
+def test_freeing_a_graph_lets_go_of_what_was_saved() -> None:
+    y = leaf(2.0) * 3.0
+    node = y._edge
+    assert isinstance(node, Node)
+    y.backward()
+    assert (node.saved, tuple(node.edges)) == (None, ())
+
+
+def test_nothing_is_recorded_inside_no_grad(backend: ad.Backend) -> None:
+    x = leaf(1.0)
+    with ad.no_grad():
+        y = x * 2
+        with ad.no_grad():
+            pass
+        assert not ad.is_grad_enabled()
+    assert not y.requires_grad
+    assert ad.is_grad_enabled()
+    assert ad.no_grad()(lambda: (x * 2).requires_grad)() is False
+
+
+def test_no_grad_of_one_thread_leaves_others_recording() -> None:
+    seen = []
+    with ad.no_grad():
+        thread = threading.Thread(target=lambda: seen.append((leaf(1.0) * 2).requires_grad))
+        thread.start()
+        thread.join()
+    assert seen == [True]
+
+
+def test_a_detached_tensor_stops_the_gradient(backend: ad.Backend) -> None:
+    x = leaf(3.0)
+    (x * x.detach()).backward()
+    assert grad(x) == [3.0]
+
+
+def test_only_a_leaf_keeps_its_gradient() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.backward()
+    assert (x.is_leaf, y.is_leaf, y.grad) == (True, False, None)
+    with pytest.raises(NoGradient, match="only a leaf"):
+        y.grad = ad.ones(1)
+    with pytest.raises(InvalidOperation, match="only a leaf can change"):
+        y.requires_grad_(False)
+
+
+def test_a_gradient_can_be_given(backend: ad.Backend) -> None:
+    x = leaf(1.0, 1.0)
+    x.grad = ad.tensor([3.0, 4.0], dtype=np.float64)
+    (x * 2).sum().backward()
+    assert grad(x) == [5.0, 6.0]
+    with pytest.raises(InvalidOperation, match=r"gradient must have shape \(2,\), got \(1,\)"):
+        x.grad = ad.ones(1)
+
+
+def test_only_floating_point_tensors_have_gradients() -> None:
+    with pytest.raises(InvalidOperation, match="only floating-point tensors have gradients; this one holds int64"):
+        ad.tensor([1, 2], requires_grad=True)
+
+
+def test_operations_without_gradient_are_not_recorded(backend: ad.Backend) -> None:
+    x = leaf(1.0, 2.0)
+    assert not (x > 1).requires_grad
+    assert not x.argmax().requires_grad
+
+
+def test_gradients_have_the_type_of_what_they_belong_to(backend: ad.Backend) -> None:
+    single, double = ad.ones(2, requires_grad=True), leaf(2.0, 3.0)
+    product = single * double
+    assert product.dtype == np.float64
+    product.sum().backward()
+    assert single.grad is not None
+    assert single.grad.dtype == np.float32
+    assert grad(single) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("gathered", [False, True], ids=["alone", "in an arena"])
+def test_a_parameter_changed_between_forward_and_backward_is_noticed(backend: ad.Backend, gathered: bool) -> None:
+    layer = nn.Linear(3, 2)
+    if gathered:
+        optim.SGD(layer.parameters(), lr=0.1)
+    y = layer(ad.ones(1, 3)).sum()
+    layer.load_state_dict(layer.state_dict())
+    with pytest.raises(ParameterChanged, match=r"shape \(2, 3\) was changed after the forward pass"):
+        y.backward()
+    assert layer.weight.grad is None
+    layer(ad.ones(1, 3)).sum().backward()
+
+
+def test_an_optimisers_step_between_forward_and_backward_is_noticed(backend: ad.Backend) -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = optim.SGD(layer.parameters(), lr=0.1)
+    y = layer(ad.ones(1, 3)).sum()
+    y.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(ParameterChanged, match=r"call backward\(\) before optimizer.step\(\)"):
+        y.backward()
+
+
+def test_two_threads_differentiate_at_the_same_time() -> None:
+    results: dict[int, list[float]] = {}
+
+    def work(number: int) -> None:
+        arena = ad.Arena()
+        x = leaf(float(number))
+        for _ in range(200):
+            with arena:
+                x.grad = None
+                (x * x * x).sum().backward()
+        results[number] = grad(x)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: [3.0 * i * i] for i in range(4)}

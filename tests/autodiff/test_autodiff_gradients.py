@@ -1,0 +1,63 @@
+"""Values and gradients of every operation, against PyTorch and against central differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from autodiff_operations import OPERATIONS, Operation
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evener import autodiff as ad
+from evener.autodiff.rules import RULES
+
+names = pytest.mark.parametrize("name", OPERATIONS)
+few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@names
+@few
+@given(data=st.data())
+def test_equals_pytorch_to_twelve_digits(backend: ad.Backend, name: str, data: st.DataObject) -> None:
+    operation = OPERATIONS[name]
+    arrays, options = operation.draw(data)
+    theirs = [torch.tensor(array, requires_grad=True) for array in arrays]
+    expected = operation.theirs(*theirs, **options)
+    ours = [ad.tensor(array, requires_grad=True) for array in arrays]
+    found = operation.ours(*ours, **options)
+    _close(found.detach().numpy(), expected)
+    weights = np.random.default_rng(0).standard_normal(found.shape)
+    torch.autograd.backward(expected, torch.from_numpy(weights))
+    found.backward(ad.from_numpy(weights))
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.grad is not None
+        assert other.grad is not None
+        _close(own.grad.numpy(), other.grad)
+
+
+def _close(found: np.ndarray[Any, Any], expected: torch.Tensor) -> None:
+    assert found.shape == tuple(expected.shape)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+
+@names
+@few
+@given(data=st.data())
+def test_agrees_with_central_differences(name: str, data: st.DataObject) -> None:
+    operation = OPERATIONS[name]
+    arrays, options = operation.draw(data)
+    _check(operation, arrays, options)
+
+
+def _check(operation: Operation, arrays: list[Any], options: dict[str, Any]) -> None:
+    inputs = [ad.tensor(array, requires_grad=True) for array in arrays]
+    ad.gradcheck(lambda *tensors: operation.ours(*tensors, **options), inputs)
+
+
+def test_every_differentiable_rule_is_among_the_operations_tested() -> None:
+    tested = set().union(*(operation.rules for operation in OPERATIONS.values())) | {"dropout"}  # has its own test
+    assert tested == {name for name, rule in RULES.items() if rule.vjps != ()}

@@ -1,0 +1,32 @@
+"""Tests that ask for `backend` run once with each back end of the thin engine as the default one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from evener.autodiff import Backend, NumpyBackend, manual_seed, set_default_backend
+from evener.autodiff.backends.torch_backend import TorchBackend
+
+
+@pytest.fixture(params=[NumpyBackend, TorchBackend], ids=["numpy", "torch"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    chosen: Backend = request.param()
+    before = set_default_backend(chosen)
+    yield chosen
+    set_default_backend(before)
+
+
+@pytest.fixture(autouse=True)
+def _seeded_on_one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "autodiff" not in request.path.parts:
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
