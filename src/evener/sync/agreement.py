@@ -1,0 +1,117 @@
+"""How replicas agree, as one value: every protocol of the family is a choice of these few knobs.
+
+docs/agreement.md holds the algorithm as pseudo-code, the table of the family and what every knob does.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+from evener.errors import require
+from evener.noun import Part
+
+Compression = Literal["none", "bf16", "int8"]
+Rate = float | tuple[float, ...]
+"""A learning rate, or one for every version of the weights, from 0; the last one holds for all later versions."""
+
+
+def rate_at(rate: Rate, version: int) -> float:
+    """The learning rate of the update that turns weights `version` into `version` + 1."""
+    return rate[min(version, len(rate) - 1)] if isinstance(rate, tuple) else rate
+
+
+class Sgd(Part, frozen=True, kw_only=True, tag="sgd"):
+    """Stochastic gradient descent on the server, as in PyTorch.
+
+    Attributes:
+        learning_rate: see `Rate`.
+        momentum: part of the last step that is kept.
+        is_nesterov: whether to look ahead by the momentum.
+        weight_decay: times the weights, is added to the gradient.
+    """
+
+    learning_rate: Rate
+    momentum: float = 0.0
+    is_nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_rates(self.learning_rate, self.weight_decay)
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 to below 1")
+        require(self.momentum > 0 or not self.is_nesterov, "momentum", self.momentum, "positive with is_nesterov")
+
+
+class Adam(Part, frozen=True, kw_only=True, tag="adam"):
+    """Adam on the server, as in PyTorch.
+
+    Attributes:
+        learning_rate: see `Rate`.
+        betas: decay of the running mean and of the running mean square.
+        eps: added to the root of the latter.
+        weight_decay: times the weights, is added to the gradient; or, if decoupled, taken off the weights (AdamW).
+        is_decoupled: see `weight_decay`.
+    """
+
+    learning_rate: Rate
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    is_decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        _require_rates(self.learning_rate, self.weight_decay)
+        require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "from 0 to below 1")
+        require(self.eps > 0, "eps", self.eps, "positive")
+
+
+Outer = Sgd | Adam
+
+
+class Agreement(Part, frozen=True, kw_only=True):
+    """How the workers' contributions become common weights.
+
+    Attributes:
+        batch: samples; of a round over all workers if it has one step and is divided by speed, else of every local step
+            of every worker.
+        outer: the server's optimiser, which a contribution is a (pseudo-)gradient for.
+        contribution: `gradient`, the mean over the samples, or `delta`, how far local steps have gone down.
+        local_steps: between two exchanges, of the fastest worker; or `epoch`, each worker its share of all samples.
+        staleness: 0: the server waits for all workers of a round; s: takes each contribution at once, but nobody
+            begins more than s contributions ahead of the slowest; None: without bound.
+        division: `speed`: who is half as fast gets half the samples or steps; `fixed`: all get the same.
+        push: how contributions are written on the way to the server.
+        pull: how changes of the weights are written on the way to the workers.
+        is_overlapped: whether a worker goes on with its next steps while its contribution travels.
+    """
+
+    batch: int
+    outer: Outer
+    contribution: Literal["gradient", "delta"] = "gradient"
+    local_steps: int | Literal["epoch"] = 1
+    staleness: int | None = 0
+    division: Literal["speed", "fixed"] = "speed"
+    push: Compression = "none"
+    pull: Compression = "none"
+    is_overlapped: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.batch > 0, "batch", self.batch, "positive")
+        require(self.local_steps == "epoch" or self.local_steps > 0, "local_steps", self.local_steps, "positive")
+        require(self.staleness is None or self.staleness >= 0, "staleness", self.staleness, "0 or more, or None")
+        is_delta = self.contribution == "delta"
+        require(is_delta or self.local_steps == 1, "contribution", self.contribution, "delta after several local steps")
+        require(is_delta or not self.is_overlapped, "contribution", self.contribution, "delta if is_overlapped")
+        waits = self.local_steps != "epoch" or self.staleness == 0
+        require(waits, "staleness", self.staleness, "0 if a worker's local steps are an epoch's")
+
+    @property
+    def depth(self) -> int:
+        """Contributions that a worker may have begun and not yet been answered."""
+        return 2 if self.is_overlapped else 1
+
+
+def _require_rates(rate: Rate, weight_decay: float) -> None:
+    rates = rate if isinstance(rate, tuple) else (rate,)
+    require(bool(rates) and all(0 < one < inf for one in rates), "learning_rate", rate, "positive, or a list of such")
+    require(weight_decay >= 0, "weight_decay", weight_decay, "zero or more")

@@ -1,0 +1,90 @@
+"""Passes over long arrays, block by block so that a block stays in the cache, on all cores at once.
+
+A NumPy call lets the other threads run while it computes, but must wait for its turn before and after. So blocks are as
+large as the second cache allows: with small ones the threads mostly wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.sync.layout import Floats
+
+BLOCK_BYTES = 1 << 19
+"""Bytes of one array that are worked on at a time."""
+
+Task = Callable[[int, int, int], None]
+"""Gets the number of its thread, from 0, and the elements [start, stop) that it shall do."""
+
+
+class Cores:
+    """Threads for passes over arrays, one pass at a time; close it, or use it in a `with`.
+
+    Args:
+        threads: how many work at once; by default as many as this process may use cores.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads or _usable_cores()
+        self._pool = ThreadPoolExecutor(self.threads - 1, "evener-cores") if self.threads > 1 else None
+        self._scratch: dict[tuple[int, int], NDArray[np.uint8]] = {}
+
+    def each(self, start: int, stop: int, itemsize: int, task: Task) -> None:
+        """Have every element of [start, stop) done once, by calls of `task` for at most a block; overflow is no event.
+
+        Args:
+            start: first element.
+            stop: after the last element.
+            itemsize: bytes of an element.
+            task: the work on a block; raises what it likes, which ends the pass and is raised here.
+        """
+        block = BLOCK_BYTES // itemsize
+        blocks = -(-(stop - start) // block)
+        if self._pool is None or blocks < 2 * self.threads:
+            _run(0, start, stop, block, task)
+            return
+        cuts = [start + blocks * i // self.threads * block for i in range(self.threads)] + [stop]
+        others = [
+            self._pool.submit(_run, thread, cuts[thread], cuts[thread + 1], block, task)
+            for thread in range(1, self.threads)
+        ]
+        try:
+            _run(0, cuts[0], cuts[1], block, task)
+        finally:
+            for other in others:
+                other.result()
+
+    def scratch(self, thread: int, index: int, like: Floats) -> Floats:
+        """Memory of a thread's own for a block such as `like`; the same for the same index, so it costs nothing."""
+        memory = self._scratch.get((thread, index))
+        if memory is None:
+            memory = self._scratch[thread, index] = np.empty(BLOCK_BYTES, np.uint8)
+        return memory[: like.nbytes].view(like.dtype)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def __enter__(self) -> Cores:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _usable_cores() -> int:
+    """Cores that this process may use; not every system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run(thread: int, start: int, stop: int, block: int, task: Task) -> None:
+    with np.errstate(all="ignore"):  # what is not finite is looked for, not warned about
+        for first in range(start, stop, block):
+            task(thread, first, min(first + block, stop))

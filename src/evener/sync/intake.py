@@ -1,0 +1,65 @@
+"""Where contributions arrive: each worker's bytes go straight into memory that can be merged, or be unpacked there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evener.sync.agreement import Compression
+from evener.sync.codes import Bytes
+from evener.sync.common import Page, Shelf
+from evener.sync.cores import Cores
+from evener.sync.layout import Layout
+from evener.sync.packing import packing_for
+
+
+class Intake:
+    """Memory for contributions under way, one a worker.
+
+    Args:
+        layout: of the weights.
+        compression: of the contributions.
+        cores: that unpack them.
+    """
+
+    def __init__(self, layout: Layout, compression: Compression, cores: Cores) -> None:
+        self._packing = packing_for(layout, compression, cores)
+        self._shelf = Shelf(layout)
+        self._pages: dict[str, Page] = {}
+        self._images: dict[str, Bytes] = {}
+        self.is_plain = self._packing is None
+        """Whether what arrives can be merged as it is."""
+        self.num_bytes = layout.num_bytes if self._packing is None else self._packing.num_bytes
+        """Of every contribution, exactly."""
+
+    def open(self, worker: str) -> memoryview:
+        """Where the next bytes of `worker` belong: `num_bytes` of them; memory that nobody else writes to."""
+        self.forget(worker)
+        if self._packing is None:
+            return self.page(worker).lend()
+        self._images[worker] = np.empty(self.num_bytes, np.uint8)
+        return self._images[worker].data
+
+    def page(self, worker: str) -> Page:
+        """The memory that the contribution of `worker` arrives in, or will be unpacked into."""
+        page = self._pages.get(worker)
+        if page is None:
+            page = self._pages[worker] = self._shelf.take()
+        return page
+
+    def take(self, worker: str) -> Page:
+        """The contribution that has arrived from `worker`; keep it until it is given to `reuse`."""
+        page = self.page(worker)
+        if self._packing is not None:
+            self._packing.unpack(self._images[worker], page.flat)
+        return self._pages.pop(worker)
+
+    def reuse(self, page: Page) -> None:
+        """Have the memory of a contribution that has been merged."""
+        self._shelf.put_back(page)
+
+    def forget(self, worker: str) -> None:
+        """Drop what has arrived from `worker` so far."""
+        self._images.pop(worker, None)
+        page = self._pages.pop(worker, None)
+        if page is not None:
+            self._shelf.put_back(page)

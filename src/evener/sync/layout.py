@@ -1,0 +1,139 @@
+"""What a model's state consists of, and where each part lies in memory, so that agreeing never loops over its names.
+
+A state is one run of bytes. The large sections are one flat array per dtype, in which the parameters precede the
+statistics:
+
+    | int64 counters | float64 parameters | float64 statistics | float32 parameters | float32 statistics |
+
+The whole is one message for the wire, one buffer per dtype for arithmetic, and views by name for a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.errors import require
+from evener.noun import Part
+
+Kind = Literal["parameter", "statistic", "counter"]
+DType = Literal["float32", "float64", "int64"]
+Floats = NDArray[np.floating[Any]]
+
+SECTIONS: tuple[tuple[DType, Kind], ...] = (
+    ("int64", "counter"),
+    ("float64", "parameter"),
+    ("float64", "statistic"),
+    ("float32", "parameter"),
+    ("float32", "statistic"),
+)
+"""In the order in which they lie in memory: the widest first, so that every one is aligned."""
+
+
+class Entry(Part, frozen=True, kw_only=True):
+    """One named array of a model's state.
+
+    Attributes:
+        name: of the array, unique in its layout.
+        shape: of the array.
+        dtype: float32, float64 or, of counters only, int64. Half precision is for computing and for the wire.
+        kind: a parameter is trained; a statistic (a running mean) is averaged; a counter's increments are summed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        require(all(n >= 0 for n in self.shape), f"shape of {self.name}", self.shape, "sizes of zero or more")
+        allowed = "float32 or float64, or int64 of a counter; hold whatever else is trained as float32"
+        require((self.dtype == "int64") == (self.kind == "counter"), f"dtype of {self.name}", self.dtype, allowed)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+class Section(Part, frozen=True, kw_only=True):
+    """A flat array in memory: `size` elements of `dtype` from byte `offset` on."""
+
+    dtype: DType
+    kind: Kind
+    offset: int
+    size: int
+
+
+class Layout(Part, frozen=True, kw_only=True, dict=True):
+    """The arrays of a model's state; two nodes that are to agree have equal layouts."""
+
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in self.entries]
+        require(len(set(names)) == len(names), "entries", sorted(names), "of unique names")
+        require(any(e.kind == "parameter" for e in self.entries), "entries", names, "at least one parameter")
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The flat arrays, in order of memory, one for each of `SECTIONS`; some may be empty."""
+        found, offset = [], 0
+        for dtype, kind in SECTIONS:
+            size = sum(entry.size for entry in self._of(dtype, kind))
+            found.append(Section(dtype=dtype, kind=kind, offset=offset, size=size))
+            offset += size * np.dtype(dtype).itemsize
+        return tuple(found)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Of a whole state."""
+        last = self.sections[-1]
+        return last.offset + last.size * np.dtype(last.dtype).itemsize
+
+    @cached_property
+    def float_offsets(self) -> tuple[int, ...]:
+        """First byte of the float64 and of the float32 array, as far as they are not empty."""
+        _, doubles, double_statistics, singles, single_statistics = self.sections
+        pairs = ((doubles, double_statistics), (singles, single_statistics))
+        return tuple(first.offset for first, second in pairs if first.size + second.size)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Trained numbers."""
+        return sum(section.size for section in self.sections if section.kind == "parameter")
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """First byte of every array, by its name."""
+        found = {}
+        for section in self.sections:
+            offset = section.offset
+            for entry in self._of(section.dtype, section.kind):
+                found[entry.name] = offset
+                offset += entry.size * np.dtype(entry.dtype).itemsize
+        return found
+
+    def _of(self, dtype: DType, kind: Kind) -> list[Entry]:
+        return [entry for entry in self.entries if (entry.dtype, entry.kind) == (dtype, kind)]
+
+
+def layout_of(arrays: Mapping[str, NDArray[Any]], statistics: Collection[str] = ()) -> Layout:
+    """The layout of named `arrays`: whole numbers are counters, those named in `statistics` statistics.
+
+    Raises:
+        InvalidValue: an array has a dtype that no layout holds.
+    """
+    return Layout(entries=tuple(_entry(name, array, name in statistics) for name, array in arrays.items()))
+
+
+def _entry(name: str, array: NDArray[Any], is_statistic: bool) -> Entry:
+    dtype = array.dtype.name
+    require(dtype in ("float32", "float64", "int64"), f"dtype of {name}", dtype, "float32, float64 or int64")
+    kind: Kind = "counter" if dtype == "int64" else "statistic" if is_statistic else "parameter"
+    return Entry(name=name, shape=array.shape, dtype=dtype, kind=kind)  # type: ignore[arg-type]  # just required

@@ -1,0 +1,140 @@
+"""What workers and the server tell each other, apart from the arrays, and what is told to whoever keeps records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from evener.noun import Part
+from evener.sync.samples import Portion
+
+Verdict = Literal["applied", "refused", "duplicate", "late"]
+
+
+class Lease(Part, frozen=True, kw_only=True):
+    """Work for one worker: until it is answered for or taken back, nobody else has these samples.
+
+    Attributes:
+        number: unique in the server's life, growing.
+        version: of the weights when it was given.
+        portion: the samples.
+        num_steps: local steps to use them up in, each with the agreement's batch, the last perhaps with fewer.
+    """
+
+    number: int
+    version: int
+    portion: Portion
+    num_steps: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        """Samples to be used."""
+        return self.portion.num_samples
+
+
+class Push(Part, frozen=True, kw_only=True):
+    """What goes with a worker's contribution.
+
+    Attributes:
+        number: of the lease that it answers.
+        seconds: that the work took, without waiting and sending.
+        loss: mean over the samples; None if it is not finite.
+    """
+
+    number: int
+    seconds: float
+    loss: float | None = None
+
+
+class Answer(Part, frozen=True, kw_only=True):
+    """What a worker hears of the server; whoever holds no lease waits for the next answer.
+
+    Attributes:
+        version: of the weights.
+        answers: number of the lease whose contribution this answers; None if it comes unasked.
+        verdict: on that contribution.
+        reason: of a refusal.
+        contents: of the bytes that come along: nothing, the weights, or their difference to the worker's last ones.
+        base: version of these, if it is a difference.
+        lease: the next work.
+        is_anew: whether all leases that were heard of before are void; those that hold are told again.
+        is_last: whether the run is over.
+    """
+
+    version: int
+    answers: int | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+    contents: Literal["nothing", "weights", "difference"] = "nothing"
+    base: int | None = None
+    lease: Lease | None = None
+    is_anew: bool = False
+    is_last: bool = False
+
+
+class Update(Part, frozen=True, kw_only=True):
+    """One update of the common weights, for the record.
+
+    Attributes:
+        version: of the weights after it.
+        epoch: of its samples, the latest.
+        num_samples: that it learned from.
+        loss: mean over them, of those contributions that told one; None if none did.
+        staleness: by worker: versions between the weights that it worked on and those that it changed.
+    """
+
+    version: int
+    epoch: int
+    num_samples: int
+    loss: float | None
+    staleness: dict[str, int]
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """What one worker did so far; the server goes on counting in it.
+
+    Attributes:
+        applied: contributions that went into the weights.
+        num_samples: in these.
+        duplicate: contributions that had come before.
+        late: contributions whose lease had been taken back.
+        refused: contributions that were not finite or of the wrong size.
+        samples_refused: in these; nobody learned from them.
+        dismissed: how often it was sent away or lost.
+        staleness: of all its contributions together.
+        most_stale: of one contribution.
+    """
+
+    applied: int = 0
+    num_samples: int = 0
+    duplicate: int = 0
+    late: int = 0
+    refused: int = 0
+    samples_refused: int = 0
+    dismissed: int = 0
+    staleness: int = 0
+    most_stale: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer to be sent: to whom, and the bytes that go along; they stay as they are while this is held."""
+
+    worker: str
+    answer: Answer
+    image: memoryview | None = None
+
+
+@dataclass
+class Outcome:
+    """What came of a message: what to send, what to record."""
+
+    replies: list[Reply] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+
+    def __iadd__(self, other: Outcome) -> Outcome:
+        self.replies += other.replies
+        self.updates += other.updates
+        return self

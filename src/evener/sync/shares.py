@@ -1,0 +1,75 @@
+"""How many samples each worker of a round gets: a pure function of their speeds, and one that spares it mostly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from evener.oracle import Worker, apportion
+from evener.sync.agreement import Agreement
+
+_WORTH = 0.05
+"""Part of a round's seconds that a new division has to save."""
+
+_LEAST_AGE = 8
+"""Rounds that a division is kept at least, while the workers stay."""
+
+
+def local_steps(most: int, costs: Sequence[Worker]) -> tuple[int, ...]:
+    """Steps of each worker so that all finish together: the fastest `most`, who is half as fast half, at least one."""
+    fastest = min(cost.unit_seconds for cost in costs)
+    return tuple(max(1, round(most * fastest / cost.unit_seconds)) for cost in costs)
+
+
+def wanted_samples(agreement: Agreement, costs: Sequence[Worker], left: Sequence[int]) -> tuple[int, ...]:
+    """The samples that each worker may use in a round.
+
+    Args:
+        agreement: says how many steps, and of what batch.
+        costs: of the workers' samples; equal ones if the division is fixed.
+        left: samples that each could take now.
+    """
+    if agreement.local_steps == "epoch":
+        return tuple(left)
+    if is_one_batch(agreement):
+        return tuple(int(min(agreement.batch, n, cost.room)) for n, cost in zip(left, costs, strict=True))
+    steps = local_steps(agreement.local_steps, costs)
+    return tuple(min(n * agreement.batch, most) for n, most in zip(steps, left, strict=True))
+
+
+def is_one_batch(agreement: Agreement) -> bool:
+    """Whether all workers of a round share the samples of one batch."""
+    return agreement.local_steps == 1 and agreement.staleness == 0 and agreement.division == "speed"
+
+
+def divide(total: int, wanted: Sequence[int], costs: Sequence[Worker]) -> tuple[int, ...]:
+    """At most `total` samples, nobody more than it wanted, so that the last finishes as soon as possible."""
+    if sum(wanted) <= total:
+        return tuple(wanted)
+    return apportion(total, [replace(cost, most=most) for cost, most in zip(costs, wanted, strict=True)])
+
+
+@dataclass
+class Division:
+    """The last division of a batch, kept while no other would save much: dividing costs more than a small round."""
+
+    _key: tuple[object, ...] = ()
+    _shares: tuple[int, ...] = ()
+    _age: int = 0
+
+    def divide(
+        self, total: int, wanted: Sequence[int], costs: Sequence[Worker], workers: Sequence[str]
+    ) -> tuple[int, ...]:
+        """Like `divide` of this module, or the last division of as much to the same workers."""
+        key, self._age = (total, *wanted, *workers), self._age + 1
+        if key != self._key or (self._age > _LEAST_AGE and not _is_near_best(self._shares, total, costs)):
+            self._key, self._shares, self._age = key, divide(total, wanted, costs), 0
+        return self._shares
+
+
+def _is_near_best(shares: Sequence[int], total: int, costs: Sequence[Worker]) -> bool:
+    """Whether even a division into fractions would save less than is worth the trouble."""
+    last = max(cost.seconds(n) for cost, n in zip(costs, shares, strict=True) if n)
+    rate = sum(1 / cost.unit_seconds for cost in costs)
+    ideal = (total + sum(cost.fixed_seconds / cost.unit_seconds for cost in costs)) / rate
+    return last <= (1 + _WORTH) * ideal + max(cost.unit_seconds for cost in costs)

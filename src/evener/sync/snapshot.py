@@ -1,0 +1,122 @@
+"""The server's whole state on disk, so that a killed master goes on: one file, written whole or not at all.
+
+The file is a safetensors file: the weights under their own names, the optimiser's arrays under `evener.outer/...`, all
+else as JSON in the metadata. Leases that are open count as not given: their samples are given out again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from evener.errors import InvalidFile, MissingFile, require
+from evener.noun import Noun, parse_noun
+from evener.sync.agreement import Agreement
+from evener.sync.flat import Flat, flat_of
+from evener.sync.layout import Floats, Layout
+from evener.sync.leases import Stock
+from evener.sync.messages import Tally
+from evener.sync.workload import Workload
+
+_STATE, _OUTER = "evener.server", "evener.outer/"
+
+
+class ServerState(Noun, frozen=True, kw_only=True):
+    """The part of a snapshot that is not arrays.
+
+    Attributes:
+        agreement: of the run.
+        workload: of the run.
+        layout: of the weights.
+        num_updates: that the weights have had.
+        last_number: of the leases.
+        stocks: what is left of the samples; of each worker by name, if data stays on its node.
+        unit_seconds: seconds a sample by worker.
+        tallies: by worker.
+    """
+
+    agreement: Agreement
+    workload: Workload
+    layout: Layout
+    num_updates: int
+    last_number: int
+    stocks: dict[str, Stock]
+    unit_seconds: dict[str, float]
+    tallies: dict[str, Tally]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A server's state at one moment.
+
+    Attributes:
+        state: all but the arrays.
+        weights: the common ones.
+        optimiser: its arrays by name.
+    """
+
+    state: ServerState
+    weights: Flat
+    optimiser: Mapping[str, Floats]
+
+    def __post_init__(self) -> None:
+        names = sorted(entry.name for entry in self.state.layout.entries if entry.name.startswith(_OUTER))
+        require(not names, "names of the state", names, f"without the prefix {_OUTER}")
+
+
+def save_snapshot(snapshot: Snapshot, path: Path) -> None:
+    """Write `snapshot` to `path` so that a crash at any moment leaves the old file or the new one."""
+    arrays = snapshot.weights.views() | {_OUTER + name: array for name, array in snapshot.optimiser.items()}
+    metadata = {_STATE: msgspec.json.encode(snapshot.state).decode()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        save_file(arrays, draft, metadata)
+        _to_disk(draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def load_snapshot(path: Path) -> Snapshot:
+    """The snapshot in the file `path`.
+
+    Raises:
+        MissingFile: there is no such file.
+        InvalidFile: it is not a server's snapshot, or arrays are missing in it or do not fit.
+    """
+    metadata, arrays = _read(path)
+    if _STATE not in metadata:
+        raise InvalidFile(f"{path} is not a snapshot of a server: its metadata has no {_STATE}")
+    state = parse_noun(metadata[_STATE].encode(), ServerState, source=str(path))
+    for entry in state.layout.entries:
+        found = arrays.get(entry.name)
+        if found is None or found.shape != entry.shape or found.dtype != entry.dtype:
+            raise InvalidFile(f"{path}: the array {entry.name} is not there as {entry.dtype} of shape {entry.shape}")
+    optimiser = {name.removeprefix(_OUTER): array for name, array in arrays.items() if name.startswith(_OUTER)}
+    return Snapshot(state, flat_of(state.layout, arrays), optimiser)
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise MissingFile(f"there is no snapshot {path}") from error
+    except (SafetensorError, OSError) as error:
+        raise InvalidFile(f"{path} is not a safetensors file: {error}") from error
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

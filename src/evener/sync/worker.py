@@ -1,0 +1,186 @@
+"""The worker's side, without sockets: an engine that computes, an exchange that talks, and the loop between them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from math import isfinite
+from typing import Protocol
+
+import numpy as np
+
+from evener.errors import require
+from evener.sync.agreement import Agreement
+from evener.sync.cores import Cores
+from evener.sync.flat import Flat
+from evener.sync.layout import Layout
+from evener.sync.messages import Answer, Lease, Push
+from evener.sync.packing import as_bytes, packing_for
+
+
+class Engine(Protocol):
+    """What computes: a model with its data and, for local steps, its optimiser."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model's state."""
+        ...
+
+    def load(self, weights: Flat) -> None:
+        """Go on from `weights`, statistics and counters included."""
+        ...
+
+    def gradient(self, lease: Lease, into: Flat) -> float:
+        """Use the samples of `lease` at once, without changing the parameters.
+
+        Args:
+            lease: names the samples.
+            into: gets the gradient of the mean loss over these samples as its parameters, and the model's statistics
+                and counters as they are afterwards.
+
+        Returns:
+            The mean loss.
+        """
+        ...
+
+    def local_steps(self, lease: Lease, into: Flat) -> float:
+        """Use the samples of `lease` in its number of steps, each with the agreement's batch.
+
+        Args:
+            lease: names the samples.
+            into: gets the model's state afterwards.
+
+        Returns:
+            The mean loss over the samples, each as it was when its step began.
+        """
+        ...
+
+
+class Exchange(Protocol):
+    """A way to the server and back that delivers everything once and in order, or raises."""
+
+    def push(self, push: Push, image: memoryview) -> None:
+        """Send a contribution; may return before it has gone, `image` is left alone until it is answered."""
+        ...
+
+    def pull(self) -> tuple[Answer, memoryview | None]:
+        """Wait for the next answer, and the bytes that came with it; these are free again at the next pull."""
+        ...
+
+
+class Replica:
+    """A worker's copy of the weights, and what it has sent and not seen in the common weights yet.
+
+    Args:
+        engine: that computes.
+        agreement: of all.
+        cores: that pack and unpack.
+        clock: seconds, to measure the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        agreement: Agreement,
+        cores: Cores | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        layout, cores = engine.layout, cores or Cores(1)
+        self._engine, self._agreement, self._clock = engine, agreement, clock
+        self._push, self._pull = packing_for(layout, agreement.push, cores), packing_for(layout, agreement.pull, cores)
+        self._common, self._local, self._after = Flat(layout), Flat(layout), Flat(layout)
+        self._residual = Flat(layout)
+        self._free = [Flat(layout) for _ in range(agreement.depth)]
+        self.underway: dict[int, Flat] = {}
+        """Contributions that have not been answered, by the number of their lease."""
+        self.version = -1
+        """Of the common weights that it saw last."""
+
+    def take(self, answer: Answer, image: memoryview | None) -> None:
+        """Go on from what an answer brings: the new common weights less what they do not contain of the own progress.
+
+        Raises:
+            InvalidValue: the answer is a difference to weights that this replica does not have.
+        """
+        answered = self.underway.pop(answer.answers, None) if answer.answers is not None else None
+        if answered is not None:
+            self._free.append(answered)
+        if image is None or answer.contents == "nothing":
+            return
+        if answer.contents == "weights":
+            np.copyto(self._common.memory, as_bytes(image))
+        else:
+            require(
+                answer.base == self.version, "base of a difference", answer.base, f"{self.version}, the last pull's"
+            )
+            assert self._pull is not None, "both sides have the same agreement"
+            self._pull.unpack_difference(as_bytes(image), self._common)
+        self.version = answer.version
+        self._local.copy_from(self._common)
+        if self._agreement.contribution == "delta":
+            for change in self.underway.values():
+                _descend(self._local, change)
+        self._engine.load(self._local)
+
+    def work(self, lease: Lease) -> tuple[Push, memoryview]:
+        """Do what `lease` says; returns what to send."""
+        change = self._free.pop()
+        begun = self._clock()
+        if self._agreement.contribution == "gradient":
+            loss = self._engine.gradient(lease, change)
+            seconds = self._clock() - begun
+            for before, after in zip(self._local.statistics, change.statistics, strict=True):
+                np.subtract(before, after, out=after)
+            np.subtract(change.counters, self._local.counters, out=change.counters)
+        else:
+            loss = self._engine.local_steps(lease, self._after)
+            seconds = self._clock() - begun
+            _difference(self._local, self._after, change)
+            self._local, self._after = self._after, self._local
+        self.underway[lease.number] = change
+        push = Push(number=lease.number, seconds=seconds, loss=loss if isfinite(loss) else None)
+        return push, self._packed(change)
+
+    def _packed(self, change: Flat) -> memoryview:
+        if self._push is None:
+            return change.memory.data
+        image = np.empty(self._push.num_bytes, np.uint8)
+        self._push.pack(change, self._residual, image)
+        return image.data
+
+
+def work(replica: Replica, exchange: Exchange, depth: int) -> None:
+    """Work until the server says that the run is over.
+
+    Args:
+        replica: of the worker.
+        exchange: with the server, which has admitted the worker.
+        depth: contributions that may be under way, `Agreement.depth`.
+    """
+    leases: deque[Lease] = deque()
+    while True:
+        while not leases or len(replica.underway) == depth:
+            answer, image = exchange.pull()
+            replica.take(answer, image)
+            if answer.is_last:
+                return
+            if answer.is_anew:
+                leases.clear()
+            if answer.lease is not None and answer.lease.number not in replica.underway:
+                leases.append(answer.lease)
+        exchange.push(*replica.work(leases.popleft()))
+
+
+def _difference(before: Flat, after: Flat, out: Flat) -> None:
+    """How far it went down, and how many more were counted."""
+    for a, b, c in zip(before.floats, after.floats, out.floats, strict=True):
+        np.subtract(a, b, out=c)
+    np.subtract(after.counters, before.counters, out=out.counters)
+
+
+def _descend(weights: Flat, change: Flat) -> None:
+    """Go as far down."""
+    for a, c in zip(weights.floats, change.floats, strict=True):
+        np.subtract(a, c, out=a)
+    np.add(weights.counters, change.counters, out=weights.counters)

@@ -1,0 +1,76 @@
+"""A version of the weights stays as it is while anybody reads it, and memory is not taken without need."""
+
+from __future__ import annotations
+
+import numpy as np
+from test_merge_stream import layout, sources
+
+from evener.sync import Cores, Flat, Sgd
+from evener.sync.common import Common, Page, Shelf
+
+
+def common() -> tuple[Common, Flat]:
+    of = layout(100)
+    change = Flat(of)
+    for array in change.parameters:
+        array[:] = 1
+    return Common(sources(1, of)[0], Sgd(learning_rate=1.0), Cores(1)), change
+
+
+def test_nobody_reads_so_the_next_version_is_written_in_place() -> None:
+    weights, change = common()
+    address, before = weights.weights.memory.ctypes.data, weights.weights.copy()
+    weights.lend()
+    weights.update(change)
+    assert weights.version == 1
+    assert weights.weights.memory.ctypes.data == address
+    np.testing.assert_array_equal(weights.weights.parameters[0], before.parameters[0] - 1)
+
+
+def test_what_is_read_does_not_change() -> None:
+    weights, change = common()
+    first = weights.lend()
+    part, as_sent = first[8:24], bytes(first)
+    weights.update(change)
+    second = weights.lend()
+    weights.update(change)
+    assert bytes(first) == as_sent
+    assert bytes(second) != as_sent
+    del first
+    weights.update(change)
+    assert bytes(part) == as_sent[8:24], "a part of it counts as well"
+    np.testing.assert_allclose(
+        weights.weights.parameters[0], Flat(layout(100), np.frombuffer(as_sent, np.uint8)).parameters[0] - 3
+    )
+
+
+def test_two_pieces_of_memory_are_enough_for_one_slow_reader() -> None:
+    weights, change = common()
+    seen = set()
+    for _ in range(10):
+        reader = weights.lend()
+        weights.update(change)
+        seen.add(weights.weights.memory.ctypes.data)
+        del reader
+    assert len(seen) == 2
+
+
+def test_a_page_is_lent_until_the_last_reader_is_gone() -> None:
+    page = Page(Flat(layout(10)))
+    assert not page.is_lent
+    first, second = page.lend(), page.lend()
+    array = np.frombuffer(second, np.uint8)
+    del first, second
+    assert page.is_lent
+    del array
+    assert not page.is_lent
+
+
+def test_the_shelf_does_not_give_out_what_is_still_lent() -> None:
+    shelf = Shelf(layout(10))
+    page = shelf.take()
+    reader = page.lend()
+    shelf.put_back(page)
+    assert shelf.take() is not page
+    del reader
+    assert shelf.take() is page

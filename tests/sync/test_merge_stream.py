@@ -1,0 +1,115 @@
+"""Our merging: the weighted mean, the same bits whatever arrives when, and nothing that is not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evener.sync import Cores, Entry, Flat, Layout, Merging
+from evener.sync.cores import BLOCK_BYTES
+from evener.sync.merge.stream import is_finite
+
+
+def layout(singles: int, doubles: int = 3) -> Layout:
+    return Layout(
+        entries=(
+            Entry(name="tracked", shape=(2,), dtype="int64", kind="counter"),
+            Entry(name="d", shape=(doubles,), dtype="float64", kind="parameter"),
+            Entry(name="w", shape=(singles,), dtype="float32", kind="parameter"),
+            Entry(name="mean", shape=(2,), dtype="float32", kind="statistic"),
+        )
+    )
+
+
+def sources(count: int, of: Layout, seed: int = 0) -> list[Flat]:
+    draw, found = np.random.default_rng(seed), []
+    for _ in range(count):
+        flat = Flat(of)
+        for array in flat.floats:
+            array[:] = draw.standard_normal(array.size)
+        flat.counters[:] = draw.integers(0, 100, flat.counters.size)
+        found.append(flat)
+    return found
+
+
+def merged(flats: list[Flat], weights: list[float], threads: int = 1) -> Flat:
+    out = Flat(flats[0].layout)
+    with Cores(threads) as cores:
+        assert Merging(out, flats, weights, cores).finish() == ()
+    return out
+
+
+@pytest.mark.parametrize("weights", [[5.0], [1.0, 1.0, 1.0], [32.0, 7.0, 1.0], [3.0, 3.0, 0.5, 3.0]])
+def test_it_is_the_weighted_mean_and_counters_are_summed(weights: list[float]) -> None:
+    flats = sources(len(weights), layout(1000))
+    out = merged(flats, weights)
+    for k, array in enumerate(out.floats):
+        expected = np.average([flat.floats[k].astype(float) for flat in flats], axis=0, weights=weights)
+        np.testing.assert_allclose(array, expected, rtol=0, atol=1e-14 if array.dtype == np.float64 else 4e-7)
+    np.testing.assert_array_equal(out.counters, sum(flat.counters for flat in flats))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    st.lists(st.floats(0, 1), max_size=6),
+    st.integers(1, 3),
+    st.integers(1, 5 * BLOCK_BYTES // 4),
+)
+def test_no_bit_depends_on_what_arrives_when_or_on_threads(
+    weights: list[float], arrivals: list[float], threads: int, size: int
+) -> None:
+    of = layout(size, doubles=size // 3)
+    flats = sources(len(weights), of)
+    expected = merged(flats, weights)
+    out, arriving = Flat(of), [Flat(of) for _ in flats]
+    with Cores(threads) as cores:
+        merging = Merging(out, arriving, weights, cores)
+        for part in sorted(arrivals):
+            here = int(part * of.num_bytes)
+            for source, flat in zip(arriving, flats, strict=True):
+                source.memory[:here] = flat.memory[:here]
+            merging.advance(here)
+        for source, flat in zip(arriving, flats, strict=True):
+            source.copy_from(flat)
+        assert merging.finish() == ()
+    assert out.memory.tobytes() == expected.memory.tobytes()
+
+
+def test_what_has_arrived_is_merged_at_once_and_never_again() -> None:
+    of = layout(100)
+    flats = sources(2, of)
+    out = Flat(of)
+    merging = Merging(out, flats, [1, 1], Cores(1))
+    merging.advance(of.offsets["w"] + 4 * 10 + 3)
+    w = out.views()["w"]
+    assert w[:10].all()
+    assert not w[10:].any()
+    before = w[:10].copy()
+    flats[0].views()["w"][:10] = 77
+    merging.finish()
+    np.testing.assert_array_equal(w[:10], before)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["d", "w", "mean"])
+def test_who_is_not_finite_is_named(value: float, name: str) -> None:
+    flats = sources(4, layout(50))
+    flats[1].views()[name][-1] = flats[3].views()[name][0] = value
+    assert Merging(Flat(flats[0].layout), flats, [1, 2, 3, 4], Cores(1)).finish() == (1, 3)
+    assert [is_finite(flat, Cores(1)) for flat in flats] == [True, False, True, False]
+
+
+def test_opposite_infinities_do_not_hide_each_other() -> None:
+    flats = sources(2, layout(50))
+    flats[0].views()["w"][7], flats[1].views()["w"][7] = np.inf, -np.inf
+    assert Merging(Flat(flats[0].layout), flats, [1, 1], Cores(1)).finish() == (0, 1)
+
+
+def test_a_sum_beyond_the_dtype_leaves_all_out() -> None:
+    flats = sources(2, layout(50))
+    for flat in flats:
+        flat.views()["w"][3] = np.finfo(np.float32).max
+    assert Merging(Flat(flats[0].layout), flats, [1, 1], Cores(1)).finish() == (0, 1)

@@ -1,0 +1,142 @@
+"""The server's optimisers do what PyTorch's do, in place or elsewhere, without allocating."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from evener.sync import Adam, Cores, Entry, Flat, Layout, Outer, Sgd
+from evener.sync.cores import BLOCK_BYTES
+from evener.sync.outer import Optimiser
+
+CASES: list[tuple[Outer, Callable[..., torch.optim.Optimizer]]] = [
+    (Sgd(learning_rate=0.1), partial(torch.optim.SGD, lr=0.1)),
+    (Sgd(learning_rate=0.1, weight_decay=0.02), partial(torch.optim.SGD, lr=0.1, weight_decay=0.02)),
+    (Sgd(learning_rate=0.1, momentum=0.9), partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    (
+        Sgd(learning_rate=0.1, momentum=0.9, weight_decay=0.02, is_nesterov=True),
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.02, nesterov=True),
+    ),
+    (Adam(learning_rate=0.02), partial(torch.optim.Adam, lr=0.02)),
+    (
+        Adam(learning_rate=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+        partial(torch.optim.Adam, lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+    ),
+    (
+        Adam(learning_rate=0.02, weight_decay=0.1, is_decoupled=True),
+        partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1),
+    ),
+]
+
+
+def layout(size: int, dtype: str = "float64") -> Layout:
+    return Layout(
+        entries=(
+            Entry(name="w", shape=(size,), dtype=dtype, kind="parameter"),  # type: ignore[arg-type]
+            Entry(name="single", shape=(3,), dtype="float32", kind="parameter"),
+            Entry(name="mean", shape=(4,), dtype="float64", kind="statistic"),
+            Entry(name="tracked", shape=(2,), dtype="int64", kind="counter"),
+        )
+    )
+
+
+def start(of: Layout) -> Flat:
+    flat, draw = Flat(of), np.random.default_rng(0)
+    for array in flat.floats:
+        array[:] = draw.standard_normal(array.size)
+    return flat
+
+
+@pytest.mark.parametrize("is_in_place", [True, False])
+@pytest.mark.parametrize(("outer", "theirs"), CASES)
+def test_a_hundred_steps_equal_pytorch(
+    outer: Outer, theirs: Callable[..., torch.optim.Optimizer], is_in_place: bool
+) -> None:
+    weights = start(layout(1000))
+    expected = torch.from_numpy(weights.views()["w"].copy())
+    reference, ours = theirs([expected]), Optimiser(outer, weights.layout, Cores(1))
+    draw, change = np.random.default_rng(1), Flat(weights.layout)
+    for version in range(100):
+        change.parameters[0][:] = gradient = draw.standard_normal(1000)
+        expected.grad = torch.from_numpy(gradient)
+        reference.step()
+        into = weights if is_in_place else Flat(weights.layout)
+        ours.step(version, weights, change, into)
+        weights = into
+        np.testing.assert_array_equal(change.parameters[0], gradient)
+    np.testing.assert_allclose(weights.views()["w"], expected.numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("outer", "theirs"), CASES)
+def test_blocks_and_threads_change_no_bit(outer: Outer, theirs: object) -> None:
+    size = 5 * BLOCK_BYTES // 8 + 17
+    results = []
+    for threads in (1, 2):
+        weights = start(layout(size))
+        change = start(weights.layout)
+        with Cores(threads) as cores:
+            optimiser = Optimiser(outer, weights.layout, cores)
+            for version in range(3):
+                optimiser.step(version, weights, change, weights)
+        results.append(weights)
+    small = start(layout(size))
+    tail = Flat(layout(17))
+    tail.views()["w"][:] = small.views()["w"][-17:]
+    change = start(small.layout)
+    part = Flat(tail.layout)
+    part.views()["w"][:] = change.views()["w"][-17:]
+    optimiser = Optimiser(outer, tail.layout, Cores(1))
+    for version in range(3):
+        optimiser.step(version, tail, part, tail)
+    np.testing.assert_array_equal(results[0].memory, results[1].memory)
+    np.testing.assert_array_equal(results[0].views()["w"][-17:], tail.views()["w"])
+
+
+@pytest.mark.parametrize(("outer", "theirs"), CASES)
+def test_nothing_is_allocated_after_the_first_step(outer: Outer, theirs: object) -> None:
+    weights = start(layout(100_000, "float32"))
+    change, optimiser = start(weights.layout), Optimiser(outer, weights.layout, Cores(1))
+    optimiser.step(0, weights, change, weights)
+    tracemalloc.start()
+    try:
+        optimiser.step(1, weights, change, weights)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000, "less than a twentieth of one array"
+
+
+def test_every_version_has_its_rate_and_the_last_one_stays() -> None:
+    weights = Flat(layout(1))
+    change = Flat(weights.layout)
+    change.parameters[0][:] = 1
+    optimiser = Optimiser(Sgd(learning_rate=(1.0, 0.5, 0.25)), weights.layout, Cores(1))
+    seen = []
+    for version in range(5):
+        optimiser.step(version, weights, change, weights)
+        seen.append(float(weights.parameters[0][0]))
+    assert seen == [-1.0, -1.5, -1.75, -2.0, -2.25]
+
+
+def test_statistics_follow_the_mean_and_counters_the_sum_whatever_the_rate() -> None:
+    weights = start(layout(5))
+    before = weights.copy()
+    change = Flat(weights.layout)
+    change.statistics[0][:] = 0.5
+    change.counters[:] = 7, 8
+    Optimiser(Adam(learning_rate=0.1), weights.layout, Cores(1)).step(0, weights, change, weights)
+    np.testing.assert_array_equal(weights.statistics[0], before.statistics[0] - 0.5)
+    np.testing.assert_array_equal(weights.counters, [7, 8])
+
+
+def test_what_is_remembered_has_names() -> None:
+    named = Optimiser(Adam(learning_rate=0.1), layout(5), Cores(1)).arrays
+    assert {name: array.size for name, array in named.items()} == {
+        "mean.float64": 5, "square.float64": 5, "mean.float32": 3, "square.float32": 3,
+    }  # fmt: skip
+    assert not Optimiser(Sgd(learning_rate=0.1), layout(5), Cores(1)).arrays

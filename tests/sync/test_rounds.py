@@ -1,0 +1,252 @@
+"""Rounds: everybody of a round is waited for, nobody who is gone, and each contribution counts once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from desk import LAYOUT, Desk
+
+from evener.sync import Agreement, Flat, Portion, Push, Server, Sgd, Update, Workload
+
+SGD = Sgd(learning_rate=1.0)
+FIXED = Agreement(batch=10, outer=SGD, division="fixed")
+SPEED = Agreement(batch=30, outer=SGD)
+OVERLAPPED = Agreement(batch=10, outer=SGD, division="fixed", contribution="delta", is_overlapped=True)
+
+
+def trio(agreement: Agreement = FIXED, **words: int) -> Desk:
+    desk = Desk(agreement, quorum=3, **words)
+    desk.admit("a", "b", "c")
+    return desk
+
+
+def test_the_weights_change_when_the_last_of_a_round_has_contributed() -> None:
+    desk = trio()
+    assert desk.push("a", 3.0) == {}
+    assert desk.push("c", 6.0) == {}
+    assert (desk.server.version, desk.value) == (0, 0.0)
+    answers = desk.push("b", 9.0)
+    assert (desk.server.version, desk.value, desk.server.weights.counters.tolist()) == (1, -6.0, [3])
+    assert {name: [(a.verdict, a.version, a.contents) for a in told] for name, told in answers.items()} == {
+        name: [("applied", 1, "weights")] for name in "abc"
+    }
+    assert [desk.weights_for(name) for name in "abc"] == [-6.0] * 3
+    assert desk.last.updates == [
+        Update(version=1, epoch=0, num_samples=30, loss=6.0, staleness={"a": 0, "b": 0, "c": 0})
+    ]
+    assert [lease.portion.ranges for name in "abc" for lease in desk.leases[name]] == [
+        ((30, 10),),
+        ((40, 10),),
+        ((50, 10),),
+    ]
+
+
+def test_the_mean_is_weighted_by_samples() -> None:
+    desk = Desk(SPEED, quorum=2)
+    desk.admit("a", seconds=1.0)
+    desk.admit("b", seconds=2.0)
+    assert [desk.leases[name][0].num_samples for name in "ab"] == [20, 10]
+    desk.push("a", 1.0)
+    desk.push("b", 4.0)
+    assert desk.value == -2.0
+
+
+def test_who_comes_in_the_middle_works_from_the_next_round_on() -> None:
+    desk = Desk(FIXED)
+    desk.admit("a")
+    desk.admit("b")
+    assert desk.answers() == {}
+    answers = desk.push("a", 1.0)
+    assert [(a.verdict, a.is_anew, a.contents) for a in answers["b"]] == [(None, True, "weights")]
+    assert desk.push("a", 1.0) == {}
+    assert set(desk.push("b", 1.0)) == {"a", "b"}
+
+
+def test_who_dies_is_left_out_and_its_samples_go_to_others() -> None:
+    desk = trio()
+    lost = desk.leases["b"][0]
+    desk.push("a", 1.0)
+    desk.push("c", 3.0)
+    desk.dismiss("b")
+    assert (desk.server.version, desk.value) == (1, -2.0)
+    desk.admit("b")
+    assert desk.leases["a"][0].portion == lost.portion
+    assert desk.server.tallies["b"].dismissed == 1
+
+
+def test_what_somebody_contributed_before_it_died_counts() -> None:
+    desk = trio()
+    desk.push("a", 3.0)
+    desk.dismiss("a")
+    desk.push("b", 6.0)
+    answers = desk.push("c", 9.0)
+    assert desk.value == -6.0
+    assert set(answers) == {"b", "c"}
+    assert desk.server.tallies["a"].applied == 1
+
+
+def test_a_round_that_everybody_left_is_void() -> None:
+    desk = trio()
+    for name in "abc":
+        desk.dismiss(name)
+    assert (desk.server.version, desk.server.is_over) == (0, False)
+    desk.admit("d", "e", "f")
+    assert [desk.leases[name][0].portion for name in "def"] == [
+        Portion(epoch=0, ranges=((k, 10),)) for k in (0, 10, 20)
+    ]
+
+
+def test_who_is_not_finite_is_named_left_out_and_told() -> None:
+    desk = trio()
+    desk.push("a", 3.0)
+    desk.push("b", math.nan)
+    answers = desk.push("c", 9.0)
+    assert desk.value == -6.0
+    (told,) = answers["b"]
+    assert (told.verdict, told.contents, told.version) == ("refused", "weights", 1)
+    assert "not finite" in told.reason
+    assert told.lease is not None
+    tally = desk.server.tallies["b"]
+    assert (tally.refused, tally.samples_refused, tally.applied) == (1, 10, 0)
+    assert desk.last.updates[0].staleness.keys() == {"a", "c"}
+
+
+def test_a_round_of_which_all_is_refused_changes_nothing_and_the_next_one_opens() -> None:
+    desk = trio()
+    for name in "abc":
+        desk.push(name, math.inf)
+    assert (desk.server.version, desk.value, desk.last.updates) == (0, 0.0, [])
+    assert [desk.leases[name][0].portion.ranges for name in "abc"] == [((k, 10),) for k in (30, 40, 50)]
+
+
+def test_a_contribution_of_the_wrong_size_is_refused() -> None:
+    desk = trio()
+    lease = desk.leases["a"].pop(0)
+    desk.heed(desk.server.push("a", Push(number=lease.number, seconds=1.0), LAYOUT.num_bytes - 1))
+    desk.push("b", 2.0)
+    answers = desk.push("c", 4.0)
+    assert desk.value == -3.0
+    assert answers["a"][0].reason == f"the contribution must have {LAYOUT.num_bytes} bytes, got {LAYOUT.num_bytes - 1}"
+
+
+def test_a_repeated_contribution_counts_once_and_is_answered_when_its_round_is() -> None:
+    desk = trio()
+    lease = desk.leases["a"][0]
+    desk.push("a", 3.0)
+    assert desk.push("a", 3.0, lease) == {}
+    desk.push("b", 6.0)
+    desk.push("c", 9.0)
+    assert desk.value == -6.0
+    (again,) = desk.push("a", 3.0, lease)["a"]
+    assert (again.verdict, again.answers, again.is_anew) == ("duplicate", lease.number, True)
+    assert (again.contents, again.lease) == ("weights", desk.leases["a"][0])
+    assert (desk.value, desk.server.tallies["a"].duplicate) == (-6.0, 2)
+
+
+def test_a_contribution_to_a_lease_that_was_taken_back_is_late() -> None:
+    desk = trio()
+    old = desk.leases["a"][0]
+    desk.dismiss("a")
+    (stranger,) = desk.push("a", 1.0, old)["a"]
+    assert (stranger.verdict, stranger.lease, stranger.contents) == ("late", None, "nothing")
+    assert "ask to be admitted" in stranger.reason
+    desk.push("b", 2.0)
+    desk.admit("a")
+    (told,) = desk.push("a", 1.0, old)["a"]
+    assert (told.verdict, told.lease) == ("late", None)
+    desk.push("c", 2.0)
+    assert desk.value == -2.0
+    assert desk.server.tallies["a"].late == 2
+
+
+def test_who_connects_again_hears_all_again() -> None:
+    desk = trio()
+    before = list(desk.leases["b"])
+    desk.admit("b")
+    (told,) = desk.answers()["b"]
+    assert (told.is_anew, told.contents, desk.leases["b"]) == (True, "weights", before)
+
+
+def test_nothing_begins_or_goes_on_without_a_quorum() -> None:
+    desk = Desk(FIXED, quorum=2)
+    desk.admit("a")
+    assert desk.answers() == {}
+    desk.admit("b")
+    assert set(desk.answers()) == {"a", "b"}
+    desk.push("a", 1.0)
+    desk.dismiss("b")
+    assert desk.answers()["a"][0].lease is None
+    desk.admit("b")
+    assert set(desk.answers()) == {"a", "b"}
+
+
+def test_the_last_round_of_an_epoch_takes_what_is_left_and_everybody_hears_the_end() -> None:
+    desk = Desk(Agreement(batch=60, outer=SGD), quorum=2)
+    desk.admit("a", "b")
+    desk.push("a", 1.0)
+    desk.push("b", 1.0)
+    assert sum(desk.leases[name][0].num_samples for name in "ab") == 40
+    desk.push("a", 1.0)
+    answers = desk.push("b", 1.0)
+    assert desk.server.is_over
+    assert [(a.is_last, a.lease, a.contents) for told in answers.values() for a in told] == [
+        (True, None, "weights")
+    ] * 2
+    desk.admit("c")
+    assert [a.is_last for a in desk.answers()["c"]] == [True]
+    assert list(desk.answers()) == ["c"]
+
+
+def test_a_run_ends_after_its_updates() -> None:
+    desk = trio(num_updates=2)
+    for _ in range(2):
+        assert not desk.server.is_over
+        for name in "abc":
+            desk.push(name, 1.0)
+    assert desk.server.is_over
+    assert all(told[0].is_last for told in desk.answers().values())
+
+
+def test_overlapped_workers_have_two_leases_and_hear_of_a_round_while_they_work_on_the_next() -> None:
+    desk = trio(OVERLAPPED)
+    assert [len(desk.leases[name]) for name in "abc"] == [2, 2, 2]
+    first = list(desk.leases["a"])
+    desk.push("a", 1.0)
+    assert desk.push("a", 2.0) == {}, "a round ahead of the others"
+    desk.push("b", 1.0)
+    answers = desk.push("c", 1.0)
+    assert (desk.value, answers["a"][0].answers) == (-1.0, first[0].number)
+    desk.push("b", 2.0)
+    desk.push("c", 2.0)
+    assert desk.value == -3.0
+    assert desk.last.updates[0].staleness == {"a": 1, "b": 1, "c": 1}
+
+
+def test_data_that_stays_is_leased_by_counts_of_its_own() -> None:
+    desk = Desk(FIXED, num_samples=None, quorum=2)
+    desk.admit("a", num_samples=25)
+    desk.admit("b", num_samples=12)
+    seen: dict[str, list[tuple[tuple[int, int], ...]]] = {"a": [], "b": []}
+    while not desk.server.is_over:
+        for name in "ab":
+            if desk.leases[name]:
+                seen[name].append(desk.leases[name][0].portion.ranges)
+                desk.push(name, 1.0)
+    assert seen == {"a": [((0, 10),), ((10, 10),), ((20, 5),)], "b": [((0, 10),), ((10, 2),)]}
+
+
+def test_a_worker_needs_a_name() -> None:
+    server = Server(FIXED, Workload(num_samples=5, num_epochs=1), Flat(LAYOUT))
+    with pytest.raises(ValueError, match="worker must be a name, got ''"):
+        server.admit("")
+
+
+def test_a_worker_must_say_how_much_data_stays_with_it() -> None:
+    server = Server(FIXED, Workload(num_samples=None, num_epochs=1), Flat(LAYOUT))
+    with pytest.raises(ValueError, match="num_samples of a must be given, since data stays on its node"):
+        server.admit("a")
+    server.admit("a", num_samples=5)
+    server.dismiss("a")
+    with pytest.raises(ValueError, match="num_samples of a must be 5, got 6"):
+        server.admit("a", num_samples=6)

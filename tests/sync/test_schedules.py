@@ -1,0 +1,216 @@
+"""Whatever the order of messages, whoever comes, dies, repeats itself or talks nonsense: the server keeps its word.
+
+Every contribution adds 1 to the counter of its lease. So the final counters tell which contributions went into the
+weights, and how often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evener.oracle import Worker
+from evener.sync import (
+    Agreement,
+    Answer,
+    Cores,
+    Entry,
+    Flat,
+    Layout,
+    Lease,
+    Outcome,
+    Push,
+    Server,
+    Sgd,
+    Workload,
+    positions,
+)
+from evener.sync.packing import Packing
+
+SAMPLES, EPOCHS, MOST_LEASES = 23, 2, 4096
+LAYOUT = Layout(
+    entries=(
+        Entry(name="w", shape=(3,), dtype="float32", kind="parameter"),
+        Entry(name="applied", shape=(MOST_LEASES,), dtype="int64", kind="counter"),
+    )
+)
+SGD = Sgd(learning_rate=0.5)
+AGREEMENTS = {
+    "sync": Agreement(batch=7, outer=SGD),
+    "sync, fixed": Agreement(batch=3, outer=SGD, division="fixed"),
+    "sync, overlapped": Agreement(batch=7, outer=SGD, contribution="delta", is_overlapped=True),
+    "sync, int8 both ways": Agreement(batch=7, outer=SGD, push="int8", pull="bf16"),
+    "average of an epoch": Agreement(batch=4, outer=SGD, contribution="delta", local_steps="epoch"),
+    "local steps": Agreement(batch=2, outer=SGD, contribution="delta", local_steps=3),
+    "local steps, overlapped": Agreement(
+        batch=2, outer=SGD, contribution="delta", local_steps=3, is_overlapped=True, pull="int8"
+    ),
+    "async": Agreement(batch=4, outer=SGD, staleness=None),
+    "async, overlapped": Agreement(batch=4, outer=SGD, staleness=None, contribution="delta", is_overlapped=True),
+    "bounded": Agreement(batch=2, outer=SGD, staleness=2),
+    "bounded, overlapped": Agreement(batch=2, outer=SGD, staleness=1, contribution="delta", is_overlapped=True),
+}
+COSTS = {"a": Worker(unit_seconds=1.0), "b": Worker(unit_seconds=2.0), "c": Worker(unit_seconds=5.0)}
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "push", "push", "push", "push", "die", "again", "connect", "nan", "short", "parts"]),
+        st.sampled_from("abc"),
+    ),
+    max_size=60,
+)
+
+
+class Hall:
+    """A server with workers that do what they are told, and notes of all that was heard."""
+
+    def __init__(self, agreement: Agreement, stays: bool = False) -> None:
+        self.agreement, self._stays = agreement, stays
+        workload = Workload(num_samples=None if stays else SAMPLES, num_epochs=EPOCHS)
+        self.server = Server(agreement, workload, Flat(LAYOUT))
+        self.held: dict[str, deque[Lease]] = {}
+        self.leases: dict[int, tuple[str, Lease]] = {}
+        self.sent: dict[str, list[Push]] = {name: [] for name in COSTS}
+        self.refused: set[int] = set()
+        self.versions: list[int] = []
+        self.finished: dict[str, int] = {}
+
+    def act(self, action: str, name: str) -> None:
+        is_here, has_lease = name in self.held, bool(self.held.get(name))
+        if action in ("join", "connect"):
+            self._admit(name)
+        elif action == "die" and is_here:
+            del self.held[name]
+            self.heed(self.server.dismiss(name))
+        elif action == "again" and self.sent[name]:
+            self.heed(self.server.push(name, self.sent[name][-1], self.server.push_bytes))
+        elif action in ("push", "nan", "short", "parts") and has_lease:
+            self._push(name, action)
+        self.check()
+
+    def _admit(self, name: str) -> None:
+        if name not in self.held:
+            self.finished[name] = min((self.finished[other] for other in self.held), default=0)
+        self.held.setdefault(name, deque())
+        self.heed(self.server.admit(name, COSTS[name], SAMPLES // 2 if self._stays else None))
+
+    def _push(self, name: str, how: str) -> None:
+        lease = self.held[name].popleft()
+        push = Push(number=lease.number, seconds=lease.num_samples * COSTS[name].unit_seconds, loss=1.0)
+        inbox = self.server.inbox(name, lease.number)
+        assert inbox is not None
+        image = self._image(lease, is_finite=how != "nan")
+        for stop in (len(image) // 3, len(image)) if how == "parts" else (len(image),):
+            inbox[:stop] = image[:stop]
+            self.server.arrived(name, lease.number, stop)
+        del inbox
+        if how in ("nan", "short"):
+            self.refused.add(lease.number)
+        self.finished[name] += 1
+        self.sent[name].append(push)
+        self.heed(self.server.push(name, push, len(image) - (how == "short")))
+
+    def _image(self, lease: Lease, is_finite: bool) -> bytes:
+        change = Flat(LAYOUT)
+        change.parameters[0][:] = 0.25 if is_finite else np.nan
+        change.counters[lease.number] = 1
+        if self.agreement.push == "none":
+            return change.memory.tobytes()
+        image = np.zeros(self.server.push_bytes, np.uint8)
+        Packing(LAYOUT, self.agreement.push, Cores(1)).pack(change, Flat(LAYOUT), image)
+        return image.tobytes()
+
+    def heed(self, outcome: Outcome) -> None:
+        for update in outcome.updates:
+            self.versions.append(update.version)
+            assert all(stale >= 0 for stale in update.staleness.values())
+        for reply in outcome.replies:
+            self._hear(reply.worker, reply.answer)
+
+    def _hear(self, name: str, answer: Answer) -> None:
+        if name not in self.held:
+            return
+        if answer.is_anew:
+            self.held[name].clear()
+        if answer.lease is not None:
+            self.held[name].append(answer.lease)
+            self.leases[answer.lease.number] = (name, answer.lease)
+            self._check_bound(name)
+
+    def _check_bound(self, name: str) -> None:
+        """Nobody begins more than s turns ahead of the slowest."""
+        bound = self.agreement.staleness
+        if bound and not self._stays:
+            slowest = min(self.finished[other] for other in self.held)
+            assert self.finished[name] + len(self.held[name]) - 1 - slowest <= bound
+
+    def check(self) -> None:
+        """Somebody can always go on."""
+        assert self.server.is_over or not self.held or any(self.held.values())
+
+    def finish(self) -> None:
+        """Let all that are here work to the end."""
+        if not self.held:
+            self.act("join", "a")
+        for _ in range(2_000):
+            if self.server.is_over:
+                return
+            self.act("push", next(name for name, leases in self.held.items() if leases))
+        raise AssertionError("the run does not end")
+
+    def used(self) -> Counter[tuple[str, int, int]]:
+        """How often each (owner of the data, epoch, position) went into the weights, or was refused."""
+        times = self.server.weights.counters
+        found: Counter[tuple[str, int, int]] = Counter()
+        for number, (name, lease) in self.leases.items():
+            count = int(times[number]) + (number in self.refused)
+            for position in positions(lease.portion):
+                found[name if self._stays else "all", lease.portion.epoch, int(position)] += count
+        return found
+
+
+def play(agreement: Agreement, actions: list[tuple[str, str]], stays: bool = False) -> Hall:
+    hall = Hall(agreement, stays)
+    for action, name in actions:
+        hall.act(action, name)
+    hall.finish()
+    return hall
+
+
+@pytest.mark.parametrize("name", AGREEMENTS)
+@given(actions=ACTIONS)
+@settings(max_examples=60, deadline=None)
+def test_every_sample_of_every_epoch_is_used_exactly_once(name: str, actions: list[tuple[str, str]]) -> None:
+    hall = play(AGREEMENTS[name], actions)
+    assert hall.used() == {("all", epoch, p): 1 for epoch in range(EPOCHS) for p in range(SAMPLES)}
+    assert hall.versions == list(range(1, len(hall.versions) + 1))
+    assert np.isfinite(hall.server.weights.parameters[0]).all()
+
+
+@pytest.mark.parametrize("name", ["sync", "local steps, overlapped", "async", "bounded"])
+@given(actions=ACTIONS)
+@settings(max_examples=60, deadline=None)
+def test_data_that_stays_on_its_node_is_used_exactly_once_by_whoever_stays(
+    name: str, actions: list[tuple[str, str]]
+) -> None:
+    hall = play(AGREEMENTS[name], actions, stays=True)
+    used = hall.used()
+    assert max(used.values()) == 1
+    for worker in hall.held:
+        assert all(used[worker, epoch, p] == 1 for epoch in range(EPOCHS) for p in range(SAMPLES // 2))
+
+
+@pytest.mark.parametrize("name", AGREEMENTS)
+@given(actions=ACTIONS)
+@settings(max_examples=25, deadline=None)
+def test_the_tallies_add_up(name: str, actions: list[tuple[str, str]]) -> None:
+    hall = play(AGREEMENTS[name], actions)
+    tallies = hall.server.tallies.values()
+    assert sum(t.num_samples + t.samples_refused for t in tallies) == SAMPLES * EPOCHS
+    assert sum(t.applied for t in tallies) == hall.server.weights.counters.sum()
+    assert sum(t.refused for t in tallies) == len(hall.refused)
+    repeats = sum(action == "again" and name in COSTS for action, name in actions)
+    assert sum(t.duplicate + t.late for t in tallies) <= repeats

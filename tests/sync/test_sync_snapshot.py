@@ -1,0 +1,174 @@
+"""A server is killed and its successor goes on as if nothing had happened, but for what was not finished."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy_engine import NumpyEngine, Problem
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from star_on_paper import Star, run_star
+from test_schedules import AGREEMENTS, COSTS, EPOCHS, SAMPLES, Hall
+
+from evener.errors import InvalidFile, InvalidValue, MissingFile
+from evener.sync import (
+    Adam,
+    Agreement,
+    Entry,
+    Flat,
+    Layout,
+    Server,
+    Sgd,
+    Workload,
+    load_snapshot,
+    save_snapshot,
+    synchronous,
+)
+
+AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
+
+
+def new_server(problem: Problem, agreement: Agreement = AGREEMENT) -> Server:
+    workload = Workload(num_samples=problem.num_samples, num_epochs=3, seed=problem.seed)
+    return Server(agreement, workload, problem.start.copy(), quorum=2)
+
+
+def begun(problem: Problem, steps: int) -> Star:
+    star = Star(new_server(problem), AGREEMENT)
+    for name in "ab":
+        star.join(name, NumpyEngine(problem))
+    for _ in range(steps):
+        for name in "ab":
+            star.turn(name)
+    return star
+
+
+@pytest.mark.parametrize("steps", [0, 7, 16])
+def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, steps: int) -> None:
+    problem = Problem()
+    star = begun(problem, steps)
+    save_snapshot(star.server.snapshot(), tmp_path / "run" / "master.safetensors")
+    snapshot = load_snapshot(tmp_path / "run" / "master.safetensors")
+    server = Server.resume(snapshot, first_number=10**6, quorum=2)
+    assert server.version == star.server.version
+    after = run_star(server, AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
+    whole = run_star(new_server(problem), AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
+    np.testing.assert_array_equal(after.server.weights.memory, whole.server.weights.memory)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["master.safetensors"]
+
+
+@pytest.mark.parametrize("name", AGREEMENTS)
+def test_what_was_under_way_is_given_out_again_and_what_comes_of_it_is_late(name: str) -> None:
+    hall = Hall(AGREEMENTS[name])
+    for action in [
+        ("join", "a"),
+        ("join", "b"),
+        ("push", "a"),
+        ("push", "b"),
+        ("push", "a"),
+        ("join", "c"),
+        ("push", "c"),
+    ]:
+        hall.act(*action)
+    used_before = Counter({key: count for key, count in hall.used().items() if count})
+    old_leases = {worker: list(leases) for worker, leases in hall.held.items()}
+    counters = hall.server.weights.counters.copy()
+    successor = Hall(AGREEMENTS[name])
+    successor.server = Server.resume(hall.server.snapshot(), first_number=1000)
+    assert successor.server.tallies == hall.server.tallies
+    for worker in old_leases:
+        successor.act("join", worker)
+    for worker, leases in old_leases.items():
+        for lease in leases:
+            assert successor.server.inbox(worker, lease.number) is None
+    successor.finish()
+    np.testing.assert_array_equal(successor.server.weights.counters[: len(counters)] >= counters, True)
+    assert used_before + successor.used() == {("all", epoch, p): 1 for epoch in range(EPOCHS) for p in range(SAMPLES)}
+
+
+def test_the_speeds_are_remembered() -> None:
+    hall = Hall(AGREEMENTS["sync"])
+    for action in [("join", "a"), ("join", "c"), ("push", "a"), ("push", "a"), ("push", "c"), ("push", "a")]:
+        hall.act(*action)
+    seconds = hall.server.snapshot().state.unit_seconds
+    assert seconds == {"a": COSTS["a"].unit_seconds, "c": COSTS["c"].unit_seconds}
+    assert Server.resume(hall.server.snapshot(), first_number=0).snapshot().state.unit_seconds == seconds
+
+
+def test_a_snapshot_is_a_copy() -> None:
+    problem = Problem()
+    star = begun(problem, 8)
+    snapshot = star.server.snapshot()
+    weights, state = snapshot.weights.memory.copy(), {name: a.copy() for name, a in snapshot.optimiser.items()}
+    star.run()
+    np.testing.assert_array_equal(snapshot.weights.memory, weights)
+    for name, array in snapshot.optimiser.items():
+        np.testing.assert_array_equal(array, state[name])
+
+
+def test_the_weights_in_the_file_have_their_own_names(tmp_path: Path) -> None:
+    problem = Problem()
+    star = begun(problem, 8)
+    save_snapshot(star.server.snapshot(), tmp_path / "x")
+    arrays = load_file(tmp_path / "x")
+    for name, view in star.server.weights.views().items():
+        np.testing.assert_array_equal(arrays[name], view)
+    assert {"evener.outer/mean.float64", "evener.outer/square.float64"} == set(arrays) - set(problem.start.views())
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    snapshot = begun(Problem(), 4).server.snapshot()
+    save_snapshot(snapshot, path)
+    before = path.read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("evener.sync.snapshot._to_disk", full)
+    with pytest.raises(OSError, match="no space left"):
+        save_snapshot(snapshot, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_is_no_snapshot_is_refused_with_its_name(tmp_path: Path) -> None:
+    snapshot = begun(Problem(), 4).server.snapshot()
+    path = tmp_path / "x"
+    with pytest.raises(MissingFile, match=r"there is no snapshot .*x"):
+        load_snapshot(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(InvalidFile, match="x is not a safetensors file"):
+        load_snapshot(path)
+    save_file({"w": np.zeros(3)}, path)
+    with pytest.raises(InvalidFile, match=r"is not a snapshot of a server: its metadata has no evener\.server"):
+        load_snapshot(path)
+    save_snapshot(snapshot, path)
+    arrays, metadata = load_file(path), _metadata(path)
+    save_file({name: a for name, a in arrays.items() if name != "out.bias"}, path, metadata)
+    with pytest.raises(InvalidFile, match=r"the array out\.bias is not there as float64 of shape \(3,\)"):
+        load_snapshot(path)
+    save_file({name: a for name, a in arrays.items() if not name.startswith("evener.outer/mean")}, path, metadata)
+    with pytest.raises(InvalidFile, match=r"has no mean\.float64 of the optimiser with \d+ numbers"):
+        Server.resume(load_snapshot(path), first_number=0)
+    save_file(arrays, path, {"evener.server": metadata["evener.server"].replace('"batch":24', '"batch":-24')})
+    with pytest.raises(InvalidFile, match=r"x: field agreement\.batch must be positive, got -24"):
+        load_snapshot(path)
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="numpy") as file:
+        return dict(file.metadata())
+
+
+def test_a_name_that_would_be_taken_for_the_optimisers_is_refused() -> None:
+    layout = Layout(entries=(Entry(name="evener.outer/w", shape=(1,), dtype="float32", kind="parameter"),))
+    server = Server(
+        synchronous(batch=1, outer=Sgd(learning_rate=1.0)), Workload(num_samples=1, num_epochs=1), Flat(layout)
+    )
+    with pytest.raises(InvalidValue, match=r"names of the state must be without the prefix evener\.outer/"):
+        server.snapshot()

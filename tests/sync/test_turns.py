@@ -1,0 +1,153 @@
+"""Each at its own pace: contributions count at once, staleness is known, and bounded where it shall be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from desk import Desk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evener.sync import Agreement, Portion, Sgd
+
+SGD = Sgd(learning_rate=1.0)
+ASYNC = Agreement(batch=10, outer=SGD, staleness=None)
+
+
+def bounded(staleness: int) -> Agreement:
+    return Agreement(batch=1, outer=SGD, staleness=staleness)
+
+
+def test_a_contribution_counts_at_once_and_its_worker_alone_is_answered() -> None:
+    desk = Desk(ASYNC)
+    desk.admit("a", "b")
+    answers = desk.push("a", 3.0)
+    assert (desk.server.version, desk.value, set(answers)) == (1, -3.0, {"a"})
+    assert (answers["a"][0].verdict, desk.weights_for("a"), desk.leases["a"][0].version) == ("applied", -3.0, 1)
+
+
+def test_staleness_is_the_number_of_versions_in_between() -> None:
+    desk = Desk(ASYNC)
+    desk.admit("a", "b")
+    desk.push("a", 1.0)
+    desk.push("a", 1.0)
+    desk.push("b", 1.0)
+    assert desk.last.updates[0].staleness == {"b": 2}
+    desk.push("b", 1.0)
+    assert desk.last.updates[0].staleness == {"b": 0}
+    tally = desk.server.tallies["b"]
+    assert (tally.staleness, tally.most_stale, tally.applied) == (2, 2, 2)
+
+
+def test_what_is_not_finite_changes_nothing_and_its_worker_goes_on() -> None:
+    desk = Desk(ASYNC)
+    desk.admit("a")
+    answers = desk.push("a", math.nan)
+    assert (desk.server.version, desk.value, desk.last.updates) == (0, 0.0, [])
+    assert (answers["a"][0].verdict, answers["a"][0].lease) == ("refused", desk.leases["a"][0])
+    desk.push("a", 1.0)
+    assert desk.value == -1.0
+
+
+def test_a_repeated_contribution_is_answered_and_does_not_count() -> None:
+    desk = Desk(ASYNC)
+    desk.admit("a")
+    lease = desk.leases["a"][0]
+    desk.push("a", 1.0)
+    held = list(desk.leases["a"])
+    (again,) = desk.push("a", 1.0, lease)["a"]
+    assert (again.verdict, again.is_anew, desk.leases["a"], desk.value) == ("duplicate", True, held, -1.0)
+
+
+def test_the_work_of_the_dead_goes_to_whoever_is_next() -> None:
+    desk = Desk(ASYNC)
+    desk.admit("a", "b")
+    desk.dismiss("a")
+    desk.push("b", 1.0)
+    assert desk.leases["b"][0].portion == Portion(epoch=0, ranges=((0, 10),))
+
+
+def test_who_waits_for_the_dead_goes_on_when_they_are_gone() -> None:
+    desk = Desk(bounded(1))
+    desk.admit("a", "b")
+    desk.push("a", 1.0)
+    assert desk.push("a", 1.0)["a"][0].lease is None
+    desk.dismiss("b")
+    assert desk.answers()["a"][0].lease is not None
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_nobody_begins_more_than_s_turns_ahead_of_the_slowest(staleness: int) -> None:
+    desk = Desk(bounded(staleness))
+    desk.admit("slow", "fast")
+    turns = 0
+    while desk.leases["fast"]:
+        desk.push("fast", 1.0)
+        turns += 1
+    assert turns == staleness + 1
+    answers = desk.push("slow", 1.0)
+    assert answers["fast"][0].lease is not None
+    assert answers["fast"][0].verdict is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.lists(st.integers(0, 2), max_size=80))
+def test_staleness_stays_within_what_the_bound_promises(s: int, order: list[int]) -> None:
+    desk, names = Desk(bounded(s)), "abc"
+    desk.admit(*names)
+    for k in order:
+        if desk.leases[names[k]]:
+            desk.push(names[k], 1.0)
+    assert all(t.most_stale <= (len(names) - 1) * (2 * s + 1) for t in desk.server.tallies.values())
+
+
+def test_who_comes_late_holds_nobody_up_more_than_the_slowest_does() -> None:
+    desk = Desk(bounded(1))
+    desk.admit("a", "b")
+    for _ in range(5):
+        desk.push("a", 1.0)
+        desk.push("b", 1.0)
+    desk.admit("c")
+    assert desk.push("a", 1.0)["a"][0].lease is not None
+
+
+def test_no_more_work_is_given_out_than_updates_are_wanted() -> None:
+    desk = Desk(ASYNC, num_updates=2)
+    desk.admit("a", "b", "c")
+    assert [len(desk.leases[name]) for name in "ab"] == [1, 1]
+    assert "c" not in desk.leases
+    desk.dismiss("b")
+    assert len(desk.leases["c"]) == 1
+    desk.push("a", 1.0)
+    answers = desk.push("c", 1.0)
+    assert desk.server.is_over
+    assert {name: told[0].is_last for name, told in answers.items()} == {"a": True, "c": True}
+
+
+def test_the_end_is_told_once_to_everybody() -> None:
+    desk = Desk(ASYNC, num_samples=20)
+    desk.admit("a", "b")
+    desk.push("a", 1.0)
+    assert not desk.answers()["a"][0].is_last, "b may die yet"
+    answers = desk.push("b", 1.0)
+    assert {name: told[0].is_last for name, told in answers.items()} == {"a": True, "b": True}
+    desk.dismiss("b")
+    assert desk.answers() == {}
+
+
+def test_overlapped_workers_hold_two_leases() -> None:
+    agreement = Agreement(batch=10, outer=SGD, staleness=None, contribution="delta", is_overlapped=True)
+    desk = Desk(agreement)
+    desk.admit("a")
+    assert len(desk.leases["a"]) == 2
+    desk.push("a", 1.0)
+    assert len(desk.leases["a"]) == 2
+
+
+def test_local_steps_follow_speed() -> None:
+    agreement = Agreement(batch=2, outer=SGD, staleness=None, contribution="delta", local_steps=4)
+    desk = Desk(agreement, quorum=2)
+    desk.admit("a", seconds=1.0)
+    desk.admit("b", seconds=2.0)
+    assert [(desk.leases[name][0].num_steps, desk.leases[name][0].num_samples) for name in "ab"] == [(4, 8), (2, 4)]
