@@ -1,0 +1,294 @@
+"""What framing, authentication and TLS cost beside bare sockets that carry the same bytes; ways in turn, in one run.
+
+    python benchmarks/wire.py [--megabytes 400] [--rounds 5000] [--blocks 5]
+
+Every way has its own connections between the same processes on one loopback. `bare` is what one writes with Python's
+sockets alone: sendall and recv_into into memory that is there, and a select loop where one process serves three.
+Ratios are medians over the blocks, each of which runs all ways once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import platform
+import select
+import socket
+import ssl
+import time
+from multiprocessing.connection import Connection as Pipe
+from statistics import median
+
+import msgspec
+
+from evener.wire import Address, Connection, Hub, Limits, Message, Opened, Sent, Token, connect, make_identity
+
+SMALL_BYTES = 101_800
+"""25 450 float32 parameters."""
+TINY_BYTES = 8
+NUM_NODES = 3
+WAYS = ("bare", "plain", "tls")
+LIMITS = Limits(patience=60)
+LOOPBACK = "127.0.0.1"
+
+
+class Push(msgspec.Struct, tag=True):
+    """From a node to the master."""
+
+    round: int
+
+
+class Weights(msgspec.Struct, tag=True):
+    """From the master to a node."""
+
+    round: int
+
+
+class BareNode:
+    """A node on a bare socket."""
+
+    def __init__(self, port: int, size: int) -> None:
+        self.sock = socket.create_connection((LOOPBACK, port))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.memory = memoryview(bytearray(b"\1") * size)
+
+    def push(self, size: int) -> None:
+        """Send `size` bytes of the memory."""
+        self.sock.sendall(self.memory[:size])
+
+    def pull(self, size: int) -> None:
+        """Receive `size` bytes into the memory."""
+        rest = self.memory[:size]
+        while rest:
+            rest = rest[self.sock.recv_into(rest) :]
+
+
+class WireNode:
+    """A node on a `Connection`."""
+
+    def __init__(self, address: Address, token: Token, size: int) -> None:
+        self.connection: Connection[Weights] = connect(address, token, Weights, LIMITS)
+        self.memory = memoryview(bytearray(b"\1") * size)
+        self.round = 0
+
+    def push(self, size: int) -> None:
+        """Send `size` bytes of the memory."""
+        self.connection.send(Push(self.round), [self.memory[:size]])
+        self.round += 1
+
+    def pull(self, size: int) -> None:
+        """Receive `size` bytes into the memory."""
+        self.connection.receive(lambda *_: [self.memory[:size]])
+
+
+class BareMaster:
+    """A master that serves bare sockets with a select loop."""
+
+    def __init__(self, num_nodes: int, size: int) -> None:
+        self.door = socket.create_server((LOOPBACK, 0))
+        self.port = self.door.getsockname()[1]
+        self.memory = memoryview(bytearray(b"\2") * size)
+        self.places = [memoryview(bytearray(b"\0") * size) for _ in range(num_nodes)]
+
+    def admit(self) -> None:
+        """Take all nodes in."""
+        self.socks = [self.door.accept()[0] for _ in self.places]
+        for sock in self.socks:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def gather(self, size: int) -> None:
+        """Receive `size` bytes from every node."""
+        rests = {sock: place[:size] for sock, place in zip(self.socks, self.places, strict=True)}
+        while rests:
+            for sock in select.select(list(rests), [], [])[0]:
+                rests[sock] = rests[sock][sock.recv_into(rests[sock]) :]
+                if not rests[sock]:
+                    del rests[sock]
+
+    def scatter(self, size: int) -> None:
+        """Send `size` bytes to every node."""
+        for sock in self.socks:
+            sock.sendall(self.memory[:size])
+
+    def settle(self) -> None:
+        """All that was sent has left."""
+
+
+class WireMaster:
+    """A master that serves a `Hub`."""
+
+    def __init__(self, num_nodes: int, size: int, insecure: bool) -> None:
+        identity = make_identity(insecure=insecure)
+        self.token = identity.token
+        self.hub: Hub[Push] = Hub(Push, identity, LIMITS, place=self._place)
+        self.address = self.hub.listen(Address(LOOPBACK))
+        self.memory = memoryview(bytearray(b"\2") * size)
+        self.places = [memoryview(bytearray(b"\0") * size) for _ in range(num_nodes)]
+        self.round = self.unsent = 0
+
+    def admit(self) -> None:
+        """Take all nodes in."""
+        opened = 0
+        while opened < len(self.places):
+            opened += self._count(Opened)
+
+    def gather(self, _size: int) -> None:
+        """Receive what every node pushes."""
+        arrived = 0
+        while arrived < len(self.places):
+            arrived += self._count(Message)
+
+    def scatter(self, size: int) -> None:
+        """Send `size` bytes to every node."""
+        for peer in self.hub.peers:
+            self.hub.send(peer, Weights(self.round), [self.memory[:size]])
+            self.unsent += 1
+        self.round += 1
+
+    def settle(self) -> None:
+        """Wait until all that was sent has left."""
+        while self.unsent:
+            self._count(Sent)
+
+    def _place(self, peer: int, _header: Push, lengths: tuple[int, ...]) -> list[memoryview]:
+        return [self.places[peer][: lengths[0]]]
+
+    def _count(self, kind: type) -> int:
+        events = self.hub.poll(1.0)
+        self.unsent -= sum(isinstance(event, Sent) for event in events)
+        return sum(isinstance(event, kind) for event in events)
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Rounds of one way: every node pushes, then the master answers all."""
+
+    way: str
+    rounds: int
+    push_bytes: int
+    pull_bytes: int
+
+
+def run_node(port: int, doors: dict[str, tuple[str, str]], size: int, pipe: Pipe) -> None:
+    """Connect in every way, then do a node's part of every step that comes through the pipe."""
+    nodes: dict[str, BareNode | WireNode] = {"bare": BareNode(port, size)}
+    for way, (address, token) in doors.items():
+        nodes[way] = WireNode(Address.parse(address), Token.parse(token), size)
+    while (step := pipe.recv()) is not None:
+        node, busy = nodes[step.way], time.process_time()
+        for _ in range(step.rounds):
+            node.push(step.push_bytes)
+            node.pull(step.pull_bytes)
+        pipe.send(time.process_time() - busy)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one step took."""
+
+    seconds: float
+    master_seconds: float
+    """Of processor time."""
+    node_seconds: float
+    """Of processor time, mean over the nodes."""
+
+
+class Bench:
+    """A master in this process and nodes in others, connected in every way."""
+
+    def __init__(self, num_nodes: int, size: int) -> None:
+        self.masters: dict[str, BareMaster | WireMaster] = {"bare": BareMaster(num_nodes, size)}
+        self.masters |= {way: WireMaster(num_nodes, size, insecure=way == "plain") for way in WAYS[1:]}
+        doors = {way: (str(m.address), m.token.text) for way, m in self.masters.items() if isinstance(m, WireMaster)}
+        bare = self.masters["bare"]
+        assert isinstance(bare, BareMaster)
+        context = multiprocessing.get_context("forkserver")
+        self.pipes, self.processes = [], []
+        for _ in range(num_nodes):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=run_node, args=(bare.port, doors, size, theirs))
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        for way in WAYS:
+            self.masters[way].admit()
+
+    def run(self, step: Step) -> Measured:
+        """Do one step."""
+        master = self.masters[step.way]
+        for pipe in self.pipes:
+            pipe.send(step)
+        began, busy = time.perf_counter(), time.process_time()
+        for _ in range(step.rounds):
+            master.gather(step.push_bytes)
+            master.scatter(step.pull_bytes)
+        master.settle()
+        nodes = [pipe.recv() for pipe in self.pipes]
+        seconds, master_seconds = time.perf_counter() - began, time.process_time() - busy
+        return Measured(seconds, master_seconds, sum(nodes) / len(nodes))
+
+    def close(self) -> None:
+        """End the nodes."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join()
+
+
+def compare(num_nodes: int, push_bytes: int, pull_bytes: int, rounds: int, blocks: int) -> dict[str, list[Measured]]:
+    """What `blocks` blocks took in every way, after one that warms up."""
+    bench = Bench(num_nodes, max(push_bytes, pull_bytes))
+    taken: dict[str, list[Measured]] = {way: [] for way in WAYS}
+    for block in range(blocks + 1):
+        for way in WAYS:
+            measured = bench.run(Step(way, rounds, push_bytes, pull_bytes))
+            if block:
+                taken[way].append(measured)
+    bench.close()
+    return taken
+
+
+def ratio(taken: dict[str, list[Measured]], way: str) -> float:
+    """Median over the blocks of this way's seconds divided by those of bare sockets."""
+    return median(a.seconds / b.seconds for a, b in zip(taken[way], taken["bare"], strict=True))
+
+
+def show_large(name: str, num_bytes: int, taken: dict[str, list[Measured]]) -> None:
+    """Rates of a large transfer."""
+    for way in WAYS:
+        rate = median(num_bytes / m.seconds for m in taken[way]) / 1e6
+        print(f"{name:24} {way:6} {rate:8.0f} MB/s   {100 / ratio(taken, way):5.1f} % of the bare rate", flush=True)
+
+
+def show_small(name: str, rounds: int, taken: dict[str, list[Measured]]) -> None:
+    """Rounds per second, and processor time that a message costs more than on a bare socket, on each side."""
+    nodes = NUM_NODES if name.startswith("3") else 1
+    for way in WAYS:
+        rate = median(rounds / m.seconds for m in taken[way])
+        pairs = list(zip(taken[way], taken["bare"], strict=True))
+        master = median(a.master_seconds - b.master_seconds for a, b in pairs) / (2 * rounds * nodes)
+        node = median(a.node_seconds - b.node_seconds for a, b in pairs) / (2 * rounds)
+        print(
+            f"{name:24} {way:6} {rate:8.0f} rounds/s {ratio(taken, way):6.2f} x the bare time"
+            f"   +{1e6 * master:.1f} us a message at the master, +{1e6 * node:.1f} us at the node",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Run everything and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5000)
+    parser.add_argument("--blocks", type=int, default=5)
+    given = parser.parse_args()
+    large, rounds = given.megabytes * 10**6, given.rounds // given.blocks
+    print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Linux {platform.release()}")
+    print(f"Python {platform.python_version()}, {ssl.OPENSSL_VERSION}, msgspec {msgspec.__version__}")
+    show_large("node to master", large, compare(1, large, TINY_BYTES, 1, given.blocks))
+    show_large("master to node", large, compare(1, TINY_BYTES, large, 1, given.blocks))
+    show_small("3 x 101 800 B each way", rounds, compare(NUM_NODES, SMALL_BYTES, SMALL_BYTES, rounds, given.blocks))
+    show_small("1 x 8 B each way", rounds, compare(1, TINY_BYTES, TINY_BYTES, rounds, given.blocks))
+
+
+if __name__ == "__main__":
+    main()

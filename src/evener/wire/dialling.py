@@ -1,0 +1,202 @@
+"""From a token to a connection, within ten seconds; if there is none, the error says where, why and what to do."""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from evener.wire.address import Address
+from evener.wire.channel import Channel, NotTls, PlainChannel, why
+from evener.wire.connection import Connection
+from evener.wire.frame import H
+from evener.wire.greeting import MAGIC, NONCE_BYTES, NOTE_BYTES, NodeGreeting
+from evener.wire.limits import Limits
+from evener.wire.refusals import (
+    CannotJoin,
+    CannotResolve,
+    NoAnswer,
+    NotAMaster,
+    NothingListens,
+    OtherMaster,
+    TransportDiffers,
+)
+from evener.wire.sockets import tune
+from evener.wire.token import Token
+
+JOIN_SECONDS = 8.0
+_TLS_ALERT = b"\x15\x03"
+_PAUSE_SECONDS = 0.01
+T = TypeVar("T")
+
+
+def connect(
+    address: Address, token: Token, headers: Any, limits: Limits | None = None, *, seconds: float = JOIN_SECONDS
+) -> Connection[H]:
+    """A connection to the master at `address`, on which both sides have proved the token's secret.
+
+    Args:
+        address: of the master.
+        token: says whom to expect, and whether TLS is spoken.
+        headers: type of the headers that the master sends.
+        limits: of frames, and the patience of every wait afterwards.
+        seconds: within which all this has to be done.
+
+    Raises:
+        CannotJoin: of the type that says why not.
+    """
+    limits = limits or Limits()
+    deadline = time.monotonic() + seconds
+    sock = _dial(address, deadline)
+    try:
+        tune(sock, limits.patience)
+        channel = _greet(sock, token, address.words, deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(channel, headers, limits, address.words)
+
+
+def _dial(address: Address, deadline: float) -> socket.socket:
+    """A socket connected to the first of the machine's addresses that answers."""
+    candidates = [(socket.AF_UNIX, address.path)] if address.path else _resolve(address, deadline)
+    for left, (family, where) in zip(range(len(candidates), 0, -1), candidates, strict=True):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        seconds = max(0.0, deadline - time.monotonic()) / left
+        try:
+            _connect(sock, where, seconds)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = _failure(error, address.words, seconds)
+    raise failure
+
+
+def _connect(sock: socket.socket, where: Any, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    sock.settimeout(max(seconds, _PAUSE_SECONDS))
+    while True:
+        try:
+            return sock.connect(where)
+        except BlockingIOError:  # a Unix socket whose master has many callers waiting
+            if time.monotonic() > until:
+                raise TimeoutError from None
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _failure(error: OSError, place: str, seconds: float) -> CannotJoin:
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+        return NothingListens(place)
+    if isinstance(error, TimeoutError):
+        return NoAnswer(place, f"{seconds:.0f} s of silence")
+    return NoAnswer(place, why(error))
+
+
+def _resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamily, Any]]:
+    """Family and socket address of every address that the machine's name stands for."""
+    try:
+        found = _ask(address, socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        found = _ask_in_time(address, deadline)
+    return [(family, where) for family, _, _, _, where in found]
+
+
+def _ask(address: Address, flags: int = 0) -> list[Any]:
+    return socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=flags)
+
+
+def _ask_in_time(address: Address, deadline: float) -> list[Any]:
+    """Ask the name service, in a thread of its own: it may take minutes and cannot be interrupted."""
+    answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(_ask(address))
+        except (OSError, UnicodeError) as error:
+            answer.put(error)
+
+    threading.Thread(target=ask, daemon=True, name="resolve").start()
+    try:
+        found = answer.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        raise CannotResolve(address.words, "the name service does not answer") from None
+    if isinstance(found, Exception):
+        raise CannotResolve(address.words, getattr(found, "strerror", None) or str(found)) from found
+    return found
+
+
+def _greet(sock: socket.socket, token: Token, place: str, deadline: float) -> Channel:
+    """Agree upon keys, then prove the secret to each other."""
+    sock.setblocking(False)  # here every wait ends at the same deadline, however slowly bytes drip
+    channel = PlainChannel(sock) if token.fingerprint is None else _encrypt(sock, token.fingerprint, place, deadline)
+    greeting = NodeGreeting(token, secrets.token_bytes(NONCE_BYTES), place)
+    try:
+        note: bytes | None = greeting.hello()
+        while note is not None:
+            channel.send([memoryview(note)])
+            note = greeting.answer(_read_note(channel, place, deadline))
+    except TimeoutError as error:
+        raise _silent(place) from error
+    except OSError as error:
+        raise NotAMaster(place, f"it broke off the greeting: {why(error)}") from error
+    return channel
+
+
+def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: float) -> Channel:
+    """A TLS channel to the master whose certificate has this fingerprint."""
+    from evener.wire.tls import TlsChannel, node_context
+
+    channel = TlsChannel(sock, node_context(), is_master=False)
+    try:
+        _in_time(channel.handshake, sock, deadline)
+    except TimeoutError as error:
+        raise _silent(place) from error
+    except NotTls as error:
+        if error.first_bytes.startswith(MAGIC):
+            raise TransportDiffers(place, "it runs with --insecure, the token's master does not") from error
+        raise NotAMaster(place, str(error)) from error
+    except OSError as error:
+        raise NotAMaster(place, f"it broke off the greeting: {why(error)}") from error
+    if not hmac.compare_digest(channel.fingerprint, fingerprint):
+        raise OtherMaster(place)
+    return channel
+
+
+def _read_note(channel: Channel, place: str, deadline: float) -> bytes:
+    """Exactly one note; whatever does not begin like one is told at once."""
+    note = bytearray(NOTE_BYTES)
+    rest = memoryview(note)
+    while rest:
+        count = _in_time(partial(channel.receive_into, rest), channel.sock, deadline)
+        if count == 0:
+            raise ConnectionResetError("closed by the peer")
+        rest = rest[count:]
+        got = bytes(note[: NOTE_BYTES - len(rest)])
+        if got.startswith(_TLS_ALERT):
+            raise TransportDiffers(place, "it speaks TLS, the token's master runs with --insecure")
+        if not MAGIC.startswith(got[: len(MAGIC)]):
+            raise NotAMaster(place, f"it said {got!r}")
+    return bytes(note)
+
+
+def _in_time(action: Callable[[], T], sock: socket.socket, deadline: float) -> T:
+    """The result of a non-blocking `action`, tried again whenever something has come."""
+    while True:
+        try:
+            return action()
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError from None
+
+
+def _silent(place: str) -> CannotJoin:
+    return NotAMaster(place, "the connection was taken, then silence; a master that hangs looks the same")

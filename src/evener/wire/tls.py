@@ -1,0 +1,173 @@
+"""Bytes through a socket, in TLS 1.3: OpenSSL works on memory, the socket moves large pieces.
+
+An SSLSocket would read the socket twice for every record of 16 KB, its five-byte head and the rest. With memory in
+between, many records come with one call. Certificates are not checked against authorities or names: a node compares
+the fingerprint with its token's. Session tickets are off, nobody resumes a session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from evener.wire.channel import CHUNK, NotTls
+from evener.wire.identity import Identity
+
+_RECORD_BYTES = 16 * 1024
+_LEAST_PULL = 128 * 1024
+_HANDSHAKE_PULL = 16 * 1024
+_FIRST_BYTES = 8
+_ALERT, _HANDSHAKE = 0x15, 0x16
+"""Types of the records with which a TLS peer may begin."""
+_scratch = threading.local()
+
+
+class TlsChannel:
+    """An encrypted channel; one thread may send while another one receives.
+
+    Args:
+        sock: connected.
+        context: of `master_context` or `node_context`.
+        is_master: whether this side shows the certificate.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, is_master: bool) -> None:
+        self.sock = sock
+        self.wire_bytes_sent = self.wire_bytes_received = 0
+        self._inward, self._outward = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._inward, self._outward, server_side=is_master)
+        self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]  # given a buffer
+        self._lock = threading.Lock()  # OpenSSL's object must not be used by two threads at once
+        self._unsent = memoryview(b"")
+
+    @property
+    def has_unsent(self) -> bool:
+        """See `Channel`."""
+        return bool(self._unsent)
+
+    @property
+    def has_unread(self) -> bool:
+        """See `Channel`; what waits may be a part of a record."""
+        return bool(self._inward.pending or self._tls.pending())
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the peer's certificate, after the handshake."""
+        certificate = self._tls.getpeercert(binary_form=True)
+        assert certificate is not None
+        return hashlib.sha256(certificate).digest()
+
+    def handshake(self) -> None:
+        """See `Channel`."""
+        while not self._shake():
+            self.flush()
+            if not self._pull(_HANDSHAKE_PULL):
+                raise ConnectionResetError("closed during the TLS handshake")
+        self.flush()
+
+    def receive_into(self, view: memoryview) -> int:
+        """See `Channel`."""
+        view = view[:CHUNK]
+        while True:
+            count = self._decrypt(view)
+            if count is not None:
+                return count
+            if not self._pull(max(_LEAST_PULL, len(view) + _RECORD_BYTES)):
+                return 0
+
+    def send(self, views: Sequence[memoryview]) -> int:
+        """See `Channel`."""
+        self.flush()
+        taken = self._encrypt(views)
+        with contextlib.suppress(BlockingIOError):  # the bytes are taken all the same, and wait in `_unsent`
+            self._push()
+        return taken
+
+    def flush(self) -> None:
+        """See `Channel`."""
+        while self._unsent:
+            self._push()
+
+    def _shake(self) -> bool:
+        try:
+            self._tls.do_handshake()
+            return True
+        except ssl.SSLWantReadError:
+            return False
+        finally:
+            self._unsent = memoryview(bytes(self._unsent) + self._outward.read())
+
+    def _decrypt(self, view: memoryview) -> int | None:
+        """Fill the front of `view` from what was pulled; None if that is not even one record."""
+        filled, size = 0, len(view)
+        with self._lock:
+            try:
+                while filled < size and (self._inward.pending or self._tls.pending()):
+                    count = self._read(size - filled, view[filled:])
+                    if count == 0:  # the peer's TLS has said that nothing more comes
+                        return filled
+                    filled += count
+            except ssl.SSLWantReadError:
+                pass  # the rest of a record is still to come
+        return filled or None
+
+    def _encrypt(self, views: Sequence[memoryview]) -> int:
+        taken = 0
+        with self._lock:
+            for view in views:
+                if taken == CHUNK:
+                    break
+                if piece := view[: CHUNK - taken]:
+                    taken += self._tls.write(piece)
+            self._unsent = memoryview(self._outward.read())
+        return taken
+
+    def _pull(self, most: int) -> int:
+        raw = _scratch_view()[:most]
+        count = self.sock.recv_into(raw)
+        if self.wire_bytes_received == 0 and count and raw[0] not in (_ALERT, _HANDSHAKE):
+            raise NotTls(bytes(raw[: min(count, _FIRST_BYTES)]))
+        self.wire_bytes_received += count
+        with self._lock:
+            self._inward.write(raw[:count])
+        return count
+
+    def _push(self) -> None:
+        count = self.sock.send(self._unsent)
+        self.wire_bytes_sent += count
+        self._unsent = self._unsent[count:]
+
+
+def _scratch_view() -> memoryview:
+    """Memory for encrypted bytes between socket and OpenSSL, one for all connections of a thread."""
+    if not hasattr(_scratch, "view"):
+        _scratch.view = memoryview(bytearray(CHUNK + 2 * _RECORD_BYTES))
+    view: memoryview = _scratch.view
+    return view
+
+
+def master_context(identity: Identity) -> ssl.SSLContext:
+    """TLS as a master speaks it, with its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    with tempfile.TemporaryDirectory() as folder:  # mode 0700; OpenSSL takes a certificate from files only
+        chain = Path(folder, "chain.pem")
+        chain.write_text(identity.certificate + identity.key)
+        context.load_cert_chain(chain)
+    return context
+
+
+def node_context() -> ssl.SSLContext:
+    """TLS as a node speaks it; the caller has to compare the fingerprint."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

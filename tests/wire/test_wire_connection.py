@@ -1,0 +1,239 @@
+"""A node's connection over every transport: what is sent arrives, and every wait ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
+
+from evener.errors import InvalidValue
+from evener.wire import BadFrame, Closed, ConnectionLost, Limits, Sent, Tally
+
+BIG = 30_000_000
+
+
+def test_messages_arrive_whole_both_ways_over_every_transport(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        weights = np.random.default_rng(1).random((100, 300))
+        for number in range(3):
+            node.send(Push(number), [weights, b"", b"tail"])
+            node.send(Hello("again"))
+            message = w.message(peer)
+            assert (message.header, [bytes(b) for b in message.buffers]) == (
+                Push(number),
+                [weights.tobytes(), b"", b"tail"],
+            )
+            assert w.message(peer).header == Hello("again")
+            w.hub.send(peer, Push(number + 10), [weights])
+            frame = w.meanwhile(node.receive)
+            assert (frame.header, bytes(frame.buffers[0])) == (Push(number + 10), weights.tobytes())
+
+
+def test_large_frames_land_in_memory_that_is_there_already(transport: str, tmp_path: Path) -> None:
+    memory, told = bytearray(BIG), []
+    sent = np.random.default_rng(2).bytes(BIG)
+    with world(
+        transport, tmp_path, place=lambda peer, header, lengths: [memory], on_part=lambda *args: told.append(args)
+    ) as w:
+        node, peer = w.join()
+        w.meanwhile(lambda: node.send(Push(1), [sent]))
+        assert w.message(peer).buffers[0].obj is memory
+        assert memory == sent
+        assert {args[:2] for args in told} == {(peer, Push(1))}
+        counts = [count for _, _, count in told]
+        assert counts == sorted(set(counts))
+        assert counts[-1] == BIG
+        assert len(counts) > 10, "parts are told while the others are still to come"
+
+        own, parts = bytearray(BIG), []
+        w.hub.send(peer, Push(2), [memory])
+        frame = w.meanwhile(lambda: node.receive(lambda *_: [own], lambda header, count: parts.append(count)))
+        assert frame.buffers[0].obj is own
+        assert own == sent
+        assert parts[-1] == BIG
+
+
+def test_one_thread_sends_while_another_receives(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        payload = bytes(3_000_000)
+        sending = [w.pool.submit(node.send, Push(i), [payload]) for i in range(10)]
+        for i in range(10):
+            w.hub.send(peer, Push(i), [payload])
+        frames = w.meanwhile(lambda: [node.receive() for _ in range(10)])
+        assert [frame.header for frame in frames] == [Push(i) for i in range(10)]
+        arrived = {w.message(peer).header for _ in range(10)}
+        assert arrived == {Push(i) for i in range(10)}
+        for each in sending:
+            each.result(timeout=5)
+
+
+def test_a_master_that_says_nothing_is_given_up_after_the_patience() -> None:
+    with world() as w:
+        node, _ = w.join(QUICK)
+        began = time.monotonic()
+        with pytest.raises(
+            ConnectionLost,
+            match=r"lost the connection to 127.0.0.1, port \d+ while a frame was awaited: nothing moved for 0.4 s",
+        ):
+            node.receive()
+        assert 0.3 < time.monotonic() - began < 2
+        with pytest.raises(ConnectionLost, match=r"cannot be used: nothing moved for 0.4 s"):
+            node.send(Hello("x"))
+
+
+def test_a_master_that_takes_nothing_is_given_up_after_the_patience(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, _ = w.join(QUICK)  # and nobody polls the hub from here on
+        with pytest.raises(ConnectionLost, match=r"while Push was sent: nothing moved for 0.4 s"):
+            node.send(Push(1), [bytes(BIG)])
+
+
+def test_waiting_says_whether_something_has_come(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        assert not node.wait(0)
+        assert not node.wait(0.01)
+        w.hub.send(peer, Hello("a"))
+        w.hub.send(peer, Hello("b"))
+        w.until(Sent)
+        w.until(Sent)
+        assert node.wait(1)
+        assert node.receive().header == Hello("a")
+        assert node.wait(0), "the second frame came along with the first"
+        assert node.receive().header == Hello("b")
+        assert not node.wait(0)
+
+
+def test_a_goodbye_tells_its_reason_to_the_other_side(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        w.hub.disconnect(peer, "the model has 8 parameters, yours 9")
+        with pytest.raises(ConnectionLost, match="by the peer: it said: the model has 8 parameters, yours 9"):
+            node.receive()
+        assert w.until(Closed) == Closed(peer, "the model has 8 parameters, yours 9")
+        node, peer = w.join()
+        node.close("training is over")
+        node.close("twice is once")
+        assert w.until(Closed) == Closed(peer, "it said: training is over")
+        with pytest.raises(ConnectionLost, match="cannot be used: it was closed here: training is over"):
+            node.receive()
+
+
+def test_a_refused_frame_is_answered_with_the_reason_even_while_it_is_being_sent(
+    transport: str, tmp_path: Path
+) -> None:
+    def refuse(peer: int, header: Kinds, lengths: tuple[int, ...]) -> None:
+        raise BadFrame(f"an update has 8 bytes, got {sum(lengths)}")
+
+    with world(transport, tmp_path, place=refuse) as w:
+        node, peer = w.join()
+
+        def push() -> None:
+            node.send(Push(1), [bytes(BIG)])
+            node.receive()  # small buffers may have taken all of it before the refusal came
+
+        with pytest.raises(ConnectionLost, match=f"it said: an update has 8 bytes, got {BIG}"):
+            w.meanwhile(push)
+        assert w.until(Closed) == Closed(peer, f"an update has 8 bytes, got {BIG}")
+
+
+def test_a_connection_that_is_cut_is_told_apart_from_one_that_says_goodbye(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        w.hub._links[peer].channel.sock.shutdown(2)
+        with pytest.raises(ConnectionLost, match="while a frame was awaited: closed without a word"):
+            node.receive()
+        assert w.until(Closed).reason == "it left without a word"
+
+
+def test_what_a_node_does_not_understand_is_refused_and_the_master_told() -> None:
+    with world() as w:
+        node, peer = w.join()
+        node._reader._limits = Limits(frame_bytes=10)
+        w.hub.send(peer, Push(1), [bytes(11)])
+        with pytest.raises(BadFrame, match="at most 10 bytes of payload, got 11"):
+            w.meanwhile(node.receive)
+        assert w.until(Closed).reason == "it said: a frame must have at most 10 bytes of payload, got 11"
+
+
+def test_a_frame_beyond_the_limits_is_refused_before_anything_is_sent() -> None:
+    with world() as w:
+        node, peer = w.join(Limits(buffers=1))
+        with pytest.raises(InvalidValue, match="number of buffers must be at most 1, got 2"):
+            node.send(Push(1), [b"", b""])
+        node.send(Push(2))
+        assert w.message(peer).header == Push(2)
+
+
+def test_closing_wakes_a_thread_that_waits(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, _ = w.join()
+        waiting = w.pool.submit(node.receive)
+        while not node._receiving.locked():
+            time.sleep(0.001)
+        node.close()
+        with pytest.raises(ConnectionLost, match="cannot be used: it was closed here"):
+            waiting.result(timeout=2)
+
+
+def test_what_went_through_is_counted_by_kind_on_both_sides_alike(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        for number in range(10):
+            node.send(Push(number), [bytes(101_800)])
+            w.message(peer)
+        node.send(Hello("bye"))
+        w.message(peer)
+        w.hub.send(peer, Push(1), [bytes(50)])
+        w.meanwhile(node.receive)
+        ours, theirs = node.traffic, w.hub.traffic(peer)
+        push = ours.sent["Push"]
+        assert (push.frames, push.payload_bytes) == (10, 1_018_000)
+        assert 0 < push.frame_bytes - push.payload_bytes < 0.001 * push.payload_bytes
+        assert 0 < push.seconds < 5
+        for mine, his in ((ours.sent, theirs.received), (ours.received, theirs.sent)):
+            assert {k: _sizes(t) for k, t in mine.items()} == {k: _sizes(t) for k, t in his.items()}
+        assert ours.wire_bytes_sent == theirs.wire_bytes_received
+        assert ours.wire_bytes_received == theirs.wire_bytes_sent
+        framed = sum(tally.frame_bytes for tally in ours.sent.values())
+        on_wire = ours.wire_bytes_sent - framed
+        assert on_wire == 80 if "tls" not in transport else 500 < on_wire < 5000
+        node.close()
+        w.until(Closed)
+        total = w.hub.total_traffic()
+        assert _sizes(total.received["Push"]) == _sizes(push)
+        assert total.wire_bytes_received >= ours.wire_bytes_sent
+
+
+def _sizes(tally: Tally) -> tuple[int, int, int]:
+    return tally.frames, tally.payload_bytes, tally.frame_bytes
+
+
+def test_nothing_readable_crosses_an_encrypted_connection() -> None:
+    with world("tcp+tls") as w:
+        node, peer = w.join()
+        seen = bytearray()
+        sock = w.hub._links[peer].channel.sock
+
+        class Tap:
+            def recv_into(self, view: memoryview) -> int:
+                count = sock.recv_into(view)
+                seen.extend(view[:count])
+                return count
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(sock, name)
+
+        w.hub._links[peer].channel.sock = Tap()  # type: ignore[assignment]
+        node.send(Hello("a secret name"), [b"secret payload" * 100])
+        message = w.message(peer)
+        w.hub._links[peer].channel.sock = sock
+        assert bytes(message.buffers[0]) == b"secret payload" * 100
+        assert len(seen) > 1400
+        assert b"secret" not in seen
+        assert SECURE.secret not in seen

@@ -1,0 +1,114 @@
+"""The bytes of a frame, literally."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_peers import Hello, Push
+
+from evener.errors import InvalidValue
+from evener.wire import Limits, allocate
+from evener.wire.frame import GOODBYE, as_bytes, encode_head
+from evener.wire.outgoing import Outgoing, goodbye, message
+
+
+def test_a_literal_head() -> None:
+    head = encode_head(sequence=258, header=b"abc", lengths=[5, 0x0102030405])
+    assert head == (
+        b"EVNR" b"\x01" b"\x00" b"\x02\x00" b"\x03\x00\x00\x00" b"\x02\x01\x00\x00\x00\x00\x00\x00"
+        b"\x05\x00\x00\x00\x00\x00\x00\x00" b"\x05\x04\x03\x02\x01\x00\x00\x00" b"abc" b"\x38\x06\xc6\xb6"
+    )  # fmt: skip
+
+
+def test_a_message_is_its_head_and_then_the_callers_memory_uncopied() -> None:
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+    frame = message(7, Hello("a"), [weights, b"xy"], Limits())
+    header = msgspec.msgpack.encode(Hello("a"))
+    assert bytes(frame.views[0]) == encode_head(7, header, [24, 2])
+    weights[0, 0] = 99
+    assert bytes(frame.views[1]) == weights.tobytes()
+    assert (frame.payload_bytes, frame.frame_bytes) == (26, 26 + len(frame.views[0]))
+
+
+def test_a_goodbye_is_a_head_alone_with_a_reason_that_is_not_too_long() -> None:
+    assert bytes(goodbye(3, "tired").views[0]) == encode_head(3, msgspec.msgpack.encode("tired"), flags=GOODBYE)
+    assert goodbye(3, "x" * 10**6).frame_bytes < 2000
+
+
+def test_the_head_of_a_gradient_of_25450_parameters_is_less_than_one_percent() -> None:
+    frame = message(5000, Push(5000), [np.zeros(25_450, np.float32)], Limits())
+    assert (frame.frame_bytes - frame.payload_bytes) / frame.payload_bytes < 0.001
+
+
+@pytest.mark.parametrize(
+    ("buffer", "expected"),
+    [
+        (b"abc", b"abc"),
+        (bytearray(b"abc"), b"abc"),
+        (memoryview(b"abcd")[::1], b"abcd"),
+        (np.array([1, 2], "<u2"), b"\x01\x00\x02\x00"),
+        (np.array([[1], [2]], np.int8), b"\x01\x02"),
+        (np.array(1.0, np.float64), b"\x00\x00\x00\x00\x00\x00\xf0\x3f"),
+        (np.zeros((0, 5)), b""),
+        (np.zeros(2, np.float16), bytes(4)),
+        (np.zeros(1, np.complex64), bytes(8)),
+        (np.array([1], ">i4"), b"\x00\x00\x00\x01"),
+    ],
+)
+def test_any_contiguous_memory_is_bytes(buffer: bytes | bytearray | memoryview, expected: bytes) -> None:
+    view = as_bytes(buffer)
+    assert bytes(view) == expected
+    assert (view.format, view.ndim) == ("B", 1)
+
+
+@pytest.mark.parametrize("buffer", [np.zeros((4, 4))[:, 1], np.zeros((2, 3)).T, memoryview(b"abcd")[::2]])
+def test_memory_with_gaps_is_refused(buffer: memoryview) -> None:
+    with pytest.raises(InvalidValue, match="buffer must be contiguous in memory"):
+        as_bytes(buffer)
+
+
+def test_what_the_receiver_would_refuse_is_not_sent() -> None:
+    limits = Limits(header_bytes=20, buffers=2, frame_bytes=10)
+    message(0, Hello("a"), [b"12345", b"67890"], limits)
+    with pytest.raises(InvalidValue, match="bytes of a header must be at most 20, got 3"):
+        message(0, Hello("a" * 20), [], limits)
+    with pytest.raises(InvalidValue, match="number of buffers must be at most 2, got 3"):
+        message(0, Hello("a"), [b"", b"", b""], limits)
+    with pytest.raises(InvalidValue, match="bytes of a frame must be at most 10, got 11"):
+        message(0, Hello("a"), [b"12345", b"678901"], limits)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([b"", b"a", b"bcd", b"efghijklm"]), max_size=5), st.data())
+def test_however_the_kernel_takes_it_the_same_bytes_leave_in_the_same_order(
+    buffers: list[bytes], data: st.DataObject
+) -> None:
+    frame: Outgoing = message(0, Hello("a"), buffers, Limits())
+    whole, sent = b"".join(frame.views), b""
+    while frame.views:
+        offered = b"".join(frame.views)
+        count = data.draw(st.integers(1, len(offered)))
+        sent += offered[:count]
+        frame.advance(count)
+        assert sent + b"".join(frame.views) == whole
+    assert sent == whole
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 1000), max_size=5))
+def test_memory_is_allocated_as_it_is_asked_for(lengths: list[int]) -> None:
+    assert [view.nbytes for view in allocate(Hello("a"), lengths)] == lengths
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("header_bytes", 0), ("buffers", -1), ("buffers", 65536), ("frame_bytes", -1), ("frame_bytes", 2**63),
+        ("connections", 0), ("strangers", 0), ("queued_frames", 0), ("patience", 0.0), ("patience", float("inf")),
+        ("greeting_seconds", float("nan")),
+    ],
+)  # fmt: skip
+def test_limits_that_cannot_be_are_refused(field: str, value: float) -> None:
+    with pytest.raises(InvalidValue, match=f"{field} must be"):
+        Limits(**{field: value})  # type: ignore[arg-type]

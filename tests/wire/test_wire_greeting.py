@@ -1,0 +1,148 @@
+"""The greeting: both sides prove the secret, nobody says it, and nothing else is accepted."""
+
+from __future__ import annotations
+
+import hmac
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evener.wire import CannotJoin, MasterFull, NotAMaster, Token, TransportDiffers, VersionDiffers, WrongSecret
+from evener.wire.greeting import NOTE_BYTES, Kind, MasterGreeting, NodeGreeting, note
+
+SECRET = bytes(range(16))
+PLAIN = Token(secret=SECRET, fingerprint=None)
+TLS = Token(secret=SECRET, fingerprint=bytes(range(32)))
+A, B = b"a" * 32, b"b" * 32
+
+
+def greet(node: Token, master: Token, *, full: bool = False, nonce: bytes = A) -> list[bytes]:
+    """All notes of a greeting, the node's and the master's in turn."""
+    node_side, master_side = NodeGreeting(node, nonce, "gpu-box, port 7000"), MasterGreeting(master, B)
+    said: bytes | None = node_side.hello()
+    notes = []
+    while said is not None:
+        answer = master_side.answer(said, full=full)
+        notes += [said, answer.note]
+        said = node_side.answer(answer.note)
+    assert answer.welcome
+    return notes
+
+
+@pytest.mark.parametrize("token", [PLAIN, TLS])
+def test_two_who_share_the_secret_need_four_notes_of_forty_bytes(token: Token) -> None:
+    notes = greet(token, token)
+    assert [(len(n), n[:6], n[7]) for n in notes] == [
+        (NOTE_BYTES, b"EVENER", kind) for kind in (Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME)
+    ]
+
+
+@pytest.mark.parametrize(("token", "fingerprint"), [(PLAIN, bytes(32)), (TLS, bytes(range(32)))])
+def test_proofs_are_what_the_protocol_says(token: Token, fingerprint: bytes) -> None:
+    _, _, proof, welcome = greet(token, token)
+    assert proof[8:] == hmac.digest(SECRET, b"evener wire 1 node " + fingerprint + A + B, "sha256")
+    assert welcome[8:] == hmac.digest(SECRET, b"evener wire 1 master " + fingerprint + A + B, "sha256")
+
+
+def test_the_secret_is_in_no_note() -> None:
+    assert not any(SECRET[i : i + 4] in n for n in greet(PLAIN, PLAIN) for i in range(12))
+
+
+@pytest.mark.parametrize(
+    ("node", "master"),
+    [
+        (Token(secret=bytes(16), fingerprint=None), PLAIN),
+        (TLS, PLAIN),
+        (Token(secret=SECRET, fingerprint=bytes(32)), TLS),
+    ],
+)
+def test_another_secret_or_another_certificate_is_refused(node: Token, master: Token) -> None:
+    with pytest.raises(WrongSecret, match="copy the token that this master printed"):
+        greet(node, master)
+
+
+def test_only_who_knows_the_secret_is_told_that_the_master_is_full() -> None:
+    with pytest.raises(MasterFull, match="as many connections as it may have"):
+        greet(PLAIN, PLAIN, full=True)
+    with pytest.raises(WrongSecret):
+        greet(Token(secret=bytes(16), fingerprint=None), PLAIN, full=True)
+
+
+def test_a_proof_of_one_greeting_is_worth_nothing_in_another() -> None:
+    hello, _, proof, _ = greet(PLAIN, PLAIN)
+    again = MasterGreeting(PLAIN, b"c" * 32)
+    again.answer(hello, full=False)
+    assert again.answer(proof, full=False).refusal == "it does not know the secret"
+
+
+def test_a_node_is_not_content_with_its_own_proof_sent_back() -> None:
+    node = NodeGreeting(PLAIN, A, "x")
+    node.hello()
+    proof = node.answer(note(Kind.CHALLENGE, A))
+    assert proof is not None
+    with pytest.raises(WrongSecret):
+        node.answer(note(Kind.WELCOME, proof[8:]))
+
+
+def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
+    node = NodeGreeting(PLAIN, A, "x")
+    with pytest.raises(NotAMaster, match="it does not keep to the greeting"):
+        node.answer(note(Kind.WELCOME))
+    node = NodeGreeting(PLAIN, A, "x")
+    node.answer(note(Kind.CHALLENGE, B))
+    with pytest.raises(WrongSecret):
+        node.answer(note(Kind.WELCOME))
+
+
+@pytest.mark.parametrize(
+    ("notes", "refusal"),
+    [
+        ([note(Kind.PROOF)], "it does not greet as an Evener node does"),
+        ([note(Kind.HELLO), note(Kind.HELLO)], "it does not greet as an Evener node does"),
+        ([note(Kind.WELCOME)], "it does not greet as an Evener node does"),
+        ([b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n"[:40]], "it does not greet as an Evener node does"),
+        ([b"EVENER\x02\x01" + bytes(32)], "it speaks another version of the wire"),
+        ([note(Kind.HELLO), note(Kind.PROOF, bytes(32))], "it does not know the secret"),
+    ],
+)
+def test_whatever_else_is_said_to_a_master_is_refused(notes: list[bytes], refusal: str) -> None:
+    master = MasterGreeting(PLAIN, B)
+    replies = [master.answer(n, full=False) for n in notes]
+    assert not any(reply.welcome for reply in replies)
+    assert [reply.refusal for reply in replies] == [""] * (len(notes) - 1) + [refusal]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "sentence"),
+    [
+        (note(Kind.WRONG_SECRET), WrongSecret, "it does not know this token's secret"),
+        (note(Kind.FULL), MasterFull, "raise its limit"),
+        (note(Kind.TLS_HERE), TransportDiffers, "one side speaks TLS and the other does not"),
+        (note(Kind.NO_HELLO), NotAMaster, "what answers there is not an Evener master"),
+        (b"EVENER\x07\x11" + bytes(32), VersionDiffers, r"\(version 7 there, 1 here\); install the same version"),
+        (b"EVENER\x07\x02" + bytes(32), VersionDiffers, "version 7 there, 1 here"),
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: cl", NotAMaster, "answered in another language"),
+        (note(Kind.PROOF), NotAMaster, "does not keep to the greeting"),
+    ],
+)
+def test_a_node_names_what_is_wrong_the_place_and_the_cure(
+    answer: bytes, error: type[CannotJoin], sentence: str
+) -> None:
+    node = NodeGreeting(PLAIN, A, "gpu-box, port 7000")
+    with pytest.raises(error, match=sentence) as refused:
+        node.answer(answer)
+    assert str(refused.value).startswith("cannot join the master at gpu-box, port 7000: ")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.binary(min_size=NOTE_BYTES, max_size=NOTE_BYTES)
+        | st.builds(note, st.sampled_from(Kind), st.binary(min_size=32, max_size=32)),
+        max_size=5,
+    )
+)
+def test_nobody_guesses_a_way_in(notes: list[bytes]) -> None:
+    master = MasterGreeting(PLAIN, B)
+    assert not any(master.answer(n, full=False).welcome for n in notes)

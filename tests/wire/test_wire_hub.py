@@ -1,0 +1,399 @@
+"""The hub serves many at once; nobody's slowness, death or malice is anybody else's."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wire_peers import QUICK, Hello, Kinds, Push, World, world
+
+from evener.errors import InvalidValue
+from evener.wire import Address, BadFrame, CannotListen, Closed, Connection, Limits, Message, Opened, Sent, connect
+
+BIG = 20_000_000
+
+
+def echo(w: World, node: Connection[Kinds], peer: int, number: int) -> None:
+    """One small exchange with a healthy node, which has to be quick."""
+    began = time.monotonic()
+    node.send(Push(number), [b"abc"])
+    message = w.message(peer)
+    w.hub.send(peer, Push(number), message.buffers)
+    assert w.meanwhile(node.receive).header == Push(number)
+    assert time.monotonic() - began < 1
+
+
+def test_a_hundred_connections_at_once_are_all_served(transport: str, tmp_path: Path) -> None:
+    num_nodes, rounds = 100, 3
+    with world(transport, tmp_path) as w:
+        nodes: list[Connection[Kinds]] = w.meanwhile(
+            lambda: [connect(w.address, w.identity.token, Kinds) for _ in range(num_nodes)], seconds=60
+        )
+        peers = [w.until(Opened).peer for _ in range(num_nodes)]
+        assert sorted(w.hub.peers) == sorted(peers)
+        for number in range(rounds):
+            for index, node in enumerate(nodes):
+                node.send(Push(number), [index.to_bytes(2, "little") * 500])
+            seen = set()
+            for _ in range(num_nodes):
+                message: Message[Kinds] = w.until(Message)
+                seen.add(bytes(message.buffers[0][:2]))
+                w.hub.send(message.peer, message.header, message.buffers)
+            assert len(seen) == num_nodes
+            frames = w.meanwhile(lambda: [node.receive() for node in nodes], seconds=60)
+            for index, frame in enumerate(frames):
+                assert bytes(frame.buffers[0]) == index.to_bytes(2, "little") * 500
+        for node in nodes:
+            node.close()
+        for _ in range(num_nodes):
+            w.until(Closed)
+        assert w.hub.peers == []
+
+
+def test_memory_is_free_when_sent_is_told_and_not_before(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        weights = np.zeros(BIG, np.uint8)
+        alive = weakref.ref(weights)
+        w.hub.send(peer, Push(1), [weights])
+        w.events += w.hub.poll(0.05)
+        del weights
+        assert not any(isinstance(event, Sent) for event in w.events)
+        assert alive() is not None, "the kernel cannot hold all of it, and the hub has no copy"
+        frame = w.meanwhile(node.receive)
+        assert w.until(Sent) == Sent(peer, Push(1))
+        assert alive() is None
+        assert frame.payload_bytes == BIG
+
+
+def test_memory_may_be_changed_after_sent_and_what_arrives_is_what_was_there_before(
+    transport: str, tmp_path: Path
+) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        weights = np.zeros(BIG, np.uint8)
+        receiving = w.pool.submit(node.receive)
+        for number in range(1, 4):
+            w.hub.send(peer, Push(number), [weights])
+            w.until(Sent)
+            weights += 1  # in place, while much of it is still in the kernel
+            frame = w.meanwhile(receiving.result)
+            assert frame.header == Push(number)
+            assert np.all(np.frombuffer(frame.buffers[0], np.uint8) == number - 1)
+            receiving = w.pool.submit(node.receive)
+        node.close()
+
+
+def test_a_peer_that_reads_nothing_holds_nobody_up_and_is_closed_after_the_patience(
+    transport: str, tmp_path: Path
+) -> None:
+    with world(transport, tmp_path, QUICK) as w:
+        healthy, good = w.join(Limits())
+        _, bad = w.join(Limits())
+        weights = np.zeros(BIG, np.uint8)
+        alive = weakref.ref(weights)
+        w.hub.send(bad, Push(0), [weights])
+        del weights
+        w.hub.send(bad, Hello("queued behind it"))
+        began = time.monotonic()
+        for number in range(20):
+            echo(w, healthy, good, number)
+        reason = w.until(Closed).reason
+        assert reason == "it took nothing for 0.4 s, with 2 frames waiting for it"
+        assert 0.3 < time.monotonic() - began < 3
+        assert w.hub.peers == [good]
+        gc.collect()
+        assert alive() is None
+        echo(w, healthy, good, 99)
+
+
+def test_a_peer_that_stops_amid_a_frame_is_closed_after_the_patience(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path, QUICK) as w:
+        healthy, good = w.join(Limits())
+        stuck, bad = w.join(Limits())
+        frame = b"".join(_frame(stuck, [bytes(100_000)]))
+        stuck._channel.send([memoryview(frame[:70_000])])
+        stuck._channel.flush()
+        for number in range(20):
+            echo(w, healthy, good, number)
+        assert w.until(Closed) == Closed(bad, "it stopped amid a frame for 0.4 s")
+        echo(w, healthy, good, 99)
+
+
+def _frame(node: Connection[Kinds], buffers: list[bytes]) -> Iterator[memoryview]:
+    from evener.wire.outgoing import message
+
+    yield from message(node._sequence, Push(1), buffers, Limits()).views
+
+
+@pytest.mark.parametrize("transport", ["tcp", "unix+tls"])
+def test_a_slow_peer_that_moves_is_not_given_up(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path, QUICK) as w:
+        slow, peer = w.join(Limits())
+        whole = b"".join(_frame(slow, [bytes(range(256)) * 40]))
+
+        def drip() -> None:
+            for begin in range(0, len(whole), 1500):
+                slow._channel.send([memoryview(whole[begin : begin + 1500])])
+                time.sleep(0.15)
+
+        began = time.monotonic()
+        w.meanwhile(drip)
+        assert bytes(w.message(peer).buffers[0]) == bytes(range(256)) * 40
+        assert time.monotonic() - began > QUICK.patience * 2
+
+
+def test_a_node_that_vanishes_is_told_at_once(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        node._shut()
+        assert w.until(Closed, seconds=1) == Closed(peer, "it left without a word")
+        node, peer = w.join()
+        node._channel.send([memoryview(b"EVNR")])
+        node._shut()
+        assert w.until(Closed, seconds=1) == Closed(peer, "cut amid a frame")
+
+
+def test_bad_bytes_close_their_connection_with_a_reason_and_no_other(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        healthy, good = w.join()
+        node, bad = w.join()
+        node._channel.send([memoryview(bytes(100))])
+        closed = w.until(Closed)
+        assert closed.peer == bad
+        assert closed.reason.startswith("a frame begins with b'EVNR'")
+        with pytest.raises(Exception, match="it said: a frame begins with"):
+            node.receive()
+        echo(w, healthy, good, 1)
+
+
+def test_frames_that_wait_for_a_peer_are_limited(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path, Limits(queued_frames=5)) as w:
+        _, peer = w.join()
+        w.hub.send(peer, Push(0), [bytes(BIG)])
+        for number in range(1, 5):
+            w.hub.send(peer, Push(number))
+        assert w.hub.peers == [peer]
+        w.hub.send(peer, Push(5))
+        assert w.until(Closed) == Closed(peer, "it took too little: 5 frames wait for it, which is the limit")
+
+
+def test_sending_to_somebody_who_has_gone_is_passed_over() -> None:
+    with world() as w:
+        _, peer = w.join()
+        w.hub.disconnect(peer, "enough")
+        w.hub.send(peer, Push(1))
+        w.hub.disconnect(peer, "twice is once")
+        assert [e for e in w.hub.poll(0.05) if isinstance(e, Closed | Sent)] == [Closed(peer, "enough")]
+
+
+def test_numbers_of_peers_are_never_used_again() -> None:
+    with world() as w:
+        seen = []
+        for _ in range(3):
+            node, peer = w.join()
+            node.close()
+            w.until(Closed)
+            seen.append(peer)
+        assert seen == [0, 1, 2]
+
+
+def test_a_payload_that_has_no_place_is_dropped_and_the_message_told(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path, place=lambda peer, header, lengths: None) as w:
+        node, peer = w.join()
+        for number in range(3):
+            w.meanwhile(partial(node.send, Push(number), [bytes(BIG)]))
+        assert [w.message(peer) for _ in range(3)] == [Message(peer, Push(i), ()) for i in range(3)]
+        assert w.hub.traffic(peer).received["Push"].payload_bytes == 3 * BIG
+
+
+@pytest.mark.parametrize("who", ["itself", "the other"])
+def test_place_may_disconnect_whom_it_likes_and_nothing_follows_from_there(
+    who: str, transport: str, tmp_path: Path
+) -> None:
+    def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
+        w.hub.disconnect(peer if who == "itself" else 1 - peer, "place says so")
+        return [bytearray(n) for n in lengths]
+
+    with world(transport, tmp_path, place=place) as w:
+        nodes = [w.join()[0] for _ in range(2)]
+        for node in nodes:
+            node.send(Push(1), [b"abc"])
+        closed = w.until(Closed)
+        assert closed.reason == "place says so"
+        for _ in range(3):
+            w.events += w.hub.poll(0.02)
+        assert not any(event.peer == closed.peer for event in w.events if isinstance(event, Message | Closed))
+        assert closed.peer not in w.hub.peers
+
+
+def test_place_and_on_part_may_send_and_refuse() -> None:
+    def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
+        w.hub.send(peer, Hello("go on"))
+        return [bytearray(n) for n in lengths]
+
+    def on_part(peer: int, header: Kinds, received: int) -> None:
+        if received > 1_000_000:
+            raise BadFrame("part 1 of the update is not finite")
+
+    with world(place=place, on_part=on_part) as w:
+        node, peer = w.join()
+        sending = w.pool.submit(node.send, Push(1), [bytes(3_000_000)])
+        assert w.until(Closed) == Closed(peer, "part 1 of the update is not finite")
+        assert sending.exception(timeout=5) is None or "not finite" in str(sending.exception())
+
+
+def test_a_mistake_in_place_is_raised_and_not_swallowed() -> None:
+    def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
+        raise KeyError("a bug of ours")
+
+    with world(place=place) as w:
+        node, _ = w.join()
+        node.send(Push(1), [b"abc"])
+        with pytest.raises(KeyError, match="a bug of ours"):
+            w.until(Message)
+
+
+def test_any_thread_may_wake_the_hub() -> None:
+    with world() as w:
+        began = time.monotonic()
+        threading.Timer(0.1, w.hub.wake).start()
+        assert w.hub.poll(10) == []
+        assert 0.05 < time.monotonic() - began < 2
+        for _ in range(100_000):
+            w.hub.wake()
+        assert w.hub.poll(0) == []
+        began = time.monotonic()
+        w.hub.poll(0.2)
+        while w.hub.poll(0.05):
+            pass
+
+
+def test_polling_takes_no_longer_than_asked_and_uses_no_processor_while_idle(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        w.join()
+        w.hub.poll(0.1)
+        began, busy = time.monotonic(), time.thread_time()
+        assert w.hub.poll(0.5) == []
+        assert 0.5 <= time.monotonic() - began < 0.7
+        assert time.thread_time() - busy < 0.1
+
+
+def test_several_doors_lead_to_one_hub(tmp_path: Path) -> None:
+    with world() as w:
+        doors = [w.hub.listen(Address(path=str(tmp_path / "door"))), w.hub.listen(Address("127.0.0.1")), w.address]
+        assert len({str(door) for door in doors}) == 3
+        assert all(door.port or door.path for door in doors)
+        for number, door in enumerate(doors):
+            node, peer = w.join(address=door)
+            echo(w, node, peer, number)
+
+
+@pytest.mark.parametrize(
+    ("host", "through"), [("", "127.0.0.1"), ("", "::1"), ("::1", "::1"), ("localhost", "localhost")]
+)
+def test_doors_on_ipv4_and_ipv6(host: str, through: str) -> None:
+    if through == "::1" and not _has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with world() as w:
+        door = w.hub.listen(Address(host))
+        future: Future[Connection[Kinds]] = w.pool.submit(connect, Address(through, door.port), w.identity.token, Kinds)
+        opened = w.until(Opened)
+        assert opened.origin.startswith({"127.0.0.1": "127.0.0.1, port", "::1": "::1, port"}.get(through, ""))
+        future.result(timeout=5).close()
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_door_that_cannot_open_says_why(tmp_path: Path) -> None:
+    with world() as w:
+        for address, why in [
+            (w.address, "Address already in use"),
+            (Address("192.0.2.1", 0), "Cannot assign requested address"),
+            (Address(path=str(tmp_path / "no" / "folder")), "No such file or directory"),
+        ]:
+            with pytest.raises(CannotListen, match=f"cannot listen at .*: .*{why}"):
+                w.hub.listen(address)
+
+
+def test_a_unix_door_belongs_to_its_user_is_not_taken_from_a_living_master_and_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "hub"
+    with world("unix", tmp_path) as w:
+        assert path.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(CannotListen, match="in use"):
+            w.hub.listen(Address(path=str(path)))
+        node, _ = w.join()
+        node.close()
+    assert not path.exists()
+    path.write_text("a file of somebody's")
+    with world() as w, pytest.raises(CannotListen, match="in use"):
+        w.hub.listen(Address(path=str(path)))
+    assert path.read_text() == "a file of somebody's"
+
+
+def test_the_unix_door_of_a_killed_master_is_opened_anew(tmp_path: Path) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "hub"))
+    left.close()
+    assert (tmp_path / "hub").exists()
+    with world("unix", tmp_path) as w:
+        w.join()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tcp+tls"])
+def test_memory_does_not_grow_with_the_number_of_messages_or_connections(transport: str) -> None:
+    memory = bytearray(100_000)
+
+    def use(times: int) -> None:
+        for number in range(times):
+            node, peer = w.join()
+            for _ in range(20):
+                node.send(Push(number), [memory])
+                message = w.message(peer)
+                w.hub.send(peer, Push(number), message.buffers)
+                w.meanwhile(lambda: node.receive(lambda *_: [memory]))  # noqa: B023
+            node.close()
+            w.until(Closed)
+        w._stack.pop_all()
+        w.events.clear()
+
+    with world(transport, place=lambda peer, header, lengths: [memory]) as w:
+        use(10)
+        gc.collect()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        use(30)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3000
+
+
+def test_invalid_frames_are_the_callers_mistake_and_harm_no_connection() -> None:
+    with world(limits=Limits(buffers=1)) as w:
+        node, peer = w.join()
+        with pytest.raises(InvalidValue, match="number of buffers"):
+            w.hub.send(peer, Push(1), [b"", b""])
+        echo(w, node, peer, 2)
+
+
+def test_a_closed_hub_has_said_goodbye_and_left_nothing_open() -> None:
+    with world() as w:
+        node, _ = w.join()
+        w.hub.close("the run is over")
+        with pytest.raises(Exception, match="it said: the run is over"):
+            node.receive()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((w.address.host, w.address.port))

@@ -1,0 +1,238 @@
+"""A join that fails says within its time limit where, why and what to do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from wire_peers import INSECURE, SECURE, Hello, Kinds, Push, world
+
+from evener.errors import NodeLost
+from evener.wire import (
+    Address,
+    CannotJoin,
+    CannotResolve,
+    Connection,
+    Limits,
+    MasterFull,
+    NoAnswer,
+    NotAMaster,
+    NothingListens,
+    Opened,
+    OtherMaster,
+    Refused,
+    Token,
+    TransportDiffers,
+    VersionDiffers,
+    WrongSecret,
+    connect,
+    dialling,
+    make_identity,
+)
+from evener.wire.greeting import NOTE_BYTES
+
+TOKENS = pytest.mark.parametrize("token", [SECURE.token, INSECURE.token], ids=["tls", "plain"])
+
+
+@contextmanager
+def stub(answer: bytes | None, *, listens: bool = True, closes: bool = False) -> Iterator[Address]:
+    """Something that is no master: says `answer` to whoever connects, then is silent or closes."""
+    door = socket.create_server(("127.0.0.1", 0))
+    callers: list[socket.socket] = []
+
+    def serve() -> None:
+        with door:
+            caller, _ = door.accept()
+            callers.append(caller)
+            if answer is not None:
+                caller.sendall(answer)
+            if closes:
+                caller.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    address = Address("127.0.0.1", door.getsockname()[1])
+    yield address
+    thread.join(5)
+    for caller in callers:
+        caller.close()
+
+
+def join(address: Address, token: Token, seconds: float = 5.0) -> Connection[Kinds]:
+    return connect(address, token, Kinds, seconds=seconds)
+
+
+@TOKENS
+def test_nothing_listens(token: Token, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+    sentence = (
+        f"cannot join the master at 127.0.0.1, port {port}: the machine is there, but nothing listens at that port; "
+        "start `evener up` on it, or check the port"
+    )
+    with pytest.raises(NothingListens) as refused:
+        join(Address("127.0.0.1", port), token)
+    assert str(refused.value) == sentence
+    assert isinstance(refused.value, NodeLost)
+    with pytest.raises(NothingListens, match=f"unix socket {tmp_path}/none"):
+        join(Address(path=str(tmp_path / "none")), token)
+
+
+def test_the_name_is_not_known() -> None:
+    with pytest.raises(CannotResolve, match=r"no-such-machine.invalid, port 7: no machine of that name is known here"):
+        join(Address("no-such-machine.invalid", 7), INSECURE.token)
+    with pytest.raises(CannotResolve, match="check the spelling, or give its IP address"):
+        join(Address("x" * 300, 7), INSECURE.token)
+
+
+def test_a_name_service_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def hang(*_: object, flags: int = 0, **__: object) -> list[object]:
+        if flags:
+            raise socket.gaierror("not numeric")
+        answered.wait(10)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    began = time.monotonic()
+    with pytest.raises(CannotResolve, match="the name service does not answer"):
+        join(Address("gpu-box", 7), INSECURE.token, seconds=0.3)
+    assert time.monotonic() - began < 1
+    answered.set()
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    address = Address("127.0.0.1", full.getsockname()[1])
+    waiting = [socket.socket() for _ in range(4)]
+    for sock in waiting:
+        sock.setblocking(False)
+        sock.connect_ex(full.getsockname())  # fills the queue: the kernel answers further ones with silence
+    began = time.monotonic()
+    with pytest.raises(
+        NoAnswer, match=r"no answer \(1 s of silence\); check the address, and let the master's firewall"
+    ):
+        join(address, INSECURE.token, seconds=0.6)
+    assert time.monotonic() - began < 1.5
+    for sock in (full, *waiting):
+        sock.close()
+
+
+def test_a_network_that_cannot_be_reached_is_told_in_the_systems_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(dialling, "_connect", unreachable)
+    with pytest.raises(NoAnswer, match=r"no answer \(Network is unreachable\)"):
+        join(Address("127.0.0.1", 7), INSECURE.token)
+
+
+@TOKENS
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100), b"\0"]
+)
+def test_something_else_answers(token: Token, answer: bytes) -> None:
+    with stub(answer) as address, pytest.raises(NotAMaster, match="what answers there is not an Evener master") as seen:
+        join(address, token)
+    assert str(answer[:3])[2:-1] in str(seen.value)
+
+
+@TOKENS
+def test_something_takes_the_connection_and_is_silent(token: Token) -> None:
+    began = time.monotonic()
+    with stub(None) as address, pytest.raises(NotAMaster, match="then silence; a master that hangs looks the same"):
+        join(address, token, seconds=0.4)
+    assert time.monotonic() - began < 2
+
+
+@TOKENS
+def test_something_takes_the_connection_and_closes_it(token: Token) -> None:
+    with (
+        stub(None, closes=True) as address,
+        pytest.raises(NotAMaster, match=r"broke off the greeting|closed during the TLS handshake"),
+    ):
+        join(address, token)
+
+
+def test_bytes_that_drip_do_not_lengthen_the_time_limit() -> None:
+    door = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        caller, _ = door.accept()
+        with caller:
+            for byte in b"EVENER\x01\x02" + bytes(32):
+                try:
+                    caller.sendall(bytes([byte]))
+                except OSError:
+                    return
+                time.sleep(0.1)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began = time.monotonic()
+    with door, pytest.raises(NotAMaster, match="silence"):
+        join(Address("127.0.0.1", door.getsockname()[1]), INSECURE.token, seconds=0.5)
+    assert time.monotonic() - began < 1.5
+    thread.join(5)
+
+
+def test_a_tls_token_at_an_insecure_master_and_the_reverse() -> None:
+    for theirs, ours in (("tcp", SECURE), ("tcp+tls", INSECURE)):
+        with world(theirs) as w:
+            with pytest.raises(
+                TransportDiffers,
+                match=r"one side speaks TLS and the other does not( \(it runs with --insecure.*\))?; use the token",
+            ):
+                w.meanwhile(lambda: join(w.address, ours.token))  # noqa: B023
+            assert w.until(Refused).origin.startswith("127.0.0.1, port ")
+            assert w.hub.peers == []
+
+
+def test_a_token_of_another_master() -> None:
+    with world("tcp+tls") as w, pytest.raises(OtherMaster, match="a token of another master, or somebody in between"):
+        w.meanwhile(lambda: join(w.address, make_identity().token))
+
+
+def test_a_wrong_secret(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        wrong = Token(secret=bytes(16), fingerprint=w.identity.token.fingerprint)
+        with pytest.raises(WrongSecret, match="it does not know this token's secret; copy the token"):
+            w.meanwhile(lambda: join(w.address, wrong))
+        assert w.until(Refused).reason == "it does not know the secret"
+        assert not any(isinstance(event, Opened) for event in w.events)
+
+
+def test_another_version_of_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = b"EVENER\x02\x11" + bytes(NOTE_BYTES - 8)
+    with stub(other) as address, pytest.raises(VersionDiffers, match=r"version 2 there, 1 here\); install the same"):
+        join(address, INSECURE.token)
+
+
+def test_a_master_that_is_full() -> None:
+    with world(limits=Limits(connections=1)) as w:
+        first, _ = w.join()
+        with pytest.raises(MasterFull, match="raise its limit, or let another node leave first"):
+            w.meanwhile(lambda: join(w.address, w.identity.token))
+        first.close()
+        w.meanwhile(lambda: w.pool.submit(time.sleep, 0.01).result())
+        w.join()
+
+
+def test_what_trying_again_can_cure_is_known() -> None:
+    lasting = {error for error in CannotJoin.__subclasses__() if error.lasting}
+    assert lasting == {TransportDiffers, VersionDiffers, OtherMaster, WrongSecret}
+
+
+def test_the_master_that_is_joined_is_the_one_that_was_meant(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path) as w:
+        node, peer = w.join()
+        node.send(Hello("it is me"))
+        assert w.message(peer).header == Hello("it is me")
+        w.hub.send(peer, Push(1))
+        assert w.meanwhile(node.receive).header == Push(1)

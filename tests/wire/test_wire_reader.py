@@ -1,0 +1,246 @@
+"""Bytes become the frames that were sent, however they are cut up; anything else becomes a refusal."""
+
+import tracemalloc
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_peers import Hello, Kinds, Push
+
+from evener.errors import InvalidValue
+from evener.wire import BadFrame, Frame, Limits
+from evener.wire.frame import Goodbye, encode_head
+from evener.wire.outgoing import goodbye, message
+from evener.wire.reader import FrameReader
+
+headers = st.builds(Hello, st.text(max_size=5)) | st.builds(Push, st.integers(-(2**63), 2**63 - 1))
+frames = st.lists(st.tuples(headers, st.lists(st.binary(max_size=5000), max_size=4)), max_size=4)
+TIGHT = Limits(header_bytes=64, buffers=3, frame_bytes=100)
+PUSH = msgspec.msgpack.encode(Push(1))
+
+
+def stream(sent: Sequence[tuple[Kinds, Sequence[bytes]]]) -> bytes:
+    """The bytes of these frames."""
+    return b"".join(bytes(v) for i, (h, b) in enumerate(sent) for v in message(i, h, b, Limits()).views)
+
+
+def feed(reader: FrameReader[Kinds], data: bytes) -> list[Frame[Kinds] | Goodbye]:
+    """What comes out when `data` comes in."""
+    found = []
+    while True:
+        while (arrived := reader.frame()) is not None:
+            found.append(arrived)
+        if not data:
+            return found
+        space = reader.space()
+        count = min(len(space), len(data))
+        space[:count] = data[:count]
+        reader.filled(count)
+        data = data[count:]
+
+
+def contents(found: Sequence[Frame[Kinds] | Goodbye]) -> list[tuple[Kinds, list[bytes]]]:
+    return [(f.header, [bytes(b) for b in f.buffers]) for f in found if isinstance(f, Frame)]
+
+
+@settings(deadline=None)
+@given(frames, st.data())
+def test_any_split_of_the_stream_gives_the_same_frames(
+    sent: list[tuple[Kinds, list[bytes]]], data: st.DataObject
+) -> None:
+    whole = stream(sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    found = []
+    for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        found += feed(reader, whole[begin:end])
+    assert contents(found) == sent
+    assert not reader.midway
+
+
+def test_one_byte_at_a_time_gives_the_same_frames() -> None:
+    sent: list[tuple[Kinds, list[bytes]]] = [(Push(1), [b"abc", b"", b"d"]), (Hello("x"), []), (Push(2), [b"", b""])]
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    found = [frame for byte in stream(sent) for frame in feed(reader, bytes([byte]))]
+    assert contents(found) == sent
+
+
+@settings(deadline=None)
+@given(headers, st.lists(st.binary(max_size=300), max_size=3), st.data())
+def test_no_prefix_of_a_frame_yields_it(header: Kinds, buffers: list[bytes], data: st.DataObject) -> None:
+    whole = stream([(header, buffers)])
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    assert feed(reader, whole[: data.draw(st.integers(0, len(whole) - 1))]) == []
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400), st.integers(1, 50))
+def test_random_bytes_are_refused_once_a_prefix_is_there_and_never_do_harm(data: bytes, piece: int) -> None:
+    reader: FrameReader[Kinds] = FrameReader(Kinds, TIGHT)
+    refused = False
+    for begin in range(0, len(data), piece):
+        try:
+            assert feed(reader, data[begin : begin + piece]) == []
+        except BadFrame:
+            refused = True
+            break
+    assert refused or len(data) < 20 or data.startswith(b"EVNR")
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_damaged_head_is_always_refused(data: st.DataObject) -> None:
+    whole = bytearray(stream([(Push(7), [b"abc", b"de"])]))
+    place = data.draw(st.integers(0, len(whole) - 6))  # the payload has no checksum of its own
+    whole[place] ^= data.draw(st.integers(1, 255))
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    with pytest.raises(BadFrame):
+        assert feed(reader, bytes(whole) + bytes(200_000)) == []
+
+
+@settings(deadline=None)
+@given(st.permutations(range(4)), st.integers(0, 4))
+def test_frames_out_of_order_repeated_or_missing_are_refused(order: list[int], length: int) -> None:
+    parts = [b"".join(message(i, Push(i), [b"abc"], Limits()).views) for i in range(4)]
+    chosen = order[:length]
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    if chosen == list(range(length)):
+        assert len(feed(reader, b"".join(parts[i] for i in chosen))) == length
+    else:
+        with pytest.raises(BadFrame, match=r"frame \d was due and frame \d came: one was lost, repeated or moved"):
+            feed(reader, b"".join(parts[i] for i in chosen))
+
+
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\n", r"a frame begins with b'EVNR', version 1 and flags 0 or 1, got \(b'GET '"),
+        (b"EVNR\x02" + bytes(40), r"got \(b'EVNR', 2, 0\)"),
+        (b"EVNR\x01\x02" + bytes(40), r"got \(b'EVNR', 1, 2\)"),
+        (encode_head(0, bytes(65)), "a header must be at most 64 bytes, got 65"),
+        (encode_head(0, PUSH, [1] * 4), "a frame must have at most 3 buffers, got 4"),
+        (encode_head(0, PUSH, [50, 51]), "a frame must have at most 100 bytes of payload, got 101"),
+        (encode_head(0, PUSH, [2**64 - 1] * 3), "a frame must have at most 100 bytes of payload"),
+        (encode_head(0, b""), "a header must be one of those known here: Input data was truncated"),
+        (encode_head(0, b"\xc1"), "a header must be one of those known here"),
+        (encode_head(0, msgspec.msgpack.encode({"type": "Other"})), "Invalid value 'Other'"),
+        (encode_head(0, msgspec.msgpack.encode({"type": "Push", "round": "x"})), r"Expected `int`, got `str`"),
+        (encode_head(0, b"\x82\xa4type\xa5Hello\xa4name\xa2\xff\xfe"), "a header must be one of those known here"),
+        (encode_head(0, PUSH + b"\0"), "a header must be one of those known here"),
+        (encode_head(1, PUSH), "frame 0 was due and frame 1 came"),
+        (encode_head(0, PUSH, flags=1), "a header must be one of those known here: Expected `str`"),
+    ],
+)
+def test_every_refusal_has_its_sentence_and_is_final(data: bytes, rule: str) -> None:
+    reader: FrameReader[Kinds] = FrameReader(Kinds, TIGHT)
+    with pytest.raises(BadFrame, match=rule):
+        feed(reader, data)
+    with pytest.raises(BadFrame, match=rule):
+        feed(reader, stream([(Push(1), [])]))
+
+
+def test_a_wrong_checksum_is_told() -> None:
+    head = encode_head(0, PUSH)
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    with pytest.raises(BadFrame, match="the head of a frame was damaged on its way"):
+        feed(reader, head[:-4] + (zlib.crc32(head[:-4]) ^ 1).to_bytes(4, "little"))
+
+
+def test_nesting_without_end_is_refused_instead_of_exhausting_the_stack() -> None:
+    deep = b"\x83\xa4type\xa4Push\xa5round\x01\xa5other" + b"\x91" * 60_000 + b"\x01"
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    with pytest.raises(BadFrame, match="a header must be one of those known here"):
+        feed(reader, encode_head(0, deep))
+
+
+def test_payload_lands_where_place_says() -> None:
+    asked = []
+    memory = [bytearray(3), bytearray(2)]
+
+    def place(header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
+        asked.append((header, lengths))
+        return memory
+
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), place)
+    (frame,) = feed(reader, stream([(Push(4), [b"abc", b"de"])]))
+    assert asked == [(Push(4), (3, 2))]
+    assert memory == [b"abc", b"de"]
+    assert isinstance(frame, Frame)
+    assert (frame.payload_bytes, frame.frame_bytes) == (5, len(stream([(Push(4), [b"abc", b"de"])])))
+
+
+def test_payload_beyond_the_read_ahead_is_received_in_place() -> None:
+    memory = bytearray(50_000)
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: [memory])
+    whole = stream([(Push(4), [bytes(50_000)])])
+    assert feed(reader, whole[:4096]) == []
+    assert reader.space().obj is memory
+    assert len(reader.space()) == len(whole) - 4096
+
+
+def test_a_place_may_drop_a_payload_and_the_next_frame_follows() -> None:
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: None)
+    sent: list[tuple[Kinds, list[bytes]]] = [(Push(1), [bytes(300_000), b"x"]), (Hello("a"), [])]
+    tracemalloc.start()
+    found = feed(reader, stream(sent))
+    tracemalloc.stop()
+    assert contents(found) == [(Push(1), []), (Hello("a"), [])]
+    assert isinstance(found[0], Frame)
+    assert found[0].payload_bytes == 300_001
+
+
+def test_dropping_a_large_payload_takes_no_memory_for_it() -> None:
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: None)
+    head = message(0, Push(1), [bytes(1)], Limits()).views[0]
+    announced = encode_head(0, PUSH, [2**33])
+    assert len(head) == len(announced)
+    tracemalloc.start()
+    assert feed(reader, announced) == []
+    assert tracemalloc.get_traced_memory()[1] < 200_000
+    tracemalloc.stop()
+    assert len(reader.space()) <= 64 * 1024
+
+
+def test_a_place_may_refuse() -> None:
+    def place(header: Kinds, lengths: tuple[int, ...]) -> None:
+        raise BadFrame(f"the update has {sum(lengths)} bytes, the model 8")
+
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), place)
+    for _ in range(2):
+        with pytest.raises(BadFrame, match="the update has 3 bytes, the model 8"):
+            feed(reader, stream([(Push(4), [b"abc"])]))
+
+
+@pytest.mark.parametrize("places", [[], [bytearray(2)], [bytearray(3), bytearray(1)]])
+def test_places_that_do_not_fit_are_a_mistake_of_ours(places: list[bytearray]) -> None:
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), lambda header, lengths: places)
+    with pytest.raises(InvalidValue, match="bytes of the places must be those of the buffers"):
+        feed(reader, stream([(Push(4), [b"abc"])]))
+
+
+def test_progress_is_told_after_every_piece() -> None:
+    told = []
+    reader: FrameReader[Kinds] = FrameReader(
+        Kinds, Limits(), on_part=lambda header, count: told.append((header, count))
+    )
+    whole = stream([(Push(4), [bytes(5000), bytes(2000)])])
+    for begin in range(0, len(whole), 1000):
+        feed(reader, whole[begin : begin + 1000])
+    head = len(whole) - 7000
+    ends = [n - head for n in range(1000, len(whole), 1000)]  # of the pieces; the first buffer's end is told as well
+    assert told == [(Push(4), count) for count in sorted([*ends, 5000, 7000])]
+
+
+def test_a_goodbye_is_handed_out_with_its_reason() -> None:
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    data = stream([(Push(1), [b"abc"])]) + bytes(goodbye(1, "tired").views[0])
+    assert feed(reader, data)[-1] == Goodbye("tired")
+
+
+def test_a_head_larger_than_the_read_ahead_is_read_too() -> None:
+    sent: list[tuple[Kinds, list[bytes]]] = [(Hello("x" * 9000), [b"ab"] * 3000), (Push(1), [b"c"])]
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    assert contents(feed(reader, stream(sent))) == sent

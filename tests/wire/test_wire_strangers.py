@@ -1,0 +1,215 @@
+"""Who has not proved the secret gets nothing done, costs little, and is not kept for long."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import ssl
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import pytest
+from wire_peers import Hello, Kinds, Push, World, world
+
+from evener.wire import Address, Connection, Limits, Message, Opened, Refused, connect
+from evener.wire.channel import PlainChannel
+from evener.wire.doorkeeper import least_likely
+from evener.wire.frame import encode_head
+from evener.wire.greeting import NOTE_BYTES, Kind, MasterGreeting, note
+from evener.wire.stranger import Stranger
+
+Joining: TypeAlias = "Future[Connection[Kinds]]"
+HURRIED = Limits(greeting_seconds=0.4)
+FRAME = encode_head(0, msgspec.msgpack.encode(Push(1)))
+
+
+def call(w: World) -> socket.socket:
+    """A bare socket to the hub."""
+    if w.address.path:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(w.address.path)
+    else:
+        sock = socket.create_connection((w.address.host, w.address.port))
+    sock.settimeout(5)
+    return sock
+
+
+def test_frames_of_a_stranger_are_not_acted_upon(transport: str, tmp_path: Path) -> None:
+    asked = []
+
+    def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> None:
+        asked.append(header)
+
+    for opening in (b"", note(Kind.HELLO), note(Kind.HELLO) + note(Kind.PROOF)):
+        with world(transport, tmp_path, place=place) as w, call(w) as sock:
+            sock.sendall(opening + FRAME)
+            w.until(Refused)
+            assert not any(isinstance(event, Opened | Message) for event in w.events)
+            assert w.hub.peers == []
+    assert asked == []
+
+
+def test_frames_inside_tls_without_the_secret_are_not_acted_upon() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with world("tcp+tls") as w:
+        sock = w.meanwhile(lambda: context.wrap_socket(call(w)))
+        with sock:
+            sock.sendall(FRAME)
+            assert w.until(Refused).reason == "it does not greet as an Evener node does"
+            assert sock.recv(NOTE_BYTES) == note(Kind.NO_HELLO)
+        assert not any(isinstance(event, Opened | Message) for event in w.events)
+
+
+def test_older_tls_is_not_spoken() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with world("tcp+tls") as w:
+        with pytest.raises(OSError, match=r"alert|reset|EOF"):
+            w.meanwhile(lambda: context.wrap_socket(call(w)))
+        assert "TLS: unsupported protocol" in w.until(Refused).reason
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" + bytes(600), b"E", b"EVENER\x01\x01", b"\0" * 5000]
+)
+def test_whatever_a_stranger_says_ends_in_a_refusal_in_time(transport: str, tmp_path: Path, said: bytes) -> None:
+    with world(transport, tmp_path, HURRIED) as w, call(w) as sock:
+        began = time.monotonic()
+        sock.sendall(said)
+        reason = w.until(Refused).reason
+        assert time.monotonic() - began < HURRIED.greeting_seconds + 1
+        assert reason
+        assert sock.recv(100) in (b"", note(Kind.NO_HELLO), note(Kind.TLS_HERE)) or "tls" in transport
+
+
+def test_a_silent_stranger_is_closed_after_the_greetings_time(transport: str, tmp_path: Path) -> None:
+    with world(transport, tmp_path, HURRIED) as w, call(w) as sock:
+        began = time.monotonic()
+        assert w.until(Refused).reason == "it did not prove the secret within 0.4 s"
+        assert 0.3 < time.monotonic() - began < 1.5
+        assert sock.recv(1) == b""
+
+
+def test_a_stranger_that_drips_is_closed_after_the_greetings_time() -> None:
+    with world(limits=HURRIED) as w, call(w) as sock:
+        began = time.monotonic()
+        for byte in note(Kind.HELLO):
+            sock.send(bytes([byte]))
+            w.events += w.hub.poll(0.05)
+            if any(isinstance(event, Refused) for event in w.events):
+                break
+        assert w.until(Refused).reason == "it did not prove the secret within 0.4 s"
+        assert time.monotonic() - began < 2
+
+
+def test_a_flood_of_strangers_is_bounded_and_a_node_still_gets_in(transport: str, tmp_path: Path) -> None:
+    limits = Limits(strangers=10, greeting_seconds=30)
+    with world(transport, tmp_path, limits) as w:
+        healthy, good = w.join()
+        flood = [call(w) for _ in range(60)]
+        w.meanwhile(lambda: time.sleep(0.05))
+        while sum(isinstance(event, Refused) for event in w.events) < 50:
+            w.events += w.hub.poll(0.05)
+        assert len(w.hub._doorkeeper._strangers) == 10
+        reasons = {event.reason for event in w.events if isinstance(event, Refused)}
+        assert reasons == {"too many others came who did not prove the secret either"}
+        node, peer = w.join()
+        for member, number in ((healthy, good), (node, peer)):
+            member.send(Hello("still here"))
+            assert w.message(number).header == Hello("still here")
+        for sock in flood:
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    ("present", "leaves"),
+    [
+        (["a silent", "b silent"], 0),
+        (["a spoken", "b silent"], 1),
+        (["a spoken", "b spoken", "a spoken"], 0),
+        (["b silent", "a spoken", "a silent"], 2),
+        (["b silent", "a spoken", "c silent", "a spoken"], 1),
+    ],
+)
+def test_who_leaves_is_of_the_largest_crowd_silent_and_old(present: list[str], leaves: int) -> None:
+    with world() as w:
+        strangers: list[Stranger] = []
+        for age, (host, manner) in enumerate(reversed([who.split() for who in present])):
+            channel = PlainChannel(socket.socket())
+            channel.wire_bytes_received = 40 * (manner == "spoken")
+            stranger = Stranger(channel, MasterGreeting(w.identity.token, bytes(32)), Address(host, 1))
+            stranger.age = age
+            strangers.insert(0, stranger)
+        assert strangers.index(least_likely(strangers)) == leaves
+        for stranger in strangers:
+            stranger.channel.sock.close()
+
+
+def test_a_steady_flood_does_not_keep_a_node_out_or_memory_growing() -> None:
+    with world(limits=Limits(strangers=16)) as w:
+        stop = False
+
+        def flood() -> int:
+            count = 0
+            while not stop:
+                with call(w) as sock:
+                    sock.sendall(b"x" * 100)
+                    count += 1
+            return count
+
+        flooding = w.pool.submit(flood)
+        for _ in range(300):
+            w.hub.poll(0.005)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for number in range(5):
+            node, peer = w.join()
+            node.send(Push(number))
+            assert w.message(peer).header == Push(number)
+            w.events.clear()
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            w.hub.poll(0.05)
+        stop = True
+        assert w.meanwhile(flooding.result) > 100
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4000
+
+
+def test_strangers_are_not_charged_for_a_master_that_was_busy() -> None:
+    with world(limits=Limits(greeting_seconds=0.8)) as w:
+        joining: Joining = w.pool.submit(connect, w.address, w.identity.token, Kinds)
+        w.events += w.hub.poll(0.02)
+        time.sleep(1.6)  # the master merges
+        w.until(Opened)
+        joining.result(timeout=5).close()
+
+
+def test_a_master_without_file_descriptors_looks_away_and_recovers() -> None:
+    with world() as w:
+        healthy, good = w.join()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = [socket.socket()]
+        try:
+            with call(w):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0].fileno() + 2, hard))
+                while True:
+                    try:
+                        taken.append(socket.socket())
+                    except OSError:
+                        break
+                busy = time.thread_time()
+                w.events += w.hub.poll(0.3)
+                assert time.thread_time() - busy < 0.15, "the door was looked at again and again"
+                healthy.send(Hello("still served"))
+                assert w.message(good).header == Hello("still served")
+        finally:
+            for sock in taken:
+                sock.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        joining: Joining = w.pool.submit(connect, w.address, w.identity.token, Kinds)
+        w.until(Opened)
+        joining.result(timeout=5).close()
