@@ -1,4 +1,4 @@
-"""Task: what a user writes, in plain PyTorch. Importing this needs no PyTorch; what it names runs on every rank."""
+"""What a user writes: a Task in plain PyTorch, a ThinTask for machines without it. Importing this needs neither."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 from evener.errors import require
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import Dataset
+
+    from evener import autodiff
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +66,44 @@ class Task:
         ok = self.correct is None or self.correct == "argmax" or callable(self.correct)
         require(ok, "Task.correct", self.correct, "a function, 'argmax' or None")
         require(self.clip_norm is None or self.clip_norm > 0, "Task.clip_norm", self.clip_norm, "positive or None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinTask:
+    """The same for the thin engine: a model of `evener.autodiff`, and arrays.
+
+    Where a Task of the same name exists, both train in one run: the states of their models then have the same names,
+    shapes and order, and the same samples have the same numbers.
+
+    Attributes:
+        name: in tables and files.
+        model: makes the model; weights follow `autodiff.manual_seed`.
+        loss: (outputs, targets) -> mean loss over the samples of the batch, a scalar.
+        train_data: makes the arrays (inputs, targets), one sample after the other in both.
+        validation_data: likewise; None for no validation.
+        optimizer: parameters -> optimiser, whose `lr` is that of the peak of `rate`.
+        rate: (step from 0, number of steps of the run) -> learning rate, as a share of the optimiser's; None for all.
+        batch_size: samples of one optimiser step over all nodes together.
+        epochs: passes over the training data.
+        has_accuracy: whether targets are classes, and a sample is right if its largest output is that of its class.
+    """
+
+    name: str = "task"
+    model: Callable[[], autodiff.nn.Module]
+    loss: Callable[[Any, Any], autodiff.Tensor]
+    train_data: Callable[[], tuple[NDArray[Any], NDArray[Any]]]
+    validation_data: Callable[[], tuple[NDArray[Any], NDArray[Any]]] | None = None
+    optimizer: Callable[[Iterable[Any]], autodiff.optim.Optimizer]
+    rate: Callable[[int, int], float] | None = None
+    batch_size: int = 64
+    epochs: int = 1
+    has_accuracy: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("model", "loss", "train_data", "optimizer"):
+            require(callable(getattr(self, field)), f"ThinTask.{field}", getattr(self, field), "a function")
+        for field in ("validation_data", "rate"):
+            value = getattr(self, field)
+            require(value is None or callable(value), f"ThinTask.{field}", value, "a function or None")
+        require(self.batch_size > 0, "ThinTask.batch_size", self.batch_size, "positive")
+        require(self.epochs > 0, "ThinTask.epochs", self.epochs, "positive")

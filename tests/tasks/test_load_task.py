@@ -55,7 +55,7 @@ def test_every_built_in_name_loads(name: str) -> None:
 
 
 def test_the_names_that_are_listed_are_those_that_exist() -> None:
-    assert BUILT_IN_TASKS == ("digits", "mnist", "synthetic", "tiny-imagenet")
+    assert BUILT_IN_TASKS == ("digits", "mnist", "nfnn", "synthetic", "tiny-imagenet")
 
 
 def test_options_reach_a_built_in_task() -> None:
@@ -105,7 +105,7 @@ def test_a_task_file_may_import_the_files_beside_it(file: Path) -> None:
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
     sentence = (
-        "there is no task 'mnits', did you mean 'mnist'?; Evener has digits, mnist, synthetic, tiny-imagenet; "
+        "there is no task 'mnits', did you mean 'mnist'?; Evener has digits, mnist, nfnn, synthetic, tiny-imagenet; "
         "for one of your own give the path of its Python file"
     )
     with pytest.raises(InvalidInput, match=re.escape(sentence)):

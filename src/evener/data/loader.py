@@ -82,7 +82,8 @@ def sample_seeds(seed: int, epoch: int, indices: Indices) -> npt.NDArray[np.uint
     z = base + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z >> np.uint64(32)).astype(np.uint32)
+    seeds: npt.NDArray[np.uint32] = (z >> np.uint64(32)).astype(np.uint32)
+    return seeds
 
 
 class Loader:

@@ -1,0 +1,1 @@
+"""The built-in tasks once more, for machines without PyTorch: models of `evener.autodiff` and NumPy arrays."""
