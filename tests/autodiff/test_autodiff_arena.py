@@ -207,6 +207,30 @@ def test_arenas_nest_and_the_outer_one_goes_on(backend: ad.Backend) -> None:
             b + 1
 
 
+def test_a_gradient_lives_as_long_as_its_leaf(backend: ad.Backend) -> None:
+    inner = ad.Arena()
+    with ad.Arena():
+        x = ad.ones(3, requires_grad=True)
+        with inner:
+            (x * 2).sum().backward()
+        with inner:
+            ad.full((3,), 7.0)  # goes where the inner arena's temporaries were
+        assert x.grad is not None
+        assert x.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_arenas_are_left_in_reverse_order() -> None:
+    first, second = ad.Arena(), ad.Arena()
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(InvalidOperation, match="reverse order of entering"):
+        first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    first.__exit__(None, None, None)
+    with pytest.raises(InvalidOperation, match="reverse order of entering"):
+        first.__exit__(None, None, None)
+
+
 def test_an_arena_entered_twice_is_refused() -> None:
     arena = ad.Arena()
     with arena, pytest.raises(InvalidOperation, match="cannot be entered twice"), arena:

@@ -134,6 +134,17 @@ def test_a_state_continues_where_it_was_saved(backend: ad.Backend, method: str) 
     assert descend(copy, continued, 3) == descend(net, optimizer, 3)
 
 
+@methods
+def test_a_second_optimiser_begins_anew(method: str) -> None:
+    name, options = METHODS[method]
+    make: Callable[..., optim.Optimizer] = getattr(optim, name)
+    net = nn.Linear(3, 2)
+    start = {key: tensor.numpy().copy() for key, tensor in net.state_dict().items()}
+    first = descend(net, make(net.parameters(), **options), 3)
+    net.load_state_dict(start)
+    assert descend(net, make(net.parameters(), **options), 3) == first
+
+
 def test_a_state_that_does_not_fit_is_refused() -> None:
     adam = optim.Adam(nn.Linear(3, 2).parameters())
     with pytest.raises(StateMismatch, match=r"needs arrays of sizes .*exp_avg.*8.*got .*steps"):

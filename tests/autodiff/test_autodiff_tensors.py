@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from evener import autodiff as ad
 from evener.autodiff import functional as F
+from evener.autodiff import nn, optim
 from evener.autodiff.backends.torch_backend import TorchBackend
 from evener.autodiff.errors import InvalidOperation
 
@@ -236,6 +238,29 @@ def test_what_is_no_number_is_refused(call: Callable[[ad.Tensor], Any]) -> None:
         call(ad.ones(2))
 
 
+@pytest.mark.parametrize(
+    "index",
+    [
+        (0, None, [0, 1]),
+        (slice(None), 1, [2, 0]),
+        (Ellipsis, 0, [True, False, True]),
+        ([1, 0], slice(None), 2),
+        ([1, 0], slice(None), [2, 0]),
+        (1, [[0, 1], [1, 0]]),
+        ([[True, False, True], [False, True, True]], 1),
+        (-1, Ellipsis, [0]),
+    ],
+)
+def test_arrays_beside_integers_leave_dimensions_where_pytorch_does(backend: ad.Backend, index: Any) -> None:
+    values = np.arange(24.0).reshape(2, 3, 4)[:, :, :3]
+    ours, theirs = ad.tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
+    found, expected = ours[index], theirs[index]
+    assert found.tolist() == expected.tolist()
+    (found * found).sum().backward()
+    torch.autograd.backward((expected * expected).sum())
+    assert ours.grad.tolist() == theirs.grad.tolist()  # type: ignore[union-attr]
+
+
 def test_a_dimension_that_is_not_there_is_refused(backend: ad.Backend) -> None:
     with pytest.raises(IndexError, match=r"dim must be from -2 to 1 for a tensor of shape \(2, 2\), got 2"):
         ad.ones(2, 2).sum(2)
@@ -250,5 +275,29 @@ def test_tensors_of_two_back_ends_do_not_mix() -> None:
         ad.set_default_backend(before)
     with pytest.raises(InvalidOperation, match="add needs tensors of one back end, got numpy and torch"):
         x + y
-    with pytest.raises(InvalidOperation, match="one back end"):
-        y + x
+    mixes: list[Callable[[], Any]] = [lambda: y + x, lambda: F.linear(x, ad.ones(3, 2), y), lambda: ad.cat([x, y])]
+    for mix in mixes:
+        with pytest.raises(InvalidOperation, match="needs tensors of one back end"):
+            mix()
+
+
+def test_a_deep_copy_is_a_leaf_of_its_own(backend: ad.Backend) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm2d(2))
+    net[0].bias.requires_grad_(False)
+    optim.SGD(net.parameters())
+    copied = copy.deepcopy(net)
+    copied[0].weight.requires_grad_()
+    assert isinstance(copied[0].weight, nn.Parameter)
+    assert [p.requires_grad for p in copied.parameters()] == [True, False, True, True]
+    copied.load_state_dict({name: t.numpy() + 1 for name, t in net.state_dict().items()})
+    assert net[1].running_mean.tolist() == [0.0, 0.0]
+    optim.SGD(copied.parameters())
+    with pytest.raises(InvalidOperation, match="only leaves can be copied deeply"):
+        copy.deepcopy(net[0].weight * 2)
+
+
+def test_a_model_is_converted_before_an_optimiser_has_it() -> None:
+    layer = nn.Linear(1, 1)
+    optim.SGD(layer.parameters())
+    with pytest.raises(InvalidOperation, match="converted before an optimiser has its parameters"):
+        layer.double()

@@ -78,19 +78,22 @@ def test_no_bit_depends_on_what_arrives_when_or_on_threads(
     assert out.memory.tobytes() == expected.memory.tobytes()
 
 
-def test_what_has_arrived_is_merged_at_once_and_never_again() -> None:
-    of = layout(100)
+def test_what_has_arrived_is_merged_in_blocks_and_never_again() -> None:
+    block = BLOCK_BYTES // 4
+    of = layout(3 * block)
     flats = sources(2, of)
     out = Flat(of)
-    merging = Merging(out, flats, [1, 1], Cores(1))
-    merging.advance(of.offsets["w"] + 4 * 10 + 3)
-    w = out.views()["w"]
-    assert w[:10].all()
-    assert not w[10:].any()
-    before = w[:10].copy()
-    flats[0].views()["w"][:10] = 77
+    merging, w = Merging(out, flats, [1, 1], Cores(1)), out.views()["w"]
+    merging.advance(of.offsets["w"] + 4 * (block - 1))
+    assert not w.any(), "too little to be worth it"
+    merging.advance(of.offsets["w"] + 4 * (block + 10) + 3)
+    assert w[: block + 10].any()
+    assert not w[block + 10 :].any()
+    before = w[: block + 10].copy()
+    flats[0].views()["w"][: block + 10] = 77
     merging.finish()
-    np.testing.assert_array_equal(w[:10], before)
+    np.testing.assert_array_equal(w[: block + 10], before)
+    assert w[block + 10 :].any()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

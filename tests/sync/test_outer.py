@@ -129,9 +129,11 @@ def test_statistics_follow_the_mean_and_counters_the_sum_whatever_the_rate() -> 
     change = Flat(weights.layout)
     change.statistics[0][:] = 0.5
     change.counters[:] = 7, 8
-    Optimiser(Adam(learning_rate=0.1), weights.layout, Cores(1)).step(0, weights, change, weights)
-    np.testing.assert_array_equal(weights.statistics[0], before.statistics[0] - 0.5)
-    np.testing.assert_array_equal(weights.counters, [7, 8])
+    after = Flat(weights.layout)
+    Optimiser(Adam(learning_rate=0.1), weights.layout, Cores(1)).step(0, weights, change, after)
+    np.testing.assert_array_equal(after.statistics[0], before.statistics[0] - 0.5)
+    np.testing.assert_array_equal(after.counters, [7, 8])
+    np.testing.assert_array_equal(weights.memory, before.memory)
 
 
 def test_what_is_remembered_has_names() -> None:

@@ -63,6 +63,14 @@ def test_who_comes_in_the_middle_works_from_the_next_round_on() -> None:
     assert set(desk.push("b", 1.0)) == {"a", "b"}
 
 
+def test_it_is_known_who_is_awaited_and_how_fast_each_is() -> None:
+    desk = trio()
+    desk.push("b", 1.0)
+    awaited = {name: [lease.number for lease in leases] for name, leases in desk.server.leases.items()}
+    assert awaited == {"a": [1], "b": [], "c": [3]}
+    assert desk.server.seconds_per_sample == {"b": 1.0}
+
+
 def test_who_dies_is_left_out_and_its_samples_go_to_others() -> None:
     desk = trio()
     lost = desk.leases["b"][0]
@@ -160,6 +168,28 @@ def test_a_contribution_to_a_lease_that_was_taken_back_is_late() -> None:
     assert desk.server.tallies["a"].late == 2
 
 
+def test_a_contribution_that_waits_for_its_round_is_a_duplicate_also_for_who_died_in_between() -> None:
+    desk = trio()
+    lease = desk.leases["a"][0]
+    desk.push("a", 3.0)
+    desk.dismiss("a")
+    desk.admit("a")
+    assert desk.push("a", 3.0, lease) == {}
+    assert (desk.server.tallies["a"].duplicate, desk.server.tallies["a"].late) == (1, 0)
+
+
+def test_who_comes_back_from_the_dead_gets_the_whole_weights() -> None:
+    desk = Desk(Agreement(batch=10, outer=SGD, division="fixed", staleness=None, pull="int8"))
+    desk.admit("a")
+    desk.push("a", 1.0)
+    assert desk.answers()["a"][0].contents == "difference"
+    desk.dismiss("a")
+    desk.admit("b")
+    desk.push("b", 1.0)
+    desk.admit("a")
+    assert [(a.contents, a.base) for a in desk.answers()["a"]] == [("weights", None)]
+
+
 def test_who_connects_again_hears_all_again() -> None:
     desk = trio()
     before = list(desk.leases["b"])
@@ -206,6 +236,26 @@ def test_a_run_ends_after_its_updates() -> None:
             desk.push(name, 1.0)
     assert desk.server.is_over
     assert all(told[0].is_last for told in desk.answers().values())
+
+
+def test_overlapped_rounds_are_not_opened_beyond_the_updates_that_are_wanted() -> None:
+    desk = trio(OVERLAPPED, num_updates=3)
+    given = {name: len(desk.leases[name]) for name in "abc"}
+    for _ in range(3):
+        for name in "abc":
+            for answer in desk.push(name, 1.0).items():
+                given[answer[0]] += sum(told.lease is not None for told in answer[1])
+    assert (desk.server.is_over, given) == (True, {"a": 3, "b": 3, "c": 3})
+
+
+def test_no_bit_depends_on_who_comes_first() -> None:
+    results = []
+    for order in ("abc", "cab", "bca"):
+        desk = trio()
+        for name in order:
+            desk.push(name, {"a": 0.1, "b": 1e16, "c": 0.7}[name])
+        results.append(desk.value)
+    assert results[0] == results[1] == results[2]
 
 
 def test_overlapped_workers_have_two_leases_and_hear_of_a_round_while_they_work_on_the_next() -> None:

@@ -73,7 +73,7 @@ class Hall:
         self.server = Server(agreement, workload, Flat(LAYOUT))
         self.held: dict[str, deque[Lease]] = {}
         self.leases: dict[int, tuple[str, Lease]] = {}
-        self.sent: dict[str, list[Push]] = {name: [] for name in COSTS}
+        self.sent: dict[str, list[tuple[Push, bytes]]] = {name: [] for name in COSTS}
         self.refused: set[int] = set()
         self.versions: list[int] = []
         self.finished: dict[str, int] = {}
@@ -86,7 +86,7 @@ class Hall:
             del self.held[name]
             self.heed(self.server.dismiss(name))
         elif action == "again" and self.sent[name]:
-            self.heed(self.server.push(name, self.sent[name][-1], self.server.push_bytes))
+            self._repeat(name)
         elif action in ("push", "nan", "short", "parts") and has_lease:
             self._push(name, action)
         self.check()
@@ -110,8 +110,15 @@ class Hall:
         if how in ("nan", "short"):
             self.refused.add(lease.number)
         self.finished[name] += 1
-        self.sent[name].append(push)
+        self.sent[name].append((push, image))
         self.heed(self.server.push(name, push, len(image) - (how == "short")))
+
+    def _repeat(self, name: str) -> None:
+        push, image = self.sent[name][-1]
+        inbox = self.server.inbox(name, push.number)
+        if inbox is not None:
+            inbox[:] = image
+        self.heed(self.server.push(name, push, len(image)))
 
     def _image(self, lease: Lease, is_finite: bool) -> bytes:
         change = Flat(LAYOUT)

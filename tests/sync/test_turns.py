@@ -68,6 +68,16 @@ def test_the_work_of_the_dead_goes_to_whoever_is_next() -> None:
     assert desk.leases["b"][0].portion == Portion(epoch=0, ranges=((0, 10),))
 
 
+def test_of_those_who_wait_the_slowest_goes_first() -> None:
+    desk = Desk(ASYNC, num_samples=40)
+    desk.admit("a", "b", "c")
+    for name in "aab":
+        desk.push(name, 1.0)
+    assert desk.leases["a"] == desk.leases["b"] == []
+    desk.dismiss("c")
+    assert set(desk.answers()) == {"b"}
+
+
 def test_who_waits_for_the_dead_goes_on_when_they_are_gone() -> None:
     desk = Desk(bounded(1))
     desk.admit("a", "b")

@@ -19,7 +19,7 @@ from math import prod
 from types import TracebackType
 
 from evener.autodiff.backends import default_backend
-from evener.autodiff.backends.interface import Array, Backend, Lease, NativeType, Shape
+from evener.autodiff.backends.interface import Array, Lease, NativeType, Shape
 from evener.autodiff.errors import InvalidOperation
 
 _ALIGNMENT = 64
@@ -28,15 +28,14 @@ _Slot = tuple[int, Shape, NativeType, Array, int]
 
 
 class Arena:
-    """Bump allocation for the tensors that one thread makes inside `with arena:`.
+    """Bump allocation for the tensors of the default back end that one thread makes inside `with arena:`.
 
-    Args:
-        backend: whose arrays it holds; the default one unless given.
-        num_bytes: to begin with; it grows to what an iteration needs.
+    Attributes:
+        iterations: how often it was entered.
     """
 
-    def __init__(self, backend: Backend | None = None, num_bytes: int = 0) -> None:
-        self.backend = backend or default_backend()
+    def __init__(self) -> None:
+        self.backend = default_backend()
         self.iterations = 0
         self._lease = Lease(self.backend)
         self._outer: tuple[Arena | None, Lease] | None = None
@@ -44,7 +43,7 @@ class Arena:
         self._next = 0  # slot
         self._offset = 0  # byte, in the chunk
         self._used = 0  # bytes, in the chunks before
-        self._replace_chunk(max(num_bytes, _SMALLEST))
+        self._replace_chunk(_SMALLEST)
 
     @property
     def num_bytes(self) -> int:
@@ -64,9 +63,10 @@ class Arena:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._outer is not None
-        place = self.backend.place
-        place.arena, place.lease = self._outer
+        place, outer = self.backend.place, self._outer
+        if place.arena is not self or outer is None:
+            raise InvalidOperation("arenas are left in the reverse order of entering, by the thread that entered them")
+        place.arena, place.lease = outer
         self._outer = None
         self._reset()
 

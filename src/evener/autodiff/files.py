@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from evener.autodiff.tensors import Tensor, tensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def save_file(state: Mapping[str, Any], path: Path | str) -> None:

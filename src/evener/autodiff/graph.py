@@ -29,7 +29,6 @@ class Collector(Protocol):
     """
 
     shape: Shape
-
     changed_at: int
 
     @property
@@ -51,7 +50,7 @@ class Collector(Protocol):
 
 
 class Leaf:
-    """Collects the gradient of a tensor that was not computed; its memory lives as long as the tensor's."""
+    """Collects the gradient of a tensor that was not computed, in memory that lives as long as the tensor's."""
 
     __slots__ = ("changed_at", "gradient", "lease", "shape")
 
@@ -66,7 +65,7 @@ class Leaf:
         """Add `gradient`."""
         backend = self.lease.backend
         if self.gradient is None:
-            new = backend.empty if self.lease is backend.permanent else backend.new
+            new = backend.new if self.lease is backend.place.lease else backend.empty  # no arena that ends sooner
             self.gradient = backend.copy(gradient, new(self.shape, gradient.dtype))
         else:
             backend.add(self.gradient, gradient, self.gradient)
@@ -119,14 +118,13 @@ def _propagate(node: Node, g: Array, pending: dict[Node, Array], own: set[Node])
     for vjp, edge in zip(rule.vjps, node.edges):  # noqa: B905  ForEach never ends
         if edge is None:
             continue
-        inner = type(edge) is Node
-        partial = vjp(backend, g, saved, None if inner else edge.destination())  # type: ignore[union-attr]
+        partial = vjp(backend, g, saved, None if isinstance(edge, Node) else edge.destination())
         if partial.shape != edge.shape:
             partial = backend.sum_to(partial, edge.shape)
-        if inner:
-            _add(edge, partial, pending, own, backend)  # type: ignore[arg-type]
+        if isinstance(edge, Node):
+            _add(edge, partial, pending, own, backend)
         else:
-            edge.receive(partial)  # type: ignore[union-attr]
+            edge.receive(partial)
 
 
 def _add(node: Node, partial: Array, pending: dict[Node, Array], own: set[Node], backend: Backend) -> None:
@@ -147,7 +145,7 @@ def _nodes_behind(root: Node) -> list[Node]:
         node = stack.pop()
         _check(node)
         for edge in node.edges:
-            if type(edge) is Node and edge not in seen:
+            if isinstance(edge, Node) and edge not in seen:
                 seen.add(edge)
                 stack.append(edge)
     return sorted(seen, key=attrgetter("made_at"), reverse=True)
@@ -164,7 +162,7 @@ def _check(node: Node) -> None:
             "`with arena:`"
         )
     for edge in node.edges:
-        if edge is not None and type(edge) is not Node and edge.changed_at > node.made_at:  # type: ignore[union-attr]
+        if edge is not None and not isinstance(edge, Node) and edge.changed_at > node.made_at:
             raise ParameterChanged(
                 f"a parameter of shape {edge.shape} was changed after the forward pass had used it: "
                 "call backward() before optimizer.step() and load_state_dict()"

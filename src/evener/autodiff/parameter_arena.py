@@ -44,7 +44,6 @@ class ParameterArena:
         kind = named[0][1]._array.dtype
         self.values = self._flat(kind)
         self._gradients = self._flat(kind)
-        self._states: dict[str, Array] = {}
         views = zip(self.parts(self.values), self.parts(self._gradients), strict=True)
         self._slots = [
             self._move_in(parameter, entry, *pair)
@@ -83,11 +82,9 @@ class ParameterArena:
         """Forget all gradients."""
         self.round += 1
 
-    def state(self, name: str) -> Array:
-        """A flat buffer [P] that belongs to the parameters, such as a momentum; zeros at first."""
-        if name not in self._states:
-            self._states[name] = self.backend.fill(self._flat(self.values.dtype), 0)
-        return self._states[name]
+    def zeros(self) -> Array:
+        """A new flat buffer [P] in the order of the parameters, for an optimiser's state."""
+        return self.backend.fill(self._flat(self.values.dtype), 0)
 
     def parts(self, flat: Array) -> list[Array]:
         """Each parameter's part of a flat buffer, in its shape: views."""

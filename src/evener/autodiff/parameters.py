@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evener.autodiff.backends.interface import Array
 from evener.autodiff.tensors import Tensor
@@ -30,6 +30,9 @@ class Parameter(Tensor):
         if requires_grad and self._home is not None:
             self._edge = self._home
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        return Parameter(super().__deepcopy__(memo).detach(), self.requires_grad)
 
 
 class Entry(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from evener.autodiff.backends import default_backend
+from evener.autodiff.tensors.creation import tensor
 from evener.autodiff.tensors.promotion import DEFAULT_FLOAT, check_type
 from evener.autodiff.tensors.shaping import flat_sizes
 from evener.autodiff.tensors.tensor import Tensor
@@ -37,31 +37,19 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 def rand(*size: int | Sequence[int], dtype: Any = DEFAULT_FLOAT, requires_grad: bool = False) -> Tensor:
     """Numbers in [0, 1), uniform."""
-    return _made(generator().random(flat_sizes(size), _drawable(dtype)), dtype, requires_grad)
+    return tensor(generator().random(flat_sizes(size), check_type(dtype).type), requires_grad=requires_grad)
 
 
 def randn(*size: int | Sequence[int], dtype: Any = DEFAULT_FLOAT, requires_grad: bool = False) -> Tensor:
     """Numbers of mean 0 and standard deviation 1, normal."""
-    return _made(generator().standard_normal(flat_sizes(size), _drawable(dtype)), dtype, requires_grad)
+    return tensor(generator().standard_normal(flat_sizes(size), check_type(dtype).type), requires_grad=requires_grad)
 
 
 def randint(low: int, high: int, size: Sequence[int]) -> Tensor:
     """Integers from `low` to below `high`."""
-    return _made(generator().integers(low, high, tuple(size)), np.int64, False)
+    return tensor(generator().integers(low, high, tuple(size)))
 
 
 def randperm(n: int) -> Tensor:
     """The integers below n in random order."""
-    return _made(generator().permutation(n), np.int64, False)
-
-
-def _drawable(dtype: Any) -> Any:
-    return check_type(dtype).type
-
-
-def _made(array: Any, dtype: Any, requires_grad: bool) -> Tensor:
-    backend = default_backend()
-    source = backend.from_numpy(np.asarray(array))
-    new = backend.new(tuple(source.shape), backend.native(check_type(dtype)))
-    made = Tensor(backend.copy(source, new), backend.place.lease)
-    return made.requires_grad_() if requires_grad else made
+    return tensor(generator().permutation(n))

@@ -19,7 +19,7 @@ from evener.sync.cores import Cores
 from evener.sync.flat import Flat
 from evener.sync.intake import Intake
 from evener.sync.leases import Leasing
-from evener.sync.messages import Answer, Outcome, Push, Reply, Tally
+from evener.sync.messages import Answer, Lease, Outcome, Push, Reply, Tally
 from evener.sync.pulls import Pulls
 from evener.sync.rounds import Rounds
 from evener.sync.snapshot import ServerState, Snapshot
@@ -29,7 +29,7 @@ from evener.sync.workload import Workload
 
 
 class Server:
-    """Agrees on weights with workers that come and go.
+    """Agrees on weights with workers that come and go; to be called by one thread at a time.
 
     Args:
         agreement: how.
@@ -93,6 +93,16 @@ class Server:
     def workers(self) -> tuple[str, ...]:
         """Names of those who are here."""
         return tuple(self._core.members)
+
+    @property
+    def leases(self) -> dict[str, tuple[Lease, ...]]:
+        """What each worker that is here has not answered, by name, the oldest first: whose silence counts."""
+        return {name: tuple(member.leases.values()) for name, member in self._core.members.items()}
+
+    @property
+    def seconds_per_sample(self) -> dict[str, float]:
+        """As measured or benchmarked, by name of every worker that was."""
+        return self._core.speeds.unit_seconds
 
     @property
     def tallies(self) -> Mapping[str, Tally]:
@@ -193,7 +203,7 @@ class Server:
             num_updates=self.version,
             last_number=core.leasing.number,
             stocks=core.leasing.stocks(outstanding + self._pace.unmerged()),
-            unit_seconds=core.speeds.unit_seconds,
+            unit_seconds=self.seconds_per_sample,
             tallies=copy.deepcopy(core.tallies),
         )
         arrays = {name: array.copy() for name, array in core.common.optimiser.arrays.items()}

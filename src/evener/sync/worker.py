@@ -12,6 +12,7 @@ import numpy as np
 
 from evener.errors import require
 from evener.sync.agreement import Agreement
+from evener.sync.codes import Bytes
 from evener.sync.cores import Cores
 from evener.sync.flat import Flat
 from evener.sync.layout import Layout
@@ -122,6 +123,20 @@ class Replica:
             for change in self.underway.values():
                 _descend(self._local, change)
         self._engine.load(self._local)
+
+    def _learn(self, answer: Answer, image: Bytes) -> None:
+        """Make the common weights the local ones; keep them apart only if differences to them may come."""
+        if self._pull is None:
+            np.copyto(self._local.memory, image)
+            return
+        if answer.contents == "weights":
+            np.copyto(self._common.memory, image)
+        else:
+            require(
+                answer.base == self.version, "base of a difference", answer.base, f"{self.version}, the last pull's"
+            )
+            self._pull.unpack_difference(image, self._common)
+        self._local.copy_from(self._common)
 
     def work(self, lease: Lease) -> tuple[Push, memoryview]:
         """Do what `lease` says; returns what to send."""

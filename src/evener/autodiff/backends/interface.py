@@ -65,6 +65,11 @@ def broadcast_shape(a: Shape, b: Shape) -> Shape:
     return np.broadcast_shapes(a, b)
 
 
+def names_once(index: Any) -> bool:
+    """Whether an index names no element twice, because it is made of integers, slices, None and Ellipsis alone."""
+    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index)
+
+
 class Backend(ABC):
     """Arrays, and all that is computed with them.
 
@@ -129,7 +134,7 @@ class Backend(ABC):
     def fill(self, out: Array, value: float) -> Array:
         """Write `value` everywhere into `out`."""
 
-    # Elementwise, broadcasting; both operands of one type.
+    # Elementwise, broadcasting; both operands of one type, or b a Python number.
 
     @abstractmethod
     def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
@@ -141,7 +146,7 @@ class Backend(ABC):
 
     @abstractmethod
     def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """a * b; here, and in add and subtract, b may be a Python number."""
+        """a * b."""
 
     @abstractmethod
     def divide(self, a: Array, b: Array, out: Array | None = None) -> Array:

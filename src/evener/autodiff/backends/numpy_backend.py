@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evener.autodiff.backends.interface import Array, Backend, Shape, broadcast_shape
+from evener.autodiff.backends.interface import Array, Backend, Shape, broadcast_shape, names_once
 from evener.autodiff.backends.window import Window
 
 Elementwise = Callable[..., Any]
@@ -205,7 +205,10 @@ class NumpyBackend(Backend):
 
     def put_add(self, shape: Shape, index: Any, values: Array) -> Array:
         out = self.zeros(shape, values.dtype)
-        np.add.at(out, index, values)
+        if names_once(index):
+            out[index] = values
+        else:
+            np.add.at(out, index, values)
         return out
 
     def take_along(self, a: Array, index: Array, axis: int) -> Array:

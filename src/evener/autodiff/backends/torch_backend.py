@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evener.autodiff.backends.interface import Array, Backend, Shape, broadcast_shape
+from evener.autodiff.backends.interface import Array, Backend, Shape, broadcast_shape, names_once
 from evener.autodiff.backends.window import Window
 
 _NATIVE = {
@@ -156,9 +156,13 @@ class TorchBackend(Backend):
         return a[index]
 
     def put_add(self, shape: Shape, index: Any, values: Array) -> Array:
-        places = torch.arange(torch.Size(shape).numel(), device=self.device).reshape(shape)[index]
-        flat = self.zeros(tuple(shape), values.dtype).view(-1)
-        return flat.index_add_(0, places.reshape(-1), values.reshape(-1)).view(shape)
+        out = self.zeros(tuple(shape), values.dtype)
+        if names_once(index):
+            out[index] = values
+            return out
+        places = torch.arange(out.numel(), device=self.device).reshape(shape)[index]
+        out.view(-1).index_add_(0, places.reshape(-1), values.reshape(-1))
+        return out
 
     def take_along(self, a: Array, index: Array, axis: int) -> Array:
         return torch.take_along_dim(a, index, axis)

@@ -8,7 +8,7 @@ import numpy as np
 
 from evener.autodiff.errors import require
 from evener.autodiff.functional.activations import dropout
-from evener.autodiff.tensors import Tensor, from_numpy, where
+from evener.autodiff.tensors import Tensor, where
 
 
 def scaled_dot_product_attention(
@@ -40,7 +40,7 @@ def attention_weights(
     """How much each query takes of each value, [..., L, S]; arguments as for `scaled_dot_product_attention`."""
     require(not (is_causal and attn_mask is not None), "give either attn_mask or is_causal, not both")
     if is_causal:
-        attn_mask = from_numpy(np.tri(query.shape[-2], key.shape[-2], dtype=bool))
+        attn_mask = query._made(query._lease.backend.from_numpy(np.tri(query.shape[-2], key.shape[-2], dtype=bool)))
     scores = (query * (1 / sqrt(query.shape[-1]) if scale is None else scale)).matmul(key.mT)
     if attn_mask is not None:
         scores = _masked(scores, attn_mask)

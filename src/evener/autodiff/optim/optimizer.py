@@ -49,6 +49,7 @@ class Optimizer:
         everything = [p for group in self.param_groups for p in group["params"]]
         require(len({id(p) for p in everything}) == len(everything), "a parameter must be in one group only")
         self.arena = arena_of(everything)
+        self._flats: dict[str, Array] = {}
         self._steps = dict.fromkeys((p._home.entry.offset for p in everything), 0)
         block = self.arena.backend.block or self.arena.size
         self._scratch = self.arena.backend.empty((2, min(block, self.arena.size)), self.arena.values.dtype)
@@ -65,7 +66,7 @@ class Optimizer:
     def step(self) -> None:
         """Change every parameter that has a gradient: one pass over the flat buffers, in blocks that fit the cache."""
         arena = self.arena
-        flats = [arena.values, arena._gradients, *(arena.state(self._key(name)) for name in self._kept())]
+        flats = [arena.values, arena._gradients, *(self._state(name) for name in self._kept())]
         length = self._scratch.shape[1]
         for group in self.param_groups:
             for run in self._runs(group["params"]):
@@ -78,7 +79,7 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """What it needs to go on later: flat arrays by name, and `steps`, how often each parameter was stepped."""
         to_numpy = self.arena.backend.to_numpy
-        flats = {name: np.array(to_numpy(self.arena.state(self._key(name)))) for name in self._kept()}
+        flats = {name: np.array(to_numpy(self._state(name))) for name in self._kept()}
         return {**flats, "steps": np.array(list(self._steps.values()))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -92,8 +93,7 @@ class Optimizer:
         if given != expected:
             raise StateMismatch(f"the optimiser's state needs arrays of sizes {expected}, got {given}")
         for name in self._kept():
-            flat = self.arena.state(self._key(name))
-            self.arena.backend.copy(self.arena.backend.from_numpy(np.asarray(state[name])), flat)
+            self.arena.backend.copy(self.arena.backend.from_numpy(np.asarray(state[name])), self._state(name))
         self._steps = dict(zip(self._steps, map(int, state["steps"]), strict=True))
 
     def _update(self, group: dict[str, Any], step: int, /, p: Array, g: Array, *states: Array, scratch: Array) -> None:
@@ -108,8 +108,11 @@ class Optimizer:
         """Which of `states` the options of the groups need."""
         return self.states
 
-    def _key(self, name: str) -> str:
-        return f"{type(self).__name__}.{name}"
+    def _state(self, name: str) -> Array:
+        """The flat buffer `name` of `states`; zeros at first."""
+        if name not in self._flats:
+            self._flats[name] = self.arena.zeros()
+        return self._flats[name]
 
     def _runs(self, parameters: list[Parameter]) -> Iterator[Run]:
         """The group's runs in the order of the buffers; counts the step."""

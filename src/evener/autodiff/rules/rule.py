@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 Forward = Callable[..., tuple[Any, Any]]
 Vjp = Callable[[Any, Any, Any, Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A primitive of differentiation: forward, and a vector-Jacobian product for every input.
 
     Attributes:

@@ -92,7 +92,7 @@ class TensorBase:
         """`dim` as dimensions counted from the front; all of them for None."""
         if dim is None:
             return tuple(range(self.ndim))
-        dims = tuple(self._dim(one) for one in (dim if isinstance(dim, tuple) else (dim,)))
+        dims = tuple(self._dim(one) for one in (dim if isinstance(dim, tuple | list) else (dim,)))
         require(len(set(dims)) == len(dims), "each dimension can be named once, got {}", dim)
         return dims if self.ndim else ()
 

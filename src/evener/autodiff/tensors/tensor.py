@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evener.autodiff.backends.interface import Array
+from evener.autodiff.backends.interface import Array, Backend, Lease
 from evener.autodiff.errors import InvalidOperation, NoGradient, require
 from evener.autodiff.gradient_mode import mode
 from evener.autodiff.graph import Leaf, Node, backward, clock
@@ -86,6 +86,12 @@ class Tensor(Reading):
             self._edge.changed_at = next(clock)  # type: ignore[union-attr]
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        require(self.is_leaf, "only leaves can be copied deeply; use clone() or detach()")
+        backend = self._lease.backend
+        copied = Tensor(backend.copy(self._usable(), backend.empty(self.shape, self._array.dtype)), backend.permanent)
+        return copied.requires_grad_(self.requires_grad)
+
     def _become(self, dtype: Any) -> None:
         """Convert this leaf itself, before it lies in an arena."""
         require(getattr(self, "_home", None) is None, "a model is converted before an optimiser has its parameters")
@@ -155,6 +161,7 @@ def apply(name: str, inputs: Sequence[TensorBase | None], *arguments: Any) -> Te
         TensorExpired: an input's arena has been reset.
     """
     rule = RULES[name]
+    backend = inputs[0]._lease.backend  # type: ignore[union-attr]
     arrays: list[Any] = []
     edges: list[Any] = []
     recorded = False
@@ -164,14 +171,13 @@ def apply(name: str, inputs: Sequence[TensorBase | None], *arguments: Any) -> Te
             edges.append(None)
             continue
         lease = tensor._lease
-        if not lease.alive:
-            raise expired(lease)
+        if not lease.alive or lease.backend is not backend:
+            raise _unusable(name, lease, backend)
         arrays.append(tensor._array)
         edge = tensor._edge
         edges.append(edge)
         if edge is not None:
             recorded = True
-    backend = lease.backend
     try:
         output, saved = rule.forward(backend, *arrays, *arguments)
     except backend.failures as error:
@@ -184,7 +190,10 @@ def apply(name: str, inputs: Sequence[TensorBase | None], *arguments: Any) -> Te
 
 def _refused(name: str, inputs: Sequence[TensorBase | None], error: Exception) -> InvalidOperation:
     told = " and ".join(f"{x.dtype}{list(x.shape)}" for x in inputs if x is not None)
-    owners = {x._lease.backend.name for x in inputs if x is not None}
-    if len(owners) > 1:
-        return InvalidOperation(f"{name} needs tensors of one back end, got {' and '.join(sorted(owners))}")
     return InvalidOperation(f"{name} of {told}: {error}")
+
+
+def _unusable(name: str, lease: Lease, backend: Backend) -> Exception:
+    if not lease.alive:
+        return expired(lease)
+    return InvalidOperation(f"{name} needs tensors of one back end, got {backend.name} and {lease.backend.name}")

@@ -18,7 +18,7 @@ from math import isfinite
 
 import numpy as np
 
-from evener.sync.cores import Cores
+from evener.sync.cores import BLOCK_BYTES, Cores
 from evener.sync.flat import Flat
 from evener.sync.layout import Floats
 
@@ -45,11 +45,11 @@ class Merging:
         self._is_finite = True
 
     def advance(self, num_bytes: int) -> None:
-        """Merge what can be merged now that the first `num_bytes` of every source have arrived."""
+        """Merge what can be merged by blocks, now that the first `num_bytes` of every source have come."""
         for k, (out, sources, offset) in enumerate(self._arrays):
-            stop = min((num_bytes - offset) // out.itemsize, out.size)
-            if stop > self._done[k]:
-                self._merge(out, sources, self._done[k], stop)
+            start, stop = self._done[k], min((num_bytes - offset) // out.itemsize, out.size)
+            if (stop - start) * out.itemsize >= BLOCK_BYTES or start < stop == out.size:
+                self._merge(out, sources, start, stop)
                 self._done[k] = stop
 
     def finish(self) -> tuple[int, ...]:

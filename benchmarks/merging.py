@@ -1,0 +1,228 @@
+"""Merging the states of several workers: the two published ways against ours, and all against the memory's bandwidth.
+
+    python benchmarks/merging.py [--workers 4] [--rounds 9]
+
+States have the keys and shapes of a ResNet-50 (25.6 million parameters, 102 MB, 53 BatchNorms with their counters).
+The ways take turns; figures are medians over the rounds, of ratios within a round. The bandwidth is that of a triad
+(a <- 3 b + c) in the same blocks on the same threads. Of our merging those bytes are counted that any merging has to
+move: every source read once, the result written once.
+
+Besides: what a small push costs the server's core, and how fast compression is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evener.sync import (
+    Agreement,
+    Cores,
+    Entry,
+    Flat,
+    Layout,
+    Merging,
+    Push,
+    Server,
+    Sgd,
+    Workload,
+    asynchronous,
+    flat_of,
+    layout_of,
+    synchronous,
+)
+from evener.sync.merge.in_place import merge_in_place
+from evener.sync.merge.on_device import DeviceMerging
+from evener.sync.merge.threads import merge_on_threads
+from evener.sync.packing import Packing
+
+State = dict[str, NDArray[Any]]
+PART_BYTES = 1 << 20
+"""Of every worker, that arrive between two calls while streaming."""
+
+
+def resnet50() -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the state, as torchvision has them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def conv(name: str, norm: str, out: int, into: int, kernel: int) -> None:
+        shapes[f"{name}.weight"] = (out, into, kernel, kernel)
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            shapes[f"{norm}.{part}"] = (out,)
+        shapes[f"{norm}.num_batches_tracked"] = ()
+
+    conv("conv1", "bn1", 64, 3, 7)
+    width_in = 64
+    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=1):
+        for k in range(blocks):
+            at = f"layer{stage}.{k}"
+            conv(f"{at}.conv1", f"{at}.bn1", width, width_in, 1)
+            conv(f"{at}.conv2", f"{at}.bn2", width, width, 3)
+            conv(f"{at}.conv3", f"{at}.bn3", 4 * width, width, 1)
+            if k == 0:
+                conv(f"{at}.downsample.0", f"{at}.downsample.1", 4 * width, width_in, 1)
+            width_in = 4 * width
+    shapes["fc.weight"], shapes["fc.bias"] = (1000, 2048), (1000,)
+    return shapes
+
+
+def random_state(seed: int) -> State:
+    """A state of random numbers."""
+    draw = np.random.default_rng(seed)
+    return {
+        name: np.array(seed) if "tracked" in name else draw.standard_normal(shape, dtype=np.float32)
+        for name, shape in resnet50().items()
+    }
+
+
+def seconds_of(way: Callable[[], object]) -> float:
+    """That `way` takes."""
+    begun = time.perf_counter()
+    way()
+    return time.perf_counter() - begun
+
+
+def triad(cores: Cores, a: Flat, b: Flat, c: Flat) -> None:
+    """a <- 3 b + c over the large arrays."""
+    out, first, second = a.floats[-1], b.floats[-1], c.floats[-1]
+
+    def block(_: int, i: int, j: int) -> None:
+        np.multiply(first[i:j], 3.0, out=out[i:j])
+        np.add(out[i:j], second[i:j], out=out[i:j])
+
+    cores.each(0, out.size, out.itemsize, block)
+
+
+def stream(out: Flat, flats: list[Flat], weights: list[float], cores: Cores) -> None:
+    """Merge as if every worker's bytes came in parts."""
+    merging = Merging(out, flats, weights, cores)
+    for arrived in range(PART_BYTES, out.layout.num_bytes, PART_BYTES):
+        merging.advance(arrived)
+    merging.finish()
+
+
+def on_cuda(states: list[State], flats: list[Flat]) -> dict[str, Callable[[], object]]:
+    """Ways on the GPU, states there already; none without one."""
+    if not torch.cuda.is_available():
+        return {}
+    there = [{name: torch.from_numpy(array).cuda() for name, array in state.items()} for state in states]
+    flat = [torch.from_numpy(one.floats[-1]).cuda() for one in flats]
+    out = torch.empty_like(flat[0])
+
+    def b() -> None:
+        merge_in_place(there)
+        torch.cuda.synchronize()
+
+    def c() -> None:
+        DeviceMerging(out, flat, [1.0, *range(2, len(flat) + 1)]).finish()
+
+    return {"(b) key by key in place, GPU": b, "(c) flat and weighted, GPU": c}
+
+
+def compare(workers: int, rounds: int, cores: Cores) -> None:
+    """Print the table of all ways."""
+    states = [random_state(seed) for seed in range(workers)]
+    tensors = [{name: torch.from_numpy(array.copy()) for name, array in state.items()} for state in states]
+    layout = layout_of(states[0], statistics=[name for name in states[0] if "running" in name])
+    flats = [flat_of(layout, state) for state in states]
+    out, weights = Flat(layout), [float(k + 1) for k in range(workers)]
+    ways: dict[str, Callable[[], object]] = {
+        "triad": lambda: triad(cores, out, flats[0], flats[1]),
+        "(a) six threads, NumPy": lambda: merge_on_threads(states),
+        "(a) six threads, PyTorch": lambda: merge_on_threads(tensors),
+        "(b) key by key in place, PyTorch": lambda: merge_in_place(tensors),
+        "(c) flat, weights 1:2:3:4": lambda: Merging(out, flats, weights, cores).finish(),
+        "(c) flat, equal weights": lambda: Merging(out, flats, [1.0] * workers, cores).finish(),
+        "(c) streaming, weights 1:2:3:4": lambda: stream(out, flats, weights, cores),
+    } | on_cuda(states, flats)
+    ours = "(c) flat, weights 1:2:3:4"
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(rounds + 1):
+        for name, way in ways.items():
+            took = seconds_of(way)
+            if round_number:
+                times[name].append(took)
+    size = layout.num_bytes
+    speed = [3 * size / took for took in times["triad"]]
+    print(f"{workers} states of {size / 1e6:.0f} MB; triad {median(speed) / 1e9:.1f} GB/s")
+    print(f"{'way':34} {'ms':>7} {'slower than (c)':>16} {'of the bandwidth':>17}")
+    for name, took in times.items():
+        ratio = median(t / own for t, own in zip(took, times[ours], strict=True))
+        moved = 3 if name == "triad" else workers + 1
+        share = median(moved * size / t / one for t, one in zip(took, speed, strict=True))
+        print(f"{name:34} {median(took) * 1e3:7.1f} {ratio:15.2f}x {share:16.0%}")
+
+
+def cost_of_a_push(agreement: Agreement, workers: int = 3, rounds: int = 2000) -> float:
+    """Median seconds that the core takes for a push of 25 450 float32 parameters, its share of the update included."""
+    layout = Layout(entries=(Entry(name="w", shape=(25_450,), dtype="float32", kind="parameter"),))
+    server = Server(agreement, Workload(num_samples=48_000, num_updates=10**9), Flat(layout), quorum=workers)
+    data = np.random.default_rng(0).standard_normal(25_450, dtype=np.float32).tobytes()
+    leases: dict[str, int] = {}
+    for k in range(workers):
+        for reply in server.admit(f"w{k}").replies:
+            leases[reply.worker] = reply.answer.lease.number if reply.answer.lease else -1
+    found = []
+    for _ in range(rounds):
+        spent = 0.0
+        for name in list(leases):
+            inbox = server.inbox(name, leases[name])
+            assert inbox is not None
+            inbox[:] = data
+            del inbox
+            push = Push(number=leases[name], seconds=0.001, loss=1.0)
+            begun = time.perf_counter()
+            outcome = server.push(name, push, len(data))
+            spent += time.perf_counter() - begun
+            for reply in outcome.replies:
+                leases[reply.worker] = reply.answer.lease.number if reply.answer.lease else -1
+            del outcome
+        found.append(spent / workers)
+    return median(found)
+
+
+def compression(cores: Cores) -> None:
+    """Print how fast parameters are packed with error feedback, and unpacked."""
+    layout = Layout(entries=(Entry(name="w", shape=(25_000_000,), dtype="float32", kind="parameter"),))
+    change, residual = Flat(layout), Flat(layout)
+    change.floats[0][:] = np.random.default_rng(0).standard_normal(25_000_000, dtype=np.float32)
+    for name in ("bf16", "int8"):
+        packing = Packing(layout, name, cores)  # type: ignore[arg-type]
+        image = np.zeros(packing.num_bytes, np.uint8)
+        packing.pack(change, residual, image)
+        there = median(seconds_of(lambda: packing.pack(change, residual, image)) for _ in range(7))  # noqa: B023
+        back = median(seconds_of(lambda: packing.unpack(image, change)) for _ in range(7))  # noqa: B023
+        small = layout.num_bytes / packing.num_bytes
+        print(f"{name}: {small:.2f} times smaller; pack {1e-9 * layout.num_bytes / there:.1f} GB/s, "
+              f"unpack {1e-9 * layout.num_bytes / back:.1f} GB/s")  # fmt: skip
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    words = parser.parse_args()
+    with Cores() as cores:
+        print(f"{platform.processor() or platform.machine()}, {cores.threads} threads, "
+              f"Python {platform.python_version()}, NumPy {np.__version__}, PyTorch {torch.__version__}")  # fmt: skip
+        compare(words.workers, words.rounds, cores)
+        sgd = Sgd(learning_rate=0.01)
+        for name, agreement in (
+            ("synchronous", synchronous(batch=96, outer=sgd)),
+            ("asynchronous", asynchronous(batch=32, outer=sgd)),
+        ):
+            print(f"a push of 25 450 float32, 3 workers, {name}: {cost_of_a_push(agreement) * 1e6:.0f} microseconds")
+        compression(cores)
+
+
+if __name__ == "__main__":
+    main()

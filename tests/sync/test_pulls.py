@@ -1,0 +1,112 @@
+"""Which bytes a worker gets: the whole weights first, and when in doubt; else how they changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_merge_stream import layout, sources
+
+from evener.sync import Agreement, Compression, Cores, Flat, Sgd
+from evener.sync.common import Common
+from evener.sync.packing import packing_for
+from evener.sync.pulls import Contents, Pulls
+
+OF = layout(500)
+
+
+class Reader:
+    """A worker that takes what it is sent."""
+
+    def __init__(self, compression: Compression) -> None:
+        self._packing = packing_for(OF, compression, Cores(1))
+        self.flat = Flat(OF)
+
+    def take(self, contents: Contents) -> None:
+        data = np.frombuffer(contents.image, np.uint8)
+        if contents.kind == "weights":
+            self.flat.memory[:] = data
+        else:
+            assert self._packing is not None
+            self._packing.unpack_difference(data, self.flat)
+
+
+def stage(compression: Compression = "int8", staleness: int | None = 0) -> tuple[Common, Pulls]:
+    agreement = Agreement(batch=1, outer=Sgd(learning_rate=1.0), pull=compression, staleness=staleness)
+    common = Common(sources(1, OF)[0], agreement.outer, Cores(1))
+    return common, Pulls(agreement, common, Cores(1))
+
+
+def advance(common: Common, seed: int) -> None:
+    common.update(sources(1, OF, seed=seed)[0])
+
+
+def test_without_compression_everybody_reads_the_weights_themselves() -> None:
+    common, pulls = stage("none")
+    for _ in range(3):
+        contents = pulls.contents("a")
+        assert (contents.kind, bytes(contents.image)) == ("weights", common.weights.memory.tobytes())
+        advance(common, 1)
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
+@pytest.mark.parametrize("staleness", [0, None])
+def test_workers_have_the_bits_that_the_server_thinks_they_have(
+    compression: Compression, staleness: int | None
+) -> None:
+    common, pulls = stage(compression, staleness)
+    readers = {name: Reader(compression) for name in "ab"}
+    kinds = []
+    for step in range(8):
+        for name, reader in readers.items():
+            if staleness == 0 or (step + ord(name)) % 3:
+                contents = pulls.contents(name)
+                reader.take(contents)
+                kinds.append(contents.kind)
+                expected = pulls._copies["" if staleness == 0 else name].flat
+                assert reader.flat.memory.tobytes() == expected.memory.tobytes()
+        advance(common, step)
+    assert kinds.count("weights") == 2
+
+
+def test_in_a_round_a_difference_is_made_once_for_all() -> None:
+    common, pulls = stage()
+    for name in "abc":
+        pulls.contents(name)
+    advance(common, 1)
+    found = [pulls.contents(name) for name in "abc"]
+    assert [one.kind for one in found] == ["difference"] * 3
+    assert [one.base for one in found] == [0] * 3
+    assert len({np.frombuffer(one.image, np.uint8).ctypes.data for one in found}) == 1
+
+
+@pytest.mark.parametrize("staleness", [0, None])
+def test_who_missed_something_or_asks_twice_gets_the_whole(staleness: int | None) -> None:
+    common, pulls = stage(staleness=staleness)
+    pulls.contents("a")
+    pulls.contents("b")
+    advance(common, 1)
+    pulls.contents("b")
+    advance(common, 2)
+    pulls.contents("b")
+    a = pulls.contents("a")
+    assert a.kind == ("weights" if staleness == 0 else "difference"), "each has a copy of its own, or all have one"
+    assert pulls.contents("b").kind == "weights"
+    advance(common, 3)
+    pulls.forget("b")
+    b = pulls.contents("b")
+    assert b.kind == "weights"
+    reader = Reader("int8")
+    reader.take(b)
+    assert max(np.abs(x - y).max() for x, y in zip(reader.flat.floats, common.weights.floats, strict=True)) < 0.1
+
+
+def test_what_is_being_sent_does_not_change() -> None:
+    common, pulls = stage()
+    first = pulls.contents("a")
+    as_sent = bytes(first.image)
+    advance(common, 1)
+    second = pulls.contents("a")
+    also_sent = bytes(second.image)
+    advance(common, 2)
+    pulls.contents("a")
+    assert (bytes(first.image), bytes(second.image)) == (as_sent, also_sent)
