@@ -198,7 +198,7 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
         PLAN,
         put("prediction", "seconds", value=1),
         "field prediction.seconds is not known; Prediction has step_seconds, compute_seconds, "
-        "communication_seconds, sent_bytes, alone_seconds",
+        "communication_seconds, sent_bytes, alone_seconds, waiting_seconds, bottleneck",
     ),
     (
         PLAN,
@@ -250,7 +250,9 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
     (
         RECORD,
         put("plan", "strategy", value="magic"),
-        'field plan.strategy must be one of "data", "serial", got "magic"',
+        'field plan.strategy must be one of "asynchronous server", "averaging", "channel", "data", "data+channel", '
+        '"data+filter", "data+hybrid", "data+pipeline", "data+sharded", "data+spatial", "filter", "hybrid", '
+        '"pipeline", "serial", "server", "sharded", "spatial", got "magic"',
     ),
     (
         PROFILE,

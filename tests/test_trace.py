@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evener.errors import TrainingFailed
-from evener.graph import Layer, ModelGraph
+from evener.graph import Layer, ModelGraph, Window
 from evener.trace import trace
 
 IMAGE = torch.zeros(1, 3, 16, 16)
@@ -89,6 +89,8 @@ def test_a_convolution_costs_what_the_closed_form_says() -> None:
             activation_bytes=4 * 3 * 16 * 16,
             splits=("sample", "channel", "filter", "row", "column"),
             halo=(1, 1),
+            input_shape=(3, 16, 16),
+            window=Window(kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1)),
         ),
     )
 
@@ -112,6 +114,7 @@ def test_a_linear_layer_costs_what_the_closed_form_says() -> None:
             forward_flops=2 * 12 * 5,
             activation_bytes=48,
             splits=("sample", "channel", "filter"),
+            input_shape=(12,),
         ),
     )
 

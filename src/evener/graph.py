@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from evener.errors import require
 from evener.noun import Noun, Part
 
 Dim = Literal["sample", "channel", "filter", "row", "column"]
+
+
+class Window(Part, frozen=True, kw_only=True):
+    """What a convolution or pooling reads: output row o reads input rows [o*stride - padding, ... + extent).
+
+    A transposed one writes where the other reads: input row i adds to output rows [i*stride - padding, ... + extent).
+
+    Attributes:
+        kernel, stride, padding, dilation: one number for each extent dim: rows, columns (depth, rows, columns in 3-D).
+        transposed: whether it is the window of a transposed convolution.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        for field, least in (("kernel", 1), ("stride", 1), ("padding", 0), ("dilation", 1)):
+            sizes = getattr(self, field)
+            ok = len(sizes) == len(self.kernel) > 0 and min(sizes) >= least
+            require(ok, field, sizes, f"a size of at least {least} for each extent dim")
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Rows, columns ... from the first to the last that one window reads."""
+        return tuple(dilation * (kernel - 1) + 1 for kernel, dilation in zip(self.kernel, self.dilation, strict=True))
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Rows, columns ... that output [a, b) reads beyond input [a*stride, b*stride), on the wider side."""
+        sides = zip(self.extent, self.stride, self.padding, strict=True)
+        return tuple(max(before, extent - stride - before, 0) for extent, stride, before in sides)
+
+    def resize(self, sizes: tuple[int, ...], ceil: bool = False) -> tuple[int, ...]:
+        """Rows, columns ... of the output for those of the input; `ceil` counts a window that ends outside."""
+        if self.transposed:
+            grown = zip(sizes, self.extent, self.stride, self.padding, strict=True)
+            return tuple((size - 1) * stride - 2 * before + extent for size, extent, stride, before in grown)
+        moves = zip(sizes, self.extent, self.stride, self.padding, strict=True)
+        return tuple(
+            (size + 2 * before - extent + (stride - 1) * ceil) // stride + 1 for size, extent, stride, before in moves
+        )
 
 
 class Layer(Part, frozen=True, kw_only=True):
@@ -23,6 +68,9 @@ class Layer(Part, frozen=True, kw_only=True):
         splits: dims along which the layer's work can be divided.
         halo: (rows, columns) that a row or column split needs from each neighbour.
         inputs: names of the layers whose outputs this one reads; empty for the first.
+        input_shape: of the tensor that the layer's module takes, of one sample; empty where it is not known.
+        window: of a convolution or pooling; None for other layers.
+        groups: of a convolution whose filters read a part of the channels each.
     """
 
     name: str
@@ -34,6 +82,9 @@ class Layer(Part, frozen=True, kw_only=True):
     splits: tuple[Dim, ...] = ("sample",)
     halo: tuple[int, int] = (0, 0)
     inputs: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    window: Window | None = None
+    groups: int = 1
 
     def __post_init__(self) -> None:
         require(bool(self.name), "name", self.name, "a non-empty string")
@@ -42,6 +93,44 @@ class Layer(Part, frozen=True, kw_only=True):
         require(self.activation_bytes >= 0, "activation_bytes", self.activation_bytes, "zero or more")
         require(all(n >= 0 for n in self.output_shape), "output_shape", self.output_shape, "sizes of zero or more")
         require(min(self.halo) >= 0, "halo", self.halo, "two sizes of zero or more")
+        require(all(n >= 0 for n in self.input_shape), "input_shape", self.input_shape, "sizes of zero or more")
+        require(self.groups > 0, "groups", self.groups, "positive")
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the layer multiplies by weights that channels and filters divide."""
+        return "filter" in self.splits
+
+    @property
+    def filters(self) -> int:
+        """Output features F: channels of a convolution's output, the last dim of a linear layer's."""
+        return _features(self.output_shape, images=self.window is not None)
+
+    @property
+    def channels(self) -> int:
+        """Input features C, counted like `filters`."""
+        return _features(self.input_shape, images=self.window is not None)
+
+    @property
+    def bias(self) -> int:
+        """Those of a weighted layer's parameters that a division of its channels leaves whole."""
+        kernel = math.prod(self.window.kernel) if self.window else 1
+        return max(0, self.parameters - self.filters * self.channels * kernel // self.groups) if self.has_weights else 0
+
+    @property
+    def output_size(self) -> int:
+        """Elements of one sample's output."""
+        return math.prod(self.output_shape) if self.output_shape else 0
+
+    @property
+    def input_size(self) -> int:
+        """Elements of one sample's input."""
+        return math.prod(self.input_shape) if self.input_shape else 0
+
+
+def _features(shape: tuple[int, ...], images: bool) -> int:
+    """The size of the dim that holds features; 0 of an unknown shape."""
+    return (shape[0] if images else shape[-1]) if shape else 0
 
 
 class ModelGraph(Noun, frozen=True, kw_only=True):
@@ -69,6 +158,11 @@ class ModelGraph(Noun, frozen=True, kw_only=True):
             for name in layer.inputs:
                 require(name in seen, f"inputs of layer {layer.name}", name, "names of earlier layers")
             seen.add(layer.name)
+
+    @property
+    def by_name(self) -> dict[str, Layer]:
+        """Every layer by its name."""
+        return {layer.name: layer for layer in self.layers}
 
     @property
     def parameters(self) -> int:

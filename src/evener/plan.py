@@ -7,7 +7,25 @@ from typing import Literal
 from evener.errors import require
 from evener.noun import Noun, Part
 
-Strategy = Literal["serial", "data"]
+Strategy = Literal[
+    "serial",
+    "data",
+    "spatial",
+    "filter",
+    "channel",
+    "hybrid",
+    "sharded",
+    "pipeline",
+    "data+spatial",
+    "data+filter",
+    "data+channel",
+    "data+hybrid",
+    "data+sharded",
+    "data+pipeline",
+    "averaging",
+    "server",
+    "asynchronous server",
+]
 
 
 class Assignment(Part, frozen=True, kw_only=True):
@@ -17,11 +35,15 @@ class Assignment(Part, frozen=True, kw_only=True):
         rank: in the training group, from 0.
         node: name of the machine.
         device: as PyTorch names it.
-        samples: of every full micro-batch.
+        samples: of every full micro-batch; ranks of one replica work on the same ones.
         fixed_seconds: of a step on this rank whatever its samples (update, start of kernels).
         sample_seconds: for each further sample, forward and backward.
         max_samples: largest micro-batch that fits; None if nothing bounds it.
         reason: why this share, in words.
+        replica: number of the whole model that this rank holds a part of; None: it holds a model of its own.
+        share: fraction of its replica's filters, channels, rows or layers' work that it does.
+        first_layer: of its stage of a pipeline; empty where layers are not divided.
+        memory_bytes: that it is predicted to need at its peak; 0 where that was not predicted.
     """
 
     rank: int
@@ -32,9 +54,15 @@ class Assignment(Part, frozen=True, kw_only=True):
     sample_seconds: float = 0.0
     max_samples: int | None = None
     reason: str = ""
+    replica: int | None = None
+    share: float = 1.0
+    first_layer: str = ""
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "rank", self.rank, "zero or more")
+        require(0 <= self.share <= 1, "share", self.share, "a fraction, 0 to 1")
+        require(self.memory_bytes >= 0, "memory_bytes", self.memory_bytes, "zero or more")
         require(self.samples >= 0, "samples", self.samples, "zero or more")
         if self.max_samples is not None:
             allowed = f"at most max_samples ({self.max_samples})"
@@ -64,6 +92,8 @@ class Prediction(Part, frozen=True, kw_only=True):
         communication_seconds: exposed, of all collectives.
         sent_bytes: per rank and step.
         alone_seconds: of one step on the fastest device alone; None where it does not fit.
+        waiting_seconds: of the slowest rank for others, as in the bubbles of a pipeline.
+        bottleneck: what takes longest, in words.
     """
 
     step_seconds: float
@@ -71,6 +101,8 @@ class Prediction(Part, frozen=True, kw_only=True):
     communication_seconds: float
     sent_bytes: int
     alone_seconds: float | None = None
+    waiting_seconds: float = 0.0
+    bottleneck: str = ""
 
 
 class Plan(Noun, frozen=True, kw_only=True):
@@ -80,9 +112,11 @@ class Plan(Noun, frozen=True, kw_only=True):
         strategy: how the work is divided.
         batch_size: samples of one optimiser step, over all ranks and micro-batches.
         accumulate: micro-batches of one step.
-        assignments: one a rank, in order; their samples sum to batch_size / accumulate, rounded up.
+        assignments: one a rank, in order; samples of all replicas sum to batch_size / accumulate, rounded up.
         prediction: of one step, where it could be made.
         rejected: alternatives and left-out nodes with reasons.
+        local_steps: that each replica makes between two exchanges; 1: they agree after every step.
+        advice: what to do and why, in at most two sentences.
     """
 
     strategy: Strategy
@@ -91,6 +125,8 @@ class Plan(Noun, frozen=True, kw_only=True):
     assignments: tuple[Assignment, ...]
     prediction: Prediction | None = None
     rejected: tuple[Rejected, ...] = ()
+    local_steps: int = 1
+    advice: str = ""
 
     def __post_init__(self) -> None:
         require(self.batch_size > 0, "batch_size", self.batch_size, "positive")
@@ -98,7 +134,9 @@ class Plan(Noun, frozen=True, kw_only=True):
         require(bool(self.assignments), "assignments", self.assignments, "at least one rank")
         ranks = [a.rank for a in self.assignments]
         require(ranks == list(range(len(ranks))), "assignments", ranks, "ranks 0, 1, 2 ... in order")
-        total = sum(a.samples for a in self.assignments)
+        require(self.local_steps > 0, "local_steps", self.local_steps, "positive")
+        by_replica = {a.rank if a.replica is None else ("replica", a.replica): a.samples for a in self.assignments}
+        total = sum(by_replica.values())
         require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
 
     @property

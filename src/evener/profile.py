@@ -69,6 +69,26 @@ class BatchTiming(Part, frozen=True, kw_only=True):
         return self.forward_seconds + self.backward_seconds
 
 
+class LayerTiming(Part, frozen=True, kw_only=True):
+    """Measured seconds of one layer: those of n samples are fixed + n * sample, for each of both passes.
+
+    Attributes:
+        layer: its name in the ModelGraph.
+        forward_fixed, forward_sample: of the forward pass.
+        backward_fixed, backward_sample: of the backward pass.
+    """
+
+    layer: str
+    forward_fixed: float
+    forward_sample: float
+    backward_fixed: float
+    backward_sample: float
+
+    def __post_init__(self) -> None:
+        for field in ("forward_fixed", "forward_sample", "backward_fixed", "backward_sample"):
+            require(getattr(self, field) >= 0, field, getattr(self, field), "zero seconds or more")
+
+
 class TaskTiming(Part, frozen=True, kw_only=True):
     """How long one task's model takes on one device: what decides the shares.
 
@@ -78,6 +98,7 @@ class TaskTiming(Part, frozen=True, kw_only=True):
         batches: measured, by increasing number of samples.
         update_seconds: of one optimiser step, whatever the batch.
         max_samples: largest batch that fits the device's memory; None if nothing bounds it.
+        layers: seconds of single layers, as far as they were timed.
     """
 
     task: str
@@ -85,6 +106,7 @@ class TaskTiming(Part, frozen=True, kw_only=True):
     batches: tuple[BatchTiming, ...]
     update_seconds: float = 0.0
     max_samples: int | None = None
+    layers: tuple[LayerTiming, ...] = ()
 
     def __post_init__(self) -> None:
         require(bool(self.batches), "batches", self.batches, "at least one measured batch")
@@ -92,6 +114,22 @@ class TaskTiming(Part, frozen=True, kw_only=True):
         require(all(a < b for a, b in pairwise(sizes)), "batches", sizes, "in order of increasing samples")
         require(self.max_samples is None or self.max_samples > 0, "max_samples", self.max_samples, "positive or null")
         require(self.update_seconds >= 0, "update_seconds", self.update_seconds, "zero or more")
+
+
+class WidthEfficiency(Part, frozen=True, kw_only=True):
+    """How fast a convolution of few filters runs, as a fraction of the speed of a wide one.
+
+    Attributes:
+        filters: of the convolution, or channels that it reads.
+        efficiency: of its FLOP/s, relative to those of the widest measured one.
+    """
+
+    filters: int
+    efficiency: float
+
+    def __post_init__(self) -> None:
+        require(self.filters > 0, "filters", self.filters, "positive")
+        require(0 < self.efficiency <= 1, "efficiency", self.efficiency, "above 0, at most 1")
 
 
 class DeviceProfile(Part, frozen=True, kw_only=True):
@@ -108,6 +146,11 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
         throughputs: one a precision.
         speed: 1.0, or the fraction to which a local node was slowed down on purpose.
         timings: of tasks measured on this device.
+        leaf: name of the switch that its node hangs on; nodes of one leaf reach each other without the upper levels.
+        pass_seconds: that starting and ending one pass of one layer takes, however small.
+        widths: speed of narrow convolutions, by increasing width; empty if it does not depend on the width.
+        learnt: measured by predicted computing seconds of past runs; 1.0 if there were none.
+        spread: standard deviation of the speeds of devices like it, as a fraction; 0 if this very one was measured.
     """
 
     node: str
@@ -120,6 +163,11 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
     throughputs: tuple[Throughput, ...] = ()
     speed: float = 1.0
     timings: tuple[TaskTiming, ...] = ()
+    leaf: str = ""
+    pass_seconds: float = 0.0
+    widths: tuple[WidthEfficiency, ...] = ()
+    learnt: float = 1.0
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         require(bool(self.node), "node", self.node, "a non-empty name")
@@ -131,6 +179,15 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
         )
         require(self.bandwidth is None or self.bandwidth > 0, "bandwidth", self.bandwidth, "positive or null")
         require(self.speed > 0, "speed", self.speed, "positive")
+        require(self.pass_seconds >= 0, "pass_seconds", self.pass_seconds, "zero seconds or more")
+        require(self.learnt > 0, "learnt", self.learnt, "positive")
+        require(0 <= self.spread < 0.3, "spread", self.spread, "from 0 to below 0.3")
+        sizes = [width.filters for width in self.widths]
+        require(all(a < b for a, b in pairwise(sizes)), "widths", sizes, "in order of increasing filters")
+
+    def throughput(self, precision: str) -> Throughput | None:
+        """The speeds at `precision`, if they were measured."""
+        return next((t for t in self.throughputs if t.precision == precision), None)
 
     def timing(self, task: str, precision: str) -> TaskTiming | None:
         """The timing of `task` at `precision`, if it was measured here."""
@@ -160,21 +217,54 @@ class LinkProfile(Part, frozen=True, kw_only=True):
         require(self.beta >= 0, "beta", self.beta, "zero seconds per byte or more")
 
 
+class Fabric(Part, frozen=True, kw_only=True):
+    """What messages cost at one level of a network: inside of nodes, between nodes of a leaf, or between leaves.
+
+    Attributes:
+        name: for the reader, such as `NVLink` or `InfiniBand EDR`.
+        within: the smallest domain that holds both ends of such a message.
+        alpha: seconds of latency of a small message.
+        beta: seconds per byte of one large message that has the way to itself.
+        shared_bandwidth: bytes per second, in each direction, that all messages share which at the same time pass the
+            same place: within `node`, the node itself; within `leaf`, the way out of one node; within `cluster`, the
+            way out of one leaf. None if they do not disturb each other.
+    """
+
+    name: str
+    within: Literal["node", "leaf", "cluster"]
+    alpha: float
+    beta: float
+    shared_bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.alpha >= 0, "alpha", self.alpha, "zero seconds or more")
+        require(self.beta >= 0, "beta", self.beta, "zero seconds per byte or more")
+        ok = self.shared_bandwidth is None or self.shared_bandwidth > 0
+        require(ok, "shared_bandwidth", self.shared_bandwidth, "positive, or null where nothing is shared")
+
+
 class ClusterProfile(Noun, frozen=True, kw_only=True):
     """All devices, in the order of ranks, and the links between them.
 
     Attributes:
         devices: at least one.
-        links: one a measured pair; a missing pair is taken to be like the worst measured one.
+        links: one a measured pair; a missing pair is taken to be like the worst measured one, unless `fabrics` know.
         environment: versions and host facts, for the reader.
+        fabrics: levels of the network, at most one for each `within`, for clusters too large to measure every pair.
+        learnt: measured by predicted seconds of waiting for exchanges in past runs; 1.0 if there were none.
     """
 
     devices: tuple[DeviceProfile, ...]
     links: tuple[LinkProfile, ...] = ()
     environment: dict[str, str] = {}
+    fabrics: tuple[Fabric, ...] = ()
+    learnt: float = 1.0
 
     def __post_init__(self) -> None:
         require(bool(self.devices), "devices", self.devices, "at least one device")
+        require(self.learnt > 0, "learnt", self.learnt, "positive")
+        levels = [fabric.within for fabric in self.fabrics]
+        require(len(set(levels)) == len(levels), "fabrics", levels, "one for each of node, leaf and cluster at most")
         for link in self.links:
             for field, index in (("source", link.source), ("target", link.target)):
                 allowed = f"an index of a device, 0 to {len(self.devices) - 1}"

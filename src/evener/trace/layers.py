@@ -8,7 +8,7 @@ from torch import nn
 
 from evener.graph import Layer
 from evener.trace.meta import BATCH
-from evener.trace.splits import halo_of, splits_of
+from evener.trace.splits import halo_of, splits_of, window_of
 from evener.trace.tracer import Cost
 
 
@@ -48,6 +48,9 @@ def layer_of(cost: Cost, names: dict[int, str], index: int, parameters: int) -> 
         splits=splits_of(cost.module, cost.output_shape),
         halo=halo_of(cost.module),
         inputs=tuple(names[origin] for origin in sorted(cost.inputs)),
+        input_shape=cost.input_shape,
+        window=window_of(cost.module),
+        groups=getattr(cost.module, "groups", 1),
     )
 
 

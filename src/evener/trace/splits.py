@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from torch import nn
 
-from evener.graph import Dim
+from evener.graph import Dim, Window
 
 _POINTWISE: tuple[Dim, ...] = ("sample", "channel", "row", "column")
 _WEIGHTED: tuple[Dim, ...] = ("sample", "channel", "filter")
 _IMAGE_CONV: tuple[Dim, ...] = ("sample", "channel", "filter", "row", "column")
 
 _SPLITS: dict[type[nn.Module], tuple[Dim, ...]] = {
-    nn.Conv2d: _IMAGE_CONV,
-    **dict.fromkeys((nn.Linear, nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d), _WEIGHTED),
+    **dict.fromkeys((nn.Conv2d, nn.Conv3d), _IMAGE_CONV),
+    **dict.fromkeys((nn.Linear, nn.Conv1d, nn.ConvTranspose2d), _WEIGHTED),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _POINTWISE),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish), _POINTWISE),
-    **dict.fromkeys((nn.Dropout, nn.Identity, nn.MaxPool2d, nn.AvgPool2d), _POINTWISE),
+    **dict.fromkeys((nn.Dropout, nn.Identity), _POINTWISE),
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d, nn.AvgPool3d), _POINTWISE),
     **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.InstanceNorm2d), ("sample", "channel")),
 }
-_WINDOWED = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+_DIVIDED_BY_ROWS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.Conv3d, nn.MaxPool3d, nn.AvgPool3d)
+_HAS_WINDOW = (
+    nn.modules.conv._ConvNd,
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+)
 
 
 def splits_of(module: nn.Module, output_shape: tuple[int, ...]) -> tuple[Dim, ...]:
-    """Dims of the table, less rows and columns where there are none and less channels that groups tie together."""
+    """Dims of the table, less rows and columns where there are none and less channels that groups tie together.
+
+    Rows and columns are the first two extent dims: of a volume, its depth and rows.
+    """
     dims = next((_SPLITS[kind] for kind in type(module).__mro__ if kind in _SPLITS), ("sample",))
-    if len(output_shape) != 3:
+    if len(output_shape) not in (3, 4):
         dims = tuple(dim for dim in dims if dim not in ("row", "column"))
     if getattr(module, "groups", 1) != 1:
         dims = tuple(dim for dim in dims if dim not in ("channel", "filter"))
@@ -33,20 +41,35 @@ def splits_of(module: nn.Module, output_shape: tuple[int, ...]) -> tuple[Dim, ..
 
 def halo_of(module: nn.Module) -> tuple[int, int]:
     """Rows and columns that a window reads beyond the own ones, on the wider side; (0, 0) for other modules."""
-    if not isinstance(module, _WINDOWED):
-        return (0, 0)
-    return (_halo_along(module, 0), _halo_along(module, 1))
+    window = window_of(module) if isinstance(module, _DIVIDED_BY_ROWS) else None
+    return (window.reach[0], window.reach[1]) if window else (0, 0)
 
 
-def _halo_along(module: nn.Module, dim: int) -> int:
-    """Rows that output rows [a, b) read beyond their own input rows [a*stride, b*stride), on the worse side."""
-    kernel, stride = (_size(module, field, dim) for field in ("kernel_size", "stride"))
-    extent = _size(module, "dilation", dim, default=1) * (kernel - 1) + 1
-    padding = module.padding
-    before = (
-        {"same": (extent - 1) // 2, "valid": 0}[padding] if isinstance(padding, str) else _size(module, "padding", dim)
+def window_of(module: nn.Module) -> Window | None:
+    """The window of a convolution or pooling; None for other modules and adaptive poolings."""
+    if not isinstance(module, _HAS_WINDOW):
+        return None
+    dims = range(_extent_dims(module))
+    return Window(
+        kernel=tuple(_size(module, "kernel_size", dim) for dim in dims),
+        stride=tuple(_size(module, "stride", dim, default=1) for dim in dims),
+        padding=tuple(_padding_before(module, dim) for dim in dims),
+        dilation=tuple(_size(module, "dilation", dim, default=1) for dim in dims),
+        transposed=isinstance(module, nn.modules.conv._ConvTransposeNd),
     )
-    return max(before, extent - stride - before, 0)
+
+
+def _extent_dims(module: nn.Module) -> int:
+    """1, 2 or 3: the digit in the class's name."""
+    return next(int(name[-2]) for kind in type(module).__mro__ if (name := kind.__name__).endswith(("1d", "2d", "3d")))
+
+
+def _padding_before(module: nn.Module, dim: int) -> int:
+    if module.padding == "valid":
+        return 0
+    if module.padding == "same":
+        return (_size(module, "dilation", dim, default=1) * (_size(module, "kernel_size", dim) - 1)) // 2
+    return _size(module, "padding", dim)
 
 
 def _size(module: nn.Module, field: str, dim: int, default: int = 0) -> int:

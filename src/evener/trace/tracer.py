@@ -25,6 +25,7 @@ class Cost:
     path: str
     module: nn.Module
     inputs: set[int] = field(default_factory=set)
+    input_shape: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
     flops: int = 0
     kept_bytes: int = 0
@@ -95,7 +96,8 @@ class Tracer(TorchFunctionMode):
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
         path, _ = self._running.pop()
         if is_leaf(module):
-            self.costs.append(Cost(path, module))
+            shape = shape_of_sample(next(tensors_in((args, kwargs)), None))
+            self.costs.append(Cost(path, module, input_shape=shape))
             self._add(self._origins_of(tensors_in((args, kwargs))), self._started, outputs)
 
     def _add_functional(self, origins: _Origins, before: tuple[int, int], outputs: Any, only_joins: bool) -> None:

@@ -1,0 +1,49 @@
+"""How long the search for the best plan takes, for ResNet-152 on 64 and on 1024 devices that all differ.
+
+python benchmarks/oracle_search.py
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import time
+
+import msgspec
+import numpy as np
+
+from evener.oracle.forecast.machines import imagine
+from evener.oracle.forecast.scenario import Job, Scenario
+from evener.oracle.forecast.search import search
+from evener.profile import ClusterProfile, Throughput
+from evener.zoo import resnet152
+
+
+def uneven(devices: int, seed: int = 0) -> ClusterProfile:
+    """GPUs of four a node whose speeds lie anywhere between a fifth and all of a V100's."""
+    draw, profile = random.Random(seed), imagine(f"{devices // 4}xv100-node", "10gbe")
+    slowed = []
+    for device in profile.devices:
+        speed = draw.uniform(0.2, 1.0)
+        throughput = Throughput(precision="fp32", matmul_flops=speed * 13.3e12, conv_flops=speed * 13.3e12)
+        bandwidth = speed * (device.bandwidth or 0.0)
+        slowed.append(msgspec.structs.replace(device, throughputs=(throughput,), bandwidth=bandwidth, spread=0.0))
+    return msgspec.structs.replace(profile, devices=tuple(slowed))
+
+
+def main() -> None:
+    """Print a row for each number of devices."""
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}")
+    print(f"{'devices':>8} {'seconds':>8} {'of the limit':>13}  best")
+    graph = resnet152()
+    for devices, limit in ((64, 5.0), (1024, 60.0)):
+        profile = uneven(devices)
+        start = time.perf_counter()
+        outlook = search(Scenario(Job(graph=graph, batch_size=16 * devices), profile))
+        seconds = time.perf_counter() - start
+        best = f"{outlook.best.strategy} on {len(outlook.best.devices)} devices"
+        print(f"{devices:>8} {seconds:>8.1f} {seconds / limit:>12.0%}  {best}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Where a value is: whole on every rank, or divided along some of its dims into intervals, evenly or not.
+
+A rank's part along a dim is a tuple of intervals; the tensor that it holds is their concatenation. Several intervals
+come from concatenations: of two values of 8 channels, each in two halves, rank 0 has channels 0-3 and 8-11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Literal, TypeAlias
+
+from evener.oracle.apportion import apportion
+from evener.oracle.data_parallel import weights_to_workers
+
+Interval: TypeAlias = tuple[int, int]
+Intervals: TypeAlias = tuple[Interval, ...]
+Parts: TypeAlias = tuple[Intervals, ...]
+"""The intervals of every rank along one dim."""
+Region: TypeAlias = tuple[Intervals, ...]
+"""The intervals of one rank along every dim."""
+Shape: TypeAlias = tuple[int, ...]
+State: TypeAlias = Literal["whole", "alike", "partial", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the ranks of a replica hold a value.
+
+    Attributes:
+        state: `split`: every rank has its part. `partial`: every rank has an addend of the sum. `whole`: every rank has
+            all and uses it for its own work, so that the sum over ranks of its gradients is the value's gradient.
+            `alike`: every rank has all and does the same with it, so that each one has the value's gradient.
+        parts: of a split value: (dim, every rank's intervals), in order of dims.
+    """
+
+    state: State
+    parts: tuple[tuple[int, Parts], ...] = ()
+
+    def along(self, dim: int) -> Parts | None:
+        """Every rank's intervals along `dim`; None if it is not divided."""
+        return next((parts for divided, parts in self.parts if divided == dim), None)
+
+    def region(self, rank: int, shape: Shape) -> Region:
+        """What `rank` has of a value of `shape`."""
+        divided = dict(self.parts)
+        return tuple(divided[dim][rank] if dim in divided else ((0, size),) for dim, size in enumerate(shape))
+
+
+WHOLE, ALIKE, PARTIAL = Layout("whole"), Layout("alike"), Layout("partial")
+
+
+def split(parts: dict[int, Parts]) -> Layout:
+    """The layout of a value that is divided along the dims of `parts`."""
+    return Layout("split", tuple(sorted(parts.items())))
+
+
+@lru_cache(maxsize=4096)
+def divide(segments: tuple[int, ...], shares: tuple[float, ...]) -> Parts:
+    """Every rank's intervals of a dim, in proportion to `shares`: a stretch of each of its consecutive `segments`."""
+    parts: list[list[Interval]] = [[] for _ in shares]
+    start = 0
+    for segment in segments:
+        for rank, size in enumerate(apportion(segment, weights_to_workers(shares, [None] * len(shares)))):
+            parts[rank].append((start, start + size))
+            start += size
+    return tuple(joined(intervals) for intervals in parts)
+
+
+def stretch(parts: Parts, factor: int) -> Parts:
+    """The parts of a dim of which each index has become `factor` consecutive ones."""
+    return tuple(tuple((a * factor, b * factor) for a, b in intervals) for intervals in parts)
+
+
+def cut(parts: Parts, start: int, stop: int) -> Parts:
+    """The parts of the indices from `start` to `stop`, counted from there."""
+    return tuple(
+        tuple((max(a, start) - start, min(b, stop) - start) for a, b in intervals if max(a, start) < min(b, stop))
+        for intervals in parts
+    )
+
+
+def stack(parts: Sequence[Parts], sizes: Sequence[int]) -> Parts:
+    """The parts of the concatenation of dims of `sizes`."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    ranks = range(len(parts[0]))
+    return tuple(
+        joined([(a + start, b + start) for one, start in zip(parts, starts, strict=True) for a, b in one[rank]])
+        for rank in ranks
+    )
+
+
+def is_disjoint(layout: Layout, shape: Shape) -> bool:
+    """Whether no element of a split value is on two ranks."""
+    regions = [layout.region(rank, shape) for rank in range(len(layout.parts[0][1]))]
+    return not any(common(regions[a], regions[b]) for a in range(len(regions)) for b in range(a))
+
+
+def length(intervals: Intervals) -> int:
+    """Number of indices in disjoint `intervals`."""
+    return sum(b - a for a, b in intervals)
+
+
+def common(one: Region, other: Region) -> int:
+    """Number of elements that two regions have in common."""
+    return prod(
+        sum(max(0, min(b, d) - max(a, c)) for a, b in mine for c, d in its)
+        for mine, its in zip(one, other, strict=True)
+    )
+
+
+def joined(intervals: Sequence[Interval]) -> Intervals:
+    """The same indices without empty intervals, and without cuts between neighbours."""
+    joined: list[Interval] = []
+    for a, b in intervals:
+        if joined and joined[-1][1] == a:
+            joined[-1] = (joined[-1][0], b)
+        elif a < b:
+            joined.append((a, b))
+    return tuple(joined)

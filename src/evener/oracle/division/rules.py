@@ -1,0 +1,239 @@
+"""How each kind of operation is divided: from the layouts of its inputs to those that it needs, and what it gives.
+
+Two families. By channel: every rank has some channels of every value; only convolutions and linear layers mix them, as
+`filter` (own filters, from all channels that these read) or as `channel` (addends of all filters, from own channels).
+By rows and columns: every rank has a rectangle of every image; windows reach beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, TypeAlias
+
+from evener.oracle.division.layout import (
+    ALIKE,
+    PARTIAL,
+    WHOLE,
+    Intervals,
+    Layout,
+    Shape,
+    cut,
+    divide,
+    split,
+    stack,
+    stretch,
+)
+from evener.oracle.division.moves import Move
+from evener.oracle.division.network import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one operation is done.
+
+    Attributes:
+        needs: layout of every input.
+        gives: layout of the output.
+        mode: of a convolution or linear layer: by `filter`, by `channel` or as a `strip` of rows; else empty.
+        reach: of a `strip` whose input has another layout than its windows reach: the layout of what they reach.
+        adds: of a `channel`: the filters whose bias each rank adds to its addend.
+    """
+
+    needs: tuple[Layout, ...]
+    gives: Layout
+    mode: Literal["", "filter", "channel", "strip"] = ""
+    reach: Layout | None = None
+    adds: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a rule knows.
+
+    Attributes:
+        operation: to be divided.
+        inputs: the operations whose outputs it reads.
+        haves: layouts of these outputs.
+        natural: how its own output is best divided; not at all if that has nothing to divide.
+        natural_inputs: likewise of what it reads.
+        shares: of the ranks.
+        ends: whether the ranks do alike all that follows.
+    """
+
+    operation: Operation
+    inputs: tuple[Operation, ...]
+    haves: tuple[Layout, ...]
+    natural: Layout
+    natural_inputs: tuple[Layout, ...]
+    shares: tuple[float, ...]
+    ends: bool
+
+
+Rule: TypeAlias = Callable[[Situation], Choice]
+
+
+def everywhere(_: Situation) -> Choice:
+    """An input or a constant: every rank has it."""
+    return Choice((), WHOLE)
+
+
+def alike(s: Situation) -> Choice:
+    """Every rank does the same."""
+    return Choice((ALIKE,) * len(s.haves), ALIKE)
+
+
+def undivided(s: Situation) -> Choice:
+    """Every rank does all of it."""
+    if s.ends or (s.haves and all(have == ALIKE for have in s.haves)):
+        return alike(s)
+    return Choice((WHOLE,) * len(s.haves), WHOLE)
+
+
+def follow(s: Situation) -> Choice:
+    """Each rank does its part of the only input, however that is divided."""
+    have = _settled(s, 0)
+    return Choice((have,), have)
+
+
+def normalise(s: Situation) -> Choice:
+    """Statistics of an undivided value would count it several times: divide it, or do it alike everywhere."""
+    have = s.haves[0] if s.haves[0].state in ("split", "alike") else s.natural_inputs[0]
+    return Choice((have,), have) if have.state == "split" else alike(s)
+
+
+def join(s: Situation) -> Choice:
+    """Operations on several inputs, number by number: divided as the output is, unless all inputs are whole."""
+    target = _target(s)
+    if target.state != "split":
+        return undivided(s)
+    return Choice(tuple(_broadcast(target, s.operation.shape, one.shape) for one in s.inputs), target)
+
+
+def by_filter(s: Situation) -> Choice:
+    """Own filters, from all channels that these read."""
+    groups = s.operation.groups
+    if groups == 1:
+        return Choice((WHOLE,), s.natural, "filter")
+    own = divide((groups,), s.shares)
+    reads, gives = (split({1: stretch(own, one.shape[1] // groups)}) for one in (s.inputs[0], s.operation))
+    return Choice((reads,), gives, "filter")
+
+
+def by_channel(s: Situation) -> Choice:
+    """An addend of all filters, from own channels; groups have few channels each, so they stay together."""
+    if s.operation.groups > 1:
+        return by_filter(s)
+    return Choice((_divided(s, 0),), PARTIAL, "channel", adds=s.natural)
+
+
+def by_enough_channels(s: Situation) -> Choice:
+    """By channel where every rank would get one, else by filter."""
+    return by_channel(s) if s.inputs[0].shape[1] >= len(s.shares) else by_filter(s)
+
+
+def by_narrower_side(s: Situation) -> Choice:
+    """By filter or by channel, whichever moves less."""
+    return min((by_filter(s), by_channel(s)), key=lambda choice: _cost(s, choice))
+
+
+def concatenated_channels(s: Situation) -> Choice:
+    """Each rank's part of the concatenation is the concatenation of its parts."""
+    if s.operation.concat_dim != 1 or not any(have.state in ("split", "partial") for have in s.haves):
+        return join(s)
+    needs = [_divided(s, i) for i in range(len(s.haves))]
+    parts = [need.along(1) for need in needs]
+    sizes = [one.shape[1] for one in s.inputs]
+    return Choice(tuple(needs), split({1: stack([part for part in parts if part is not None], sizes)}))
+
+
+def part_of_channels(s: Situation) -> Choice:
+    """A stretch of the channels: of a value that is divided within each of its stretches, everybody has some."""
+    need = s.natural_inputs[0]
+    parts = need.along(1)
+    if parts is None or s.haves[0].state in ("whole", "alike"):
+        return follow(s)
+    return Choice((need,), split({1: cut(parts, *s.operation.bounds)}))
+
+
+def flattened_channels(s: Situation) -> Choice:
+    """Each channel becomes as many features as it has pixels."""
+    need = follow(s).needs[0]
+    parts = need.along(1)
+    if parts is None:
+        return Choice((need,), need)
+    return Choice((need,), split({1: stretch(parts, prod(s.inputs[0].shape[2:]))}))
+
+
+def by_window(s: Situation) -> Choice:
+    """A rectangle of the output, from the rectangle of the input that its windows reach."""
+    if not s.operation.is_image:
+        return undivided(s)
+    gives = s.natural
+    reach = _reach(s.operation, gives, s.inputs[0].shape)
+    if s.operation.kind != "convolution":
+        return Choice((reach,), gives)
+    have = s.haves[0]
+    if have.state == "split" and have != reach:
+        return Choice((have,), gives, "strip", reach)
+    return Choice((reach,), gives, "strip")
+
+
+def averaged_rows(s: Situation) -> Choice:
+    """The mean over all pixels is the sum of the ranks' addends."""
+    have = s.haves[0]
+    return Choice((have,), PARTIAL) if have.state == "split" else undivided(s)
+
+
+def _target(s: Situation) -> Layout:
+    """The layout of the output of `join`: one that most inputs have already."""
+    states = {have.state for have in s.haves}
+    if "split" not in states and (s.ends or "partial" not in states):
+        return WHOLE
+    if s.natural in s.haves or s.natural.state != "split":
+        return s.natural
+    pairs = zip(s.haves, s.inputs, strict=True)
+    full = (have for have, one in pairs if have.state == "split" and one.shape == s.operation.shape)
+    return next(full, s.natural)
+
+
+def _broadcast(target: Layout, shape: Shape, own: Shape) -> Layout:
+    """`target`, a layout of `shape`, for an input of shape `own` that is broadcast to it."""
+    shift = len(shape) - len(own)
+    parts = {d - shift: p for d, p in target.parts if d >= shift and own[d - shift] == shape[d]}
+    return split(parts) if parts else WHOLE
+
+
+def _settled(s: Situation, i: int) -> Layout:
+    """The layout of input `i`, or that in which its addends are best summed."""
+    if s.haves[i] != PARTIAL:
+        return s.haves[i]
+    return ALIKE if s.ends else s.natural_inputs[i]
+
+
+def _divided(s: Situation, i: int) -> Layout:
+    """The layout of input `i`, or its natural one if it is not divided."""
+    return s.haves[i] if s.haves[i].state == "split" else s.natural_inputs[i]
+
+
+def _cost(s: Situation, choice: Choice) -> float:
+    """Elements that the busiest rank moves for `choice`: its input, and its output to where that is needed."""
+    output = ALIKE if s.ends else s.natural
+    before = Move(0, s.inputs[0].shape, len(s.shares), s.haves[0], choice.needs[0])
+    after = Move(0, s.operation.shape, len(s.shares), choice.gives, output)
+    return before.cost() + after.cost()
+
+
+def _reach(operation: Operation, gives: Layout, shape: Shape) -> Layout:
+    """What of an input of `shape` the windows of every rank's part of the output reach."""
+    reached = {}
+    for dim, parts in gives.parts:
+        window = operation.windows[dim - 2]
+        reached[dim] = tuple(_clip(window.reach(a[0][0], a[-1][1]), shape[dim]) if a else () for a in parts)
+    return split(reached)
+
+
+def _clip(interval: tuple[int, int], size: int) -> Intervals:
+    low, high = max(0, interval[0]), min(size, interval[1])
+    return ((low, high),) if low < high else ()

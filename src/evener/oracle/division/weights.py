@@ -1,0 +1,64 @@
+"""Which part of its weights a rank has, which follows from how the operation is done; and who sums their gradients.
+
+split   a part: its gradient is complete within the replica
+whole   all: the ranks' gradients are addends
+alike   all: every rank of the replica has the gradient
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evener.oracle.division.layout import ALIKE, WHOLE, Layout, Parts, Shape, split
+from evener.oracle.division.network import Operation, Weight
+from evener.oracle.division.rules import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A weight of a divided model.
+
+    Attributes:
+        name: in the model's state dict.
+        shape: of the whole.
+        layout: how the ranks of a replica hold it.
+        trainable: whether it has a gradient.
+    """
+
+    name: str
+    shape: Shape
+    layout: Layout
+    trainable: bool
+
+
+def weight_layouts(operation: Operation, choice: Choice) -> tuple[Layout, ...]:
+    """The layout of every weight of `operation`, in order."""
+    return tuple(_layout(operation, choice, weight) for weight in operation.weights)
+
+
+def _layout(operation: Operation, choice: Choice, weight: Weight) -> Layout:
+    parts = _kernel(operation, choice) if weight.role == "kernel" else _vector(choice)
+    if parts and weight.role != "free":
+        return split(parts)
+    alike = choice.gives == ALIKE and choice.mode == ""
+    return ALIKE if alike else WHOLE
+
+
+def _kernel(operation: Operation, choice: Choice) -> dict[int, Parts]:
+    reads, gives = _channels(choice.needs[0]), _channels(choice.gives)
+    channel_dim = 1 - operation.filter_dim
+    if choice.mode == "channel":
+        return {channel_dim: reads} if reads else {}
+    if choice.mode == "filter" and gives:
+        grouped_by_channel = operation.groups > 1 and operation.filter_dim == 1
+        return {0: reads} if grouped_by_channel and reads else {operation.filter_dim: gives}
+    return {}
+
+
+def _vector(choice: Choice) -> dict[int, Parts]:
+    parts = _channels(choice.adds if choice.mode == "channel" else choice.gives)
+    return {0: parts} if parts else {}
+
+
+def _channels(layout: Layout | None) -> Parts | None:
+    return layout.along(1) if layout is not None else None

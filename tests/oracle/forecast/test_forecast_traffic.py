@@ -1,0 +1,50 @@
+"""Forecast bytes are those of the exact table, which is held against the counters of `comm`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from evener.oracle.forecast.divide import Mode
+from evener.oracle.forecast.grid import price_grid
+from evener.oracle.forecast.machines import imagine
+from evener.oracle.forecast.scenario import Job, Scenario
+from evener.oracle.strategies import Arrangement, Division, Replica, plan_replicas
+from evener.oracle.traffic import step_traffic
+from evener.parallel.read import Reader
+from evener.trace import trace
+
+SAMPLES = 6
+
+
+def model() -> nn.Module:
+    """Narrowing, widening and equal convolutions, normalisation, pooling, and a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 4, 1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 16, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 8 * 8, 8),
+    )
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("mode", "division"), [("filter", "out"), ("channel", "in"), ("hybrid", "hybrid"), ("sharded", "sharded")]
+)
+def test_equal_shares_send_the_bytes_of_the_table(mode: Mode, division: Division, size: int) -> None:
+    images = torch.zeros(SAMPLES, 3, 16, 16)
+    arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * size),))
+    plans = plan_replicas(Reader(model()).read([images]).network, arrangement)
+    exact = max(sum(sent for sent, _ in kinds.values()) for kinds in step_traffic(plans, arrangement, 4))
+    scenario = Scenario(Job(graph=trace(model(), images), batch_size=SAMPLES), imagine("v100-node"))
+    assert price_grid(scenario, [range(size)], mode).sent_bytes == pytest.approx(exact, rel=0.01)
