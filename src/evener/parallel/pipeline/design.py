@@ -1,0 +1,177 @@
+"""Decides where the stages of every replica begin and on which ranks they are, and what they will hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import msgspec
+import psutil
+import torch
+
+from evener.errors import InvalidValue
+from evener.oracle.stages import Division, Held, Team, Unit, divide
+from evener.parallel.pipeline.costs import Costs, estimated_seconds, measured_seconds, told_seconds
+from evener.parallel.pipeline.layout import Layout, lay_out, positions_of
+from evener.parallel.pipeline.rematerialise import Rematerialise, most_held, most_waiting, recomputed
+from evener.parallel.pipeline.schedule import SCHEDULES, ScheduleName
+from evener.parallel.pipeline.subject import Subject
+
+ON_THEIR_WAY = 6
+"""Micro-batches whose inputs or outputs a stage holds at most while they come in and go out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the user asked for.
+
+    Attributes:
+        begins: names of the modules at which the second and later stages begin; None to choose.
+        micro_batches: M.
+        schedule: order of a stage's work.
+        rematerialise: what is computed twice.
+        costs: by which stages are balanced.
+        team: memory of the ranks and what joins them; None to take what is free, and links that cost nothing.
+    """
+
+    begins: tuple[str, ...] | None
+    micro_batches: int
+    schedule: ScheduleName
+    rematerialise: Rematerialise
+    costs: Costs
+    team: Team | None
+
+    def held(self, stages: int) -> Held:
+        """How many micro-batches every stage holds; `auto` holds as few as it has to."""
+        policy: Rematerialise = "always" if self.rematerialise == "auto" else self.rematerialise
+        rows = [SCHEDULES[self.schedule](stage, stages, self.micro_batches) for stage in range(stages)]
+        return Held(
+            waiting=tuple(most_waiting(actions) + ON_THEIR_WAY for actions in rows),
+            kept=tuple(most_held(actions, recomputed(policy, actions, 0)) for actions in rows),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """What was decided for one replica.
+
+    Attributes:
+        layout: where everything is.
+        division: the oracle's answer, with its prediction; None where the user said where stages begin.
+        memory: bytes of every stage's device that it may take.
+        weight_bytes: of every stage: weights, gradients, the optimiser's state.
+        boundary_bytes: of every stage: what comes in for one micro-batch.
+        kept_bytes: of every stage: activations of one micro-batch.
+    """
+
+    layout: Layout
+    division: Division | None
+    memory: tuple[float, ...]
+    weight_bytes: tuple[int, ...]
+    boundary_bytes: tuple[int, ...]
+    kept_bytes: tuple[int, ...]
+
+    def most_kept(self, stage: int, waiting: int, scale: float = 1.0) -> float:
+        """Number of micro-batches whose activations fit, beside the inputs of `waiting` ones.
+
+        Args:
+            stage: that holds them.
+            waiting: micro-batches between forward and backward.
+            scale: samples of a micro-batch, relative to the one that the model was cut with.
+        """
+        boundaries = (waiting + ON_THEIR_WAY) * scale * self.boundary_bytes[stage]
+        room = self.memory[stage] - self.weight_bytes[stage] - boundaries
+        return room / max(1.0, scale * self.kept_bytes[stage])
+
+
+class _Offer(msgspec.Struct, frozen=True):
+    """What is known of a device: free memory, and seconds of every part of the model, if they were measured."""
+
+    memory: float
+    seconds: list[float]
+
+
+def design(
+    model: Subject,
+    wish: Wish,
+    devices: Sequence[torch.device],
+    replicas: Sequence[Sequence[int]],
+    gather: Callable[[bytes], list[bytes]],
+    speed: float = 1.0,
+) -> list[Design]:
+    """The designs of all replicas; the same on every rank.
+
+    Args:
+        model: to be cut.
+        wish: what was asked for.
+        devices: of this process.
+        replicas: for each one the ranks (or numbers of devices) that compute it.
+        gather: every process's message.
+        speed: to which this process is slowed down on purpose.
+
+    Raises:
+        InvalidValue: there are not enough places to cut, or not where the user wants them.
+        DoesNotFit: no cut fits the memory.
+    """
+    for ranks in replicas:
+        _require_places(model, len(ranks))
+    measured = wish.begins is None and wish.costs == "measured"
+    seconds = {d: measured_seconds(model.trace, model.skeleton, model.places, d) if measured else [] for d in devices}
+    own = msgspec.msgpack.encode([_Offer(_free_bytes(d), [s / speed for s in seconds[d]]) for d in devices])
+    offers = list(chain(*(msgspec.msgpack.decode(row, type=list[_Offer]) for row in gather(own))))
+    team = wish.team or Team(memory=tuple(offer.memory for offer in offers))
+    rows = [offer.seconds for offer in offers] if measured else [_told(model, wish.costs)] * len(offers)
+    return [_design(model, wish, ranks, team, rows) for ranks in replicas]
+
+
+def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, seconds: Sequence[Sequence[float]]) -> Design:
+    division: Division | None = None
+    if wish.begins is not None:
+        positions = positions_of(model, wish.begins)
+    else:
+        units = _units(model, [seconds[rank] for rank in ranks])
+        division = divide(units, team.of(ranks), wish.held(len(ranks)), len(ranks))
+        positions = tuple(model.ends[end - 1] for end in division.ends[:-1])
+        ranks = [ranks[device] for device in division.devices]
+    spans = list(pairwise([0, *positions, len(model.spent)]))
+    return Design(
+        layout=lay_out(model, positions, ranks),
+        division=division,
+        memory=tuple(team.memory[rank] for rank in ranks),
+        weight_bytes=tuple(model.weight_bytes(*span) for span in spans),
+        boundary_bytes=tuple(model.boundary_bytes(begin) for begin, _ in spans),
+        kept_bytes=tuple(model.kept_bytes(*span) for span in spans),
+    )
+
+
+def _units(model: Subject, seconds: Sequence[Sequence[float]]) -> list[Unit]:
+    return [
+        Unit(
+            seconds=tuple(row[i] for row in seconds),
+            weight_bytes=model.weight_bytes(begin, end),
+            kept_bytes=model.kept_bytes(begin, end),
+            boundary_bytes=model.boundary_bytes(end),
+        )
+        for i, (begin, end) in enumerate(model.spans)
+    ]
+
+
+def _told(model: Subject, costs: Costs) -> list[float]:
+    """Seconds of every part between two places, estimated or as the user's function says."""
+    told = told_seconds(model.trace, model.skeleton, costs) if callable(costs) else estimated_seconds(model.spent)
+    return [sum(told[begin:end]) for begin, end in model.spans]
+
+
+def _require_places(model: Subject, stages: int) -> None:
+    """Raises InvalidValue if there are too few places to cut; names modules that could not be looked into."""
+    if len(model.places) + 1 < stages:
+        whole = "".join(f"; {path} stays whole because of {why}" for path, why in model.trace.whole.items())
+        allowed = f"at most {len(model.places) + 1}, as there are {len(model.places)} places to cut{whole}"
+        raise InvalidValue("stages", stages, allowed)
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    return float(psutil.virtual_memory().available)

@@ -1,0 +1,157 @@
+"""Where everything in a model is: which operations, modules and tensors belong to which stage of one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener.errors import InvalidInput, InvalidValue
+from evener.parallel.pipeline.parts import names_under, targets_of
+from evener.parallel.pipeline.skeleton import storage_of
+from evener.parallel.pipeline.split import split
+from evener.parallel.pipeline.subject import Subject
+from evener.parallel.pipeline.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A replica's stages.
+
+    Attributes:
+        ranks: of the stages, in order; in a process alone, numbers of its devices.
+        operations: stage of every operation of the trace that the cut was made for, by name.
+        targets: of every stage, names of the modules and tensors that it holds.
+        parameters: of every stage, first names of the parameters that it uses.
+        buffers: likewise.
+        norms: of every stage, names of the BatchNorms that keep running statistics.
+    """
+
+    ranks: tuple[int, ...]
+    operations: Mapping[str, int]
+    targets: tuple[tuple[str, ...], ...]
+    parameters: tuple[tuple[str, ...], ...]
+    buffers: tuple[tuple[str, ...], ...]
+    norms: tuple[tuple[str, ...], ...]
+
+    @property
+    def num_stages(self) -> int:
+        """K."""
+        return len(self.ranks)
+
+    def stage_of_target(self, name: str) -> int | None:
+        """The first stage that holds `name`."""
+        return next((stage for stage, held in enumerate(self.targets) if name in held), None)
+
+
+def lay_out(model: Subject, positions: Sequence[int], ranks: Sequence[int]) -> Layout:
+    """The layout of `model` cut in front of the operations at `positions`, with a stage on each of `ranks`.
+
+    What only evaluation uses belongs to the stage that has its inputs then; what nothing uses, to the first one.
+    """
+    trace, skeleton, num_stages = model.trace, model.skeleton, len(ranks)
+    stages = [sum(position <= i for position in positions) for i in range(len(trace.operations))]
+    used = [targets_of(stage.graph, trace.constants) for stage in split(trace, stages, num_stages)]
+    layout = Layout(
+        ranks=tuple(ranks),
+        operations={node.name: stage for node, stage in zip(trace.operations, stages, strict=True)},
+        targets=tuple(map(tuple, used)),
+        parameters=tuple(tuple(names_under(skeleton.named_parameters(), skeleton, names)) for names in used),
+        buffers=tuple(tuple(names_under(skeleton.named_buffers(), skeleton, names)) for names in used),
+        norms=tuple(tuple(_norms_under(skeleton, names)) for names in used),
+    )
+    if not _unused(layout, skeleton):
+        return layout
+    later = model.evaluated()
+    graphs = split(later, stages_in(later, layout), num_stages)
+    layout = _with(layout, [targets_of(stage.graph, later.constants) for stage in graphs])
+    return _with(layout, [_unused(layout, skeleton)] + [[]] * (num_stages - 1))
+
+
+def stages_in(trace: Trace, layout: Layout) -> list[int]:
+    """Stage of every operation of `trace`, which is of another shape or mode than the one that the cut was made for.
+
+    Where both do the same, the cut stays. Otherwise an operation runs where its modules and tensors are, or as early as
+    its inputs allow.
+
+    Raises:
+        InvalidInput: the model uses its modules in an order that the cut does not allow.
+    """
+    if [node.name for node in trace.operations] == list(layout.operations):
+        return list(layout.operations.values())
+    stages: dict[fx.Node, int] = {}
+    for node in trace.operations:
+        reads = [stages[value] for value in node.all_input_nodes if value in stages]
+        held = [value for value in node.all_input_nodes if value.op == "get_attr"]
+        held += [node] if node.op == "call_module" else []
+        homes = [home for home in (layout.stage_of_target(str(one.target)) for one in held) if home is not None]
+        stages[node] = max([*reads, *homes], default=0)
+        if (homes and stages[node] > min(homes)) or _comes_changed(trace, node, stages):
+            raise InvalidInput(
+                f"the model runs {node.name}, in evaluation or for another shape of its inputs, at a place that its "
+                "cut into stages does not allow"
+            )
+    return list(stages.values())
+
+
+def positions_of(model: Subject, begins: Sequence[str]) -> tuple[int, ...]:
+    """Positions of the cuts in front of the modules (or operations) that `begins` names.
+
+    Raises:
+        InvalidValue: there is no such module, or no cut is possible there; names the nearest ones that are.
+    """
+    found = [_position(model, name) for name in begins]
+    if found != sorted(set(found)):
+        raise InvalidValue("stages", list(begins), "names of modules in the order in which they run, each once")
+    return tuple(found)
+
+
+def _position(model: Subject, name: str) -> int:
+    operations, places = model.trace.operations, [place.position for place in model.places]
+    for position, node in enumerate(operations):
+        path = str(node.target) if node.op == "call_module" else node.meta["module"]
+        if name in (node.name, path) or path.startswith(f"{name}."):
+            if position in places:
+                return position
+            near = sorted(places, key=lambda place: abs(place - position))[:2]
+            names = " and ".join(operations[place].name for place in sorted(near)) or "none"
+            raise InvalidValue("stages", name, f"places where the model can be cut; near are {names}")
+    raise InvalidValue("stages", name, "names of modules that the model runs")
+
+
+def _with(layout: Layout, more: Sequence[Sequence[str]]) -> Layout:
+    """`layout` with those of `more` targets, a row a stage, that no stage holds yet."""
+    held = {name for names in layout.targets for name in names}
+    rows = zip(layout.targets, more, strict=True)
+    return replace(layout, targets=tuple((*names, *(name for name in new if name not in held)) for names, new in rows))
+
+
+def _comes_changed(trace: Trace, node: fx.Node, stages: Mapping[fx.Node, int]) -> bool:
+    """Whether `node` reads a value of an earlier stage that this or a later one changes in place."""
+    for value in node.all_input_nodes:
+        tensor = value.meta["value"]
+        if value in stages and stages[value] < stages[node] and isinstance(tensor, Tensor):
+            changed = trace.changed.get(storage_of(tensor))
+            if changed is not None and stages.get(changed, stages[node]) >= stages[node]:
+                return True
+    return False
+
+
+def _norms_under(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    norms = [n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return [name for name in norms if _is_under(name, set(targets))]
+
+
+def _unused(layout: Layout, model: nn.Module) -> list[str]:
+    """Parameters and buffers of `model` that no stage holds."""
+    used = {name for names in layout.targets for name in names}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [name for name, _ in tensors if not _is_under(name, used)]
+
+
+def _is_under(name: str, targets: Set[str]) -> bool:
+    """Whether `name` or something around it is in `targets`."""
+    parts = name.split(".")
+    return any(".".join(parts[:i]) in targets for i in range(1, len(parts) + 1))

@@ -1,0 +1,48 @@
+"""Nested values: the tensors inside of tuples, lists and dicts, which is what models take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def map_values(value: Any, function: Callable[[Any], Any]) -> Any:
+    """`value` with `function` of everything in it that is not a tuple, list or dict (slices are looked into)."""
+    if isinstance(value, tuple):
+        items = [map_values(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [map_values(item, function) for item in value]
+    if isinstance(value, dict):
+        return {key: map_values(item, function) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(map_values(item, function) for item in (value.start, value.stop, value.step)))
+    return function(value)
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """`value` with `function` of every tensor in it."""
+    return map_values(value, lambda item: function(item) if isinstance(item, Tensor) else item)
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """Everything in `value` that is not a tuple, list or dict, in order."""
+    found: list[Any] = []
+    map_values(value, found.append)
+    yield from found
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in `value`, in order."""
+    yield from (item for item in values_in(value) if isinstance(item, Tensor))
+
+
+def call(function: Callable[..., Any], inputs: Any) -> Any:
+    """`function` of `inputs`: a tensor, or a tuple or list of positional, or a dict of named arguments."""
+    if isinstance(inputs, dict):
+        return function(**inputs)
+    if isinstance(inputs, tuple | list):
+        return function(*inputs)
+    return function(inputs)

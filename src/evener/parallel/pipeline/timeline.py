@@ -1,0 +1,158 @@
+"""Who computed which micro-batch when: the timeline of a step, its idle share, and a file for trace viewers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from evener.comm import Pace
+from evener.noun import Part
+from evener.parallel.pipeline.schedule import Action, Kind
+
+
+class Event(Part, frozen=True, kw_only=True):
+    """One action of one stage, in seconds of the machine's monotonic clock.
+
+    Attributes:
+        stage: that acted.
+        micro_batch: on which.
+        kind: of action.
+        begin: when computing began; waiting is not part of it.
+        end: when it ended.
+    """
+
+    stage: int
+    micro_batch: int
+    kind: Kind
+    begin: float
+    end: float
+
+
+class Timeline(Part, frozen=True, kw_only=True):
+    """All actions of a step.
+
+    Attributes:
+        num_stages: of the pipeline.
+        events: of all stages.
+    """
+
+    num_stages: int
+    events: tuple[Event, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first beginning to the last end."""
+        return max(event.end for event in self.events) - min(event.begin for event in self.events)
+
+    def busy_seconds(self, stage: int) -> float:
+        """For which `stage` computed."""
+        return sum(event.end - event.begin for event in self.events if event.stage == stage)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the stages' time in which they computed nothing: (K-1) / (M+K-1) if all stages are equal."""
+        busy = sum(self.busy_seconds(stage) for stage in range(self.num_stages))
+        return 1 - busy / (self.num_stages * self.seconds)
+
+    def chrome_trace(self) -> bytes:
+        """The timeline as a file that chrome://tracing and ui.perfetto.dev open: JSON, a row a stage."""
+        start = min(event.begin for event in self.events)
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": stage, "args": {"name": f"stage {stage}"}}
+            for stage in range(self.num_stages)
+        ]
+        boxes = [
+            {
+                "ph": "X",
+                "name": f"{event.kind} {event.micro_batch}",
+                "cat": event.kind,
+                "pid": 0,
+                "tid": event.stage,
+                "ts": (event.begin - start) * 1e6,
+                "dur": (event.end - event.begin) * 1e6,
+            }
+            for event in self.events
+        ]
+        return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": names + boxes})
+
+
+class _Mark(NamedTuple):
+    """A moment: by the clock of the machine, or in the stream of a GPU."""
+
+    wall: float
+    event: torch.cuda.Event | None = None
+
+
+class Clock:
+    """Times the actions of one stage; what it reads is read later, so that a GPU is not waited for.
+
+    Args:
+        stage: number of the stage.
+        device: that computes.
+        pace: of this rank, told when it computes and when it waits; it may slow the rank down.
+    """
+
+    def __init__(self, stage: int, device: torch.device, pace: Pace | None = None) -> None:
+        self._stage, self._device, self._pace = stage, device, pace
+        self._begin = _Mark(0.0)
+        self._marks: list[tuple[Action, _Mark, _Mark]] = []
+
+    def start(self) -> None:
+        """An action begins to compute."""
+        if self._pace is not None:
+            self._pace.resume("fb")
+        self._begin = self._now()
+
+    def stop(self, action: Action) -> None:
+        """It has computed."""
+        if self._pace is not None:
+            self._pace.pause()
+        self._marks.append((action, self._begin, self._now()))
+
+    def clear(self) -> None:
+        """Forget what was timed."""
+        self._marks = []
+
+    def events(self) -> list[Event]:
+        """What was timed since the last `clear`; waits for the device."""
+        reference = self._now()
+        if reference.event is not None:
+            reference.event.synchronize()
+            reference = reference._replace(wall=time.perf_counter())
+        return [
+            Event(
+                stage=self._stage,
+                micro_batch=action.micro_batch,
+                kind=action.kind,
+                begin=_seconds(begin, reference),
+                end=_seconds(end, reference),
+            )
+            for action, begin, end in self._marks
+        ]
+
+    def _now(self) -> _Mark:
+        if self._device.type != "cuda":
+            return _Mark(time.perf_counter())
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return _Mark(time.perf_counter(), event)
+
+
+def _seconds(mark: _Mark, reference: _Mark) -> float:
+    if mark.event is None or reference.event is None:
+        return mark.wall
+    return reference.wall - float(mark.event.elapsed_time(reference.event)) / 1e3
+
+
+def encode_events(events: Sequence[Event]) -> bytes:
+    """As a message."""
+    return msgspec.msgpack.encode(events)
+
+
+def decode_events(message: bytes) -> list[Event]:
+    """Of a message."""
+    return msgspec.msgpack.decode(message, type=list[Event])

@@ -1,0 +1,48 @@
+"""Batches as micro-batches: as equal as whole samples can be, in the order of the samples, none empty."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.errors import InvalidValue
+from evener.parallel.pipeline.batches import divided, joined, resized, samples_in, sizes_of
+from evener.parallel.pipeline.tensors import tensors_in
+
+
+@pytest.mark.parametrize(
+    ("samples", "micro_batches", "expected"),
+    [(8, 4, [2, 2, 2, 2]), (7, 3, [3, 2, 2]), (2, 5, [1, 1]), (9, 1, [9])],
+)
+def test_literal_sizes(samples: int, micro_batches: int, expected: list[int]) -> None:
+    assert sizes_of(samples, micro_batches) == expected
+
+
+@given(st.integers(1, 200), st.integers(1, 40))
+def test_sizes_add_up_and_differ_by_one_at_most(samples: int, micro_batches: int) -> None:
+    sizes = sizes_of(samples, micro_batches)
+    assert sum(sizes) == samples
+    assert len(sizes) == min(samples, micro_batches)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_nested_batches_are_divided_and_joined_again() -> None:
+    batch = {"a": torch.arange(10.0).view(5, 2), "b": [torch.arange(5), torch.tensor(3.0)], "c": "word"}
+    parts = divided(batch, [3, 2])
+    assert [part["a"].shape for part in parts] == [(3, 2), (2, 2)]
+    assert [part["c"] for part in parts] == ["word", "word"]
+    whole = joined(parts)
+    for one, other in zip(tensors_in(whole), tensors_in(batch), strict=True):
+        assert torch.equal(one, other)
+    assert [tuple(tensor.shape) for tensor in tensors_in(resized(batch, 7))] == [(7, 2), (7,), ()]
+
+
+def test_a_batch_without_samples_or_of_several_lengths_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"batch must be 3 samples in dim 0, .* got \(4, 2\)"):
+        samples_in((torch.zeros(3), torch.zeros(4, 2)))
+    with pytest.raises(InvalidValue, match="batch must be a batch with at least one tensor of samples, got 'word'"):
+        samples_in("word")
+    with pytest.raises(InvalidValue, match="samples must be at least one, got 0"):
+        sizes_of(0, 2)

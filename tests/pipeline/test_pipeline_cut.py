@@ -1,0 +1,144 @@
+"""Where a model may be cut, what would travel there, and what is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evener.errors import InvalidInput, InvalidValue
+from evener.models import UNet, resnet152
+from evener.parallel.pipeline import Pipeline
+from evener.parallel.pipeline.cut import cuts
+from evener.parallel.pipeline.split import split
+from evener.parallel.pipeline.trace import trace
+
+CPU = torch.device("cpu")
+
+
+def chain(*sizes: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
+
+
+def piped(model: nn.Module, example: Any, stages: Any, **options: Any) -> Pipeline:
+    number = stages if isinstance(stages, int) else len(stages) + 1
+    return Pipeline(
+        model, example, lambda y, t: (y - t).square().mean(), stages=stages, on=[CPU] * number, micro_batches=2,
+        **{"costs": "estimated", **options},
+    )  # fmt: skip
+
+
+def test_bytes_across_a_cut_are_those_of_all_values_that_live_there() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            return self.c(self.b(y)) + y + x.sum(1, keepdim=True)  # type: ignore[no-any-return]
+
+    model = Skips()
+    found = cuts(trace(model, torch.zeros(3, 4), CPU), model)
+    assert [cut.nbytes // (3 * 4) for cut in found] == [8 + 4, 8 + 2 + 4, 8 + 8 + 4, 8 + 4, 8 + 1]
+
+
+def test_a_value_goes_straight_to_the_stages_that_use_it() -> None:
+    model = UNet(3, 2, width=4, depth=2)
+    traced = trace(model, torch.zeros(2, 3, 8, 8), CPU)
+    count = len(traced.operations)
+    graphs = split(traced, [5 * i // count for i in range(count)], 5)
+    skips = [value for graph in graphs for value in graph.outputs if value.used_by[-1] > value.made_by + 1]
+    assert skips
+    for value in skips:
+        for stage in range(value.made_by + 1, 5):
+            received = value.name in [given.name for given in graphs[stage].inputs]
+            assert received == (stage in value.used_by)
+
+
+def test_stages_may_be_named_as_the_eight_segments_of_resnet152() -> None:
+    model = resnet152(5, width=4, depths=(1, 1, 2, 1))
+    names = [name for name, _ in model.named_children()]
+    pipeline = piped(model, torch.zeros(4, 3, 64, 64), names[1:])
+    held = [{target.split(".")[0] for target in targets} for targets in pipeline.design.layout.targets]
+    assert held == [{name} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (9, "stages must be at most 3, as there are 2 places to cut, got 9"),
+        (["3"], "stages must be names of modules that the model runs, got '3'"),
+        (["2", "1"], "names of modules in the order in which they run, each once"),
+        (["0"], "stages must be places where the model can be cut; near are _1 and _2, got '0'"),
+        (0, "stages must be positive, got 0"),
+    ],
+)
+def test_impossible_stages_are_refused(stages: Any, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        piped(chain(2, 2, 2, 2), torch.zeros(4, 2), stages)
+
+
+def test_too_few_places_name_the_module_that_stays_whole() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 1 + Bare.apply(self.linear(x))  # type: ignore[no-any-return,no-untyped-call]
+
+    class Bare(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+    with pytest.raises(InvalidValue, match=r"there are 1 places to cut; 0 stays whole because of .*autograd function"):
+        piped(nn.Sequential(Whole(), nn.Linear(2, 2)), torch.zeros(4, 2), 3)
+
+
+def test_statistics_that_two_places_move_stay_on_one_stage() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layers = nn.BatchNorm1d(4), chain(4, 4, 4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[2](self.norm(self.layers[1](self.norm(self.layers[0](x)))))  # type: ignore[no-any-return]
+
+    model = Twice()
+    assert [cut.position for cut in cuts(trace(model, torch.zeros(3, 4), CPU), model)] == [1, 4]
+
+
+def test_an_order_in_evaluation_that_the_cut_forbids_is_refused() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x)) if self.training else self.a(self.b(x))  # type: ignore[no-any-return]
+
+    pipeline = piped(Backwards(), torch.zeros(4, 2), 2).eval()
+    with pytest.raises(
+        InvalidInput, match=r"the model runs a, in evaluation .* that its cut into stages does not allow"
+    ):
+        pipeline(torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"micro_batches": 0}, "micro_batches must be positive, got 0"),
+        ({"schedule": "zigzag"}, "schedule must be one of gpipe, 1f1b, got 'zigzag'"),
+        ({"rematerialise": "some"}, "rematerialise must be one of always, except_last, never, auto, got 'some'"),
+        ({"replicas": [[0], [0]]}, "replicas must be each rank from 0 to 1 once"),
+        ({"on": [CPU] * 3}, "stages must be 3, one on every device or rank of a replica, got 2"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        Pipeline(chain(2, 2, 2), torch.zeros(4, 2), nn.MSELoss(), **{"stages": 2, "on": [CPU] * 2, **options})

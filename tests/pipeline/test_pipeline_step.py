@@ -1,0 +1,338 @@
+"""A step's edges: random layers, evaluation, targets, tokens, errors, weights, and models without memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pipeline_cases import CASES, assert_equal, cost, piped, serial
+from torch import Tensor, nn
+
+from evener.errors import InvalidInput, InvalidValue
+from evener.models import Transformer, UNet
+from evener.parallel.pipeline import Pipeline
+
+CPU = torch.device("cpu")
+
+
+def make(model: nn.Module, example: Any, stages: int, **options: Any) -> Pipeline:
+    options = {"micro_batches": 3, "costs": "estimated", "loss": F.mse_loss, **options}
+    return Pipeline(model, example, options.pop("loss"), on=[CPU] * stages, **options)
+
+
+class Noisy(nn.Module):
+    """Dropout as a module and as a function, noise, and a layer with dropout inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.drop, self.inner = nn.Dropout(0.4), nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.a(x))
+        y = F.dropout(self.inner(y[:, None])[:, 0], 0.2, self.training) + torch.rand_like(y)
+        outputs: Tensor = self.b(self.drop(y))
+        return outputs
+
+
+def test_random_layers_do_not_depend_on_stages_nor_on_recomputing() -> None:
+    torch.manual_seed(0)
+    model, x = Noisy().double(), torch.randn(7, 8, dtype=torch.float64)
+    found = []
+    for stages in (1, 2, 4):
+        for policy in ("never", "always"):
+            pipeline = make(copy.deepcopy(model), x, stages, rematerialise=policy)
+            torch.manual_seed(5)
+            losses = [float(pipeline.step(x, x)) for _ in range(2)]
+            assert losses[0] != losses[1]
+            gradients = dict(sorted((name, p.grad) for name, p in pipeline.named_parameters()))
+            found.append((losses, torch.cat([g.flatten() for g in gradients.values() if g is not None])))
+    for losses, flat in found[1:]:
+        assert losses == found[0][0]
+        torch.testing.assert_close(flat, found[0][1], rtol=1e-12, atol=1e-14)
+
+
+def test_micro_batches_draw_different_numbers_and_the_generator_is_left_alone() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
+    pipeline = make(model, torch.ones(4, 50), 2, micro_batches=2)
+    torch.manual_seed(1)
+    outputs = pipeline(torch.ones(4, 50))
+    assert not torch.equal(outputs[:2], outputs[2:])
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    torch.randint(2**62, ())  # the seed that the step took
+    assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize("name", ["residual", "branches", "transformer"])
+def test_evaluation_is_that_of_the_model_whole(name: str) -> None:
+    case = CASES[name]
+    trained, pipeline = piped(case, 7, on=[CPU] * 3, micro_batches=3)
+    model = case.make()
+    model.load_state_dict(trained.state)
+    for samples in (1, 5):
+        x = case.inputs(samples)
+        model.eval()
+        expected = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+        torch.testing.assert_close(pipeline.eval()(x), expected, rtol=1e-12, atol=1e-12)
+    assert_equal(trained, piped(case, 7, on=[CPU], micro_batches=3)[0], whole=True)
+
+
+def test_one_micro_batch_is_the_plain_model_running_statistics_included() -> None:
+    case = CASES["residual"]
+    model, x, y = case.make(), case.inputs(6), case.targets(6)
+    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    found, _ = piped(case, 6, steps=1, on=[CPU] * 3, micro_batches=1)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found.gradients[name], parameter.grad, rtol=1e-10, atol=1e-12)
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(found.state[name], buffer, rtol=1e-12, atol=1e-12)
+
+
+def test_running_statistics_of_the_first_norm_are_those_of_the_whole_batch_at_once() -> None:
+    case = CASES["unet"]
+    model, x = case.make(), case.inputs(7)
+    model(x)
+    found, _ = piped(case, 7, steps=1, on=[CPU] * 2, micro_batches=4, rematerialise="always")
+    for name, value in model.state_dict().items():
+        if name.startswith("down.0.1.running"):
+            torch.testing.assert_close(found.state[name], value, rtol=1e-12, atol=1e-12)
+
+
+def test_the_comparison_notices_statistics_of_the_last_micro_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evener.parallel.pipeline.statistics import DeferredBatchNorm
+
+    collected = DeferredBatchNorm.collected
+    monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: (norm._parts.reverse(), collected(norm))[1])
+    case = CASES["residual"]
+    assert_equal(piped(case, 8, on=[CPU] * 2, micro_batches=4)[0], serial(case, 8, 4), whole=True)
+    monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: norm._parts[-1])
+    with pytest.raises(AssertionError, match="running_mean is off by"):
+        assert_equal(piped(case, 8, on=[CPU] * 2, micro_batches=4)[0], serial(case, 8, 4), whole=True)
+
+
+def test_single_precision_is_equal_to_five_digits() -> None:
+    case = CASES["unet"]
+    expected = serial(case, 7, 3, steps=1)
+    pipeline = Pipeline(
+        case.make().float(), case.inputs(7).float(), case.loss, on=[CPU] * 3, micro_batches=3, costs=cost
+    )
+    loss = pipeline.step(case.inputs(7).float(), case.targets(7))
+    torch.testing.assert_close(loss.double(), expected.loss, rtol=1e-5, atol=1e-5)
+    for name, parameter in pipeline.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.double(), expected.gradients[name], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_add_up_over_steps_tied_ones_too() -> None:
+    case = CASES["tied"]
+    once, _ = piped(case, 6, steps=1, on=[CPU] * 3, micro_batches=2)
+    pipeline = Pipeline(case.make(), case.inputs(6), case.loss, on=[CPU] * 3, micro_batches=2, costs="estimated")
+    for _ in range(3):
+        pipeline.step(case.inputs(6), case.targets(6))
+    for name, parameter in pipeline.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, once.gradients[name] * 3)
+
+
+def test_a_norm_over_all_stages_counts_tied_weights_once() -> None:
+    case = CASES["tied"]
+    model, x, y = case.make(), case.inputs(6), case.targets(6)
+    case.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+    expected = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    pipeline = make(case.make(), x, 3, loss=case.loss)
+    pipeline.step(x, y)
+    assert pipeline.clip_gradients(0.1) == pytest.approx(expected, rel=1e-12)
+    assert pipeline.clip_gradients(1e9) == pytest.approx(0.1)
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, dict(model.named_parameters())[name].grad)
+
+
+def test_a_state_goes_from_any_cut_to_any_other_and_to_the_model() -> None:
+    case = CASES["tied"]
+    found, _ = piped(case, 6, on=[CPU] * 3, micro_batches=2)
+    other = make(case.make(), case.inputs(6), 2, loss=case.loss)
+    other.load_state_dict(found.state)
+    model = case.make()
+    model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(dict(model.state_dict()), found.state)
+    with pytest.raises(InvalidValue, match=r"state must be of the whole model, got 'none of first.bias'"):
+        other.load_state_dict({name: value for name, value in found.state.items() if name != "first.bias"})
+
+
+def test_what_a_model_does_not_use_is_kept_and_stays_without_gradient() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.spare, self.later = (nn.Linear(3, 3) for _ in range(4))
+            self.soft = nn.Softmax(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.b(self.a(x))
+            return y if self.training else self.soft(self.later(y))  # type: ignore[no-any-return]
+
+    model, x = Spare(), torch.randn(6, 3)
+    expected = copy.deepcopy(model).eval()(x)
+    pipeline = make(model, x, 2)
+    pipeline.step(x, x)
+    assert pipeline.state_dict().keys() == model.state_dict().keys()
+    assert {name for name, p in pipeline.named_parameters() if p.grad is None} == {
+        "spare.weight", "spare.bias", "later.weight", "later.bias",
+    }  # fmt: skip
+    torch.testing.assert_close(pipeline.eval()(x), expected)
+
+
+def test_another_shape_is_followed_anew() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            steps = torch.arange(tokens.shape[1], device=tokens.device)
+            y = self.embed(tokens) * (1 + steps[None, :, None])
+            return self.out(y).squeeze(2)  # type: ignore[no-any-return]
+
+    model = Positions()
+    pipeline = make(copy.deepcopy(model), torch.zeros(4, 3, dtype=torch.long), 2)
+    for length in (3, 5):
+        tokens = torch.arange(4 * length).view(4, length) % 9
+        torch.testing.assert_close(pipeline(tokens), model(tokens))
+
+
+def test_autocast_around_a_step_reaches_every_stage() -> None:
+    seen: list[torch.dtype] = []
+
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not x.is_meta:
+                seen.append(x.dtype)
+            return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Look(), nn.Linear(4, 4), Look())
+    pipeline = Pipeline(model, torch.zeros(4, 4), F.mse_loss, stages=["2"], on=[CPU] * 2, micro_batches=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pipeline.step(torch.randn(4, 4), torch.randn(4, 4))
+    assert seen == [torch.bfloat16, torch.bfloat16]
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in pipeline.parameters())
+
+
+def test_an_error_in_a_stage_is_the_one_that_is_raised_and_the_next_step_works() -> None:
+    class Fails(nn.Module):
+        broken = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.broken and not x.is_meta:
+                raise ZeroDivisionError("of the model")
+            return x
+
+    fails = Fails()
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), fails, nn.Linear(3, 3))
+    pipeline = make(model, torch.zeros(6, 3), 4, micro_batches=2)
+    x = torch.randn(6, 3)
+    Fails.broken = True
+    with pytest.raises(ZeroDivisionError, match="of the model"):
+        pipeline.step(x, x)
+    Fails.broken = False
+    pipeline.step(x, x)
+    assert pipeline.state_dict()["1.num_batches_tracked"] == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (None, torch.zeros(4, 3), "inputs must be given where the first stage is, got None"),
+        (torch.zeros(4, 3), None, "targets must be given where the last stage is, for the 4 samples .*, got 'none'"),
+        (torch.zeros(4, 3), torch.zeros(5, 3), "for the 4 samples of the inputs, got '5 samples'"),
+        (
+            (torch.zeros(4, 3), torch.zeros(4)),
+            torch.zeros(4, 3),
+            "inputs must be 1, as in the example, got '2 tensors'",
+        ),
+    ],
+)
+def test_wrong_batches_are_refused(inputs: Any, targets: Any, message: str) -> None:
+    pipeline = make(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.zeros(4, 3), 2)
+    with pytest.raises(InvalidValue, match=message):
+        pipeline.step(inputs, targets)
+
+
+def test_a_buffer_that_a_pass_changes_forbids_a_second_pass() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("passes", torch.zeros(()))
+
+        passes: Tensor
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            return x
+
+    model = nn.Sequential(nn.Linear(3, 3), Counts(), nn.Linear(3, 3))
+    x = torch.randn(6, 3)
+    with pytest.raises(
+        InvalidValue, match=r"rematerialise must be never or auto, as a second pass would change 1.passes"
+    ):
+        make(model, x, 2, rematerialise="always").step(x, x)
+    pipeline = make(model, x, 2, rematerialise="auto")
+    pipeline.step(x, x)
+    assert pipeline.state_dict()["1.passes"] == 3
+
+
+def test_a_model_without_memory_begins_alike_whatever_the_cut() -> None:
+    states = []
+    for stages in (1, 2, 5):
+        with torch.device("meta"):
+            model = Transformer(20, layers=2, dim=8, heads=2, hidden=16)
+        torch.manual_seed(7)
+        tokens = torch.ones(4, 3, dtype=torch.long)
+        pipeline = make(model, (tokens, tokens), stages, loss=lambda y, t: y.square().mean())
+        states.append(pipeline.state_dict())
+        assert not any(tensor.is_meta for tensor in states[-1].values())
+        pipeline.step((tokens, tokens), tokens)
+    for state in states[1:]:
+        torch.testing.assert_close(state, states[0], rtol=0, atol=0)
+
+
+def test_a_model_without_memory_that_cannot_be_initialised_is_refused() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 3), Bare())
+    with pytest.raises(InvalidInput, match=r"1 \(Bare\) is on the meta device .* give it a method reset_parameters"):
+        make(model, torch.zeros(4, 3), 2)
+
+
+def test_measured_costs_cut_where_the_time_is_spent() -> None:
+    class Slow(nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(size, size))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (self.weight @ self.weight).sum()
+
+    model = nn.Sequential(*(Slow(n) for n in (8, 8, 8, 8, 400, 8)))
+    pipeline = Pipeline(model, torch.zeros(4, 3), F.mse_loss, on=[CPU] * 2, micro_batches=2)
+    assert pipeline.design.division is not None
+    assert [set(names) >= {"4"} for names in pipeline.design.layout.targets].count(True) == 1
+    spans = [len(names) for names in pipeline.design.layout.targets]
+    assert min(spans) <= 2  # the heavy layer, with one beside it at most, against the rest
+    pipeline.step(torch.zeros(4, 3), torch.zeros(4, 3))
+
+
+def test_skips_reach_stages_far_behind() -> None:
+    model = UNet(3, 2, width=4, depth=3)
+    x = torch.randn(4, 3, 16, 16)
+    expected = copy.deepcopy(model).eval()(x)
+    torch.testing.assert_close(make(model, x, 8).eval()(x), expected)
