@@ -6,7 +6,9 @@ CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing is ever u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -23,10 +25,17 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 @dataclass
 class Traffic:
-    """What this rank handed to collectives, by kind, in bytes that cross its link in a ring algorithm."""
+    """What this rank handed to collectives, by kind, in bytes that cross its link in a ring algorithm.
+
+    Attributes:
+        sent: bytes.
+        received: bytes.
+        seconds: that this rank waited for them to end; on a GPU, until they were queued.
+    """
 
     sent: dict[str, float] = field(default_factory=dict)
     received: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def count(self, kind: str, sent: float, received: float) -> None:
         """Add one call of `kind`."""
@@ -92,34 +101,43 @@ class Group:
         """Sum `tensor` over the ranks, in place; computing pauses meanwhile. Returns `tensor`."""
         if self.size == 1:
             return tensor
-        phase = self.pace.phase
-        self.pace.pause()
-        work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
-        self.count_all_reduce(tensor, kind)
-        assert work is not None
-        work.wait()
-        if phase:
-            self.pace.resume(phase)
+        with self.waiting(kind):
+            work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+            self.count_all_reduce(tensor, kind)
+            assert work is not None
+            work.wait()
         return tensor
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
         """Every rank's `tensor`, of one shape on all, stacked: (size, *tensor.shape); computing pauses meanwhile."""
         if self.size == 1:
             return tensor.unsqueeze(0)
-        phase = self.pace.phase
-        self.pace.pause()
-        self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
-        gathered = self._gather(tensor.flatten()).view(self.size, *tensor.shape)
-        if phase:
-            self.pace.resume(phase)
-        return gathered
+        with self.waiting(kind):
+            self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
+            return self._gather(tensor.flatten()).view(self.size, *tensor.shape)
 
     def all_sum(self, tensor: Tensor, kind: str) -> Tensor:
         """Sum of every rank's small `tensor`, in the order of ranks, so the same bits on each; computing pauses."""
         return self.all_gather(tensor, kind).sum(0)
 
+    @contextmanager
+    def waiting(self, kind: str) -> Iterator[None]:
+        """Inside, this rank waits for others: computing pauses, and the seconds are counted under `kind`."""
+        phase = self.pace.phase
+        self.pace.pause()
+        start = time.perf_counter()
+        yield
+        self.traffic.seconds[kind] = self.traffic.seconds.get(kind, 0) + time.perf_counter() - start
+        if phase:
+            self.pace.resume(phase)
+
+    @property
+    def prefers_mesh(self) -> bool:
+        """Whether small tensors travel sooner over the mesh than by a collective."""
+        return self.mesh is not None and dist.get_backend(self.process_group) == "gloo"
+
     def _gather(self, flat: Tensor) -> Tensor:
-        if self.mesh is not None and dist.get_backend(self.process_group) == "gloo":
+        if self.mesh is not None and self.prefers_mesh:
             rows = self.mesh.exchange(flat.detach().cpu().numpy().tobytes())
             return torch.frombuffer(bytearray(b"".join(rows)), dtype=flat.dtype).to(flat.device)
         gathered = flat.new_empty(self.size * flat.numel())

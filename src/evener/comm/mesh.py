@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<I")
 _RANK = struct.Struct("<I")
 _SECRET_BYTES = 32
 _GREETING_SECONDS = 2.0
-_LARGEST = 32 * 1024
+LARGEST_ROUND = 32 * 1024
 """Bytes of a message that surely fits the kernel's buffers, so that everybody may send before anybody receives."""
 
 
@@ -54,7 +54,7 @@ class Mesh:
 
     def send(self, message: bytes) -> None:
         """Send `message`, of at most 32 KiB, to every peer without waiting for anybody."""
-        assert len(message) <= _LARGEST
+        assert len(message) <= LARGEST_ROUND
         for rank in self.peers:
             self.send_to(rank, message)
         self._own.append(message)
@@ -67,7 +67,7 @@ class Mesh:
     def all_gather(self, message: bytes) -> list[bytes]:
         """Every rank's `message`, of any size, in order of ranks; no round may be pending."""
         sizes = [_LENGTH.unpack(m)[0] for m in self._round(_LENGTH.pack(len(message)))]
-        if max(sizes) <= _LARGEST:
+        if max(sizes) <= LARGEST_ROUND:
             return self._round(message)
         parts = [message] * self.size
         for rank in sorted(self.peers):  # in one order everywhere, so that somebody can always go on
@@ -76,7 +76,7 @@ class Mesh:
 
     def exchange(self, message: bytes) -> list[bytes]:
         """Every rank's `message`, of one size on all ranks, in order of ranks."""
-        return self._round(message) if len(message) <= _LARGEST else self.all_gather(message)
+        return self._round(message) if len(message) <= LARGEST_ROUND else self.all_gather(message)
 
     def subset(self, ranks: Sequence[int]) -> Mesh:
         """The mesh of `ranks` of this one, over the same connections."""

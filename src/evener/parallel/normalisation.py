@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +21,34 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.comm import Group
 
 
+class Gathers(Protocol):
+    """Gathers statistics: a Group, or the data axis of divided channels."""
+
+    @property
+    def size(self) -> int:
+        """Number of parts that are gathered."""
+
+    def all_gather(self, tensor: Tensor, kind: str, /) -> Tensor:
+        """The parts' statistics, stacked."""
+
+    def all_sum(self, tensor: Tensor, kind: str, /) -> Tensor:
+        """Their sum."""
+
+
 class GroupBatchNorm(nn.Module):
     """A BatchNorm whose training statistics are those of all ranks' samples; same state dict, same evaluation.
 
     Args:
         norm: the BatchNorm that it replaces; its parameters and buffers are taken over, not copied.
-        group: the ranks.
+        group: the ranks, or what gathers and sums for them.
+        members: those that have parts of the same samples, if samples are divided: without running statistics,
+            evaluation needs theirs.
     """
 
-    def __init__(self, norm: _BatchNorm, group: Group) -> None:
+    def __init__(self, norm: _BatchNorm, group: Gathers, members: Group | None = None) -> None:
         super().__init__()
         self.eps, self.momentum, self.num_features = norm.eps, norm.momentum, norm.num_features
-        self.group = group
+        self.group, self.members = group, members
         self.counted = True
         self.weight, self.bias = norm.weight, norm.bias
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -46,16 +62,22 @@ class GroupBatchNorm(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` of shape (N, C, ...)."""
-        if not self.training:  # no rank waits for another in validation, where each has its own number of batches
-            tracked = self.running_mean is not None
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, not tracked, 0.0, self.eps
-            )
+        tracked = self.running_mean is not None
+        if not self.training and (tracked or self.members is None):
+            return self._evaluate(x)  # no replica waits for another, each has its own number of batches
+        group = self.group if self.training else self.members
         y, mean, var, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.bias, self.eps, self.group, self.counted
+            x, self.weight, self.bias, self.eps, group, self.counted
         )
-        self._track(mean, var, count)
+        if self.training:
+            self._track(mean, var, count)
         return cast(Tensor, y)
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return x
+        own = self.running_mean is None
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
 
     def extra_repr(self) -> str:
         """Channels and ranks."""
@@ -77,12 +99,15 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Group, counted: bool
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Gathers, counted: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         mean, var, count = _combine(group.all_gather(_own_statistics(x, counted), "statistics"))
         if float(count) < 2:
             raise ValueError(f"BatchNorm needs more than one value per channel in training, got {int(count)}")
-        y = F.batch_norm(x, mean.to(_stat_dtype(x)), var.to(_stat_dtype(x)), weight, bias, False, 0.0, eps)
+        if x.numel() == 0:  # a strip without pixels, a rank without channels
+            y = x.clone()
+        else:
+            y = F.batch_norm(x, mean.to(_stat_dtype(x)), var.to(_stat_dtype(x)), weight, bias, False, 0.0, eps)
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps), count)
         ctx.group, ctx.counted, ctx.eps = group, counted, eps
         ctx.mark_non_differentiable(mean, var, count)
@@ -111,6 +136,8 @@ def _own_statistics(x: Tensor, counted: bool) -> Tensor:
     """Mean, biased variance and count of this rank's samples, shape (2 C + 1,); a count of 0 if not `counted`."""
     x = x.detach().to(_stat_dtype(x))
     channels = x.shape[1]
+    if x.numel() == 0:
+        return x.new_zeros(2 * channels + 1)
     values = x.numel() // channels
     if x.device.type == "cpu":  # sums over whole rows vectorise; var_mean over (N, S) takes 10 times as long
         mean = _channel_sum(x) / values
@@ -140,6 +167,8 @@ def _own_backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What this rank knows alone: dx for fixed statistics, sum of dy * xhat (C,) and sum of dy (C,)."""
+    if x.numel() == 0:
+        return torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
     running = (mean, invstd.pow(-2) - eps)
     w = weight if weight is not None else torch.ones_like(mean)
     return torch.ops.aten.native_batch_norm_backward(  # type: ignore[no-any-return]
@@ -178,6 +207,30 @@ def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
 
 def _channels(norm: GroupBatchNorm | _BatchNorm) -> int:
     return norm.num_features
+
+
+@contextmanager
+def untracked(model: nn.Module) -> Iterator[None]:
+    """Inside, running statistics stay as they are: for a forward pass that is computed again.
+
+    They are given a momentum of 0 rather than taken away: PyTorch keeps them for backward, and what is computed again
+    has to keep the same tensors as the first time.
+    """
+    norms = [m for m in model.modules() if isinstance(m, GroupBatchNorm | _BatchNorm)]
+    before = [(norm.momentum, _number_of_batches(norm)) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (momentum, batches) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None and batches is not None:
+                norm.num_batches_tracked.copy_(batches)
+
+
+def _number_of_batches(norm: GroupBatchNorm | _BatchNorm) -> Tensor | None:
+    return norm.num_batches_tracked.clone() if norm.num_batches_tracked is not None else None
 
 
 @contextmanager

@@ -1,0 +1,194 @@
+"""Filter, channel and spatial parallelism side by side within one run: seconds, bytes and memory of a training step.
+
+    python benchmarks/strategies.py filter [--ranks 2] [--network resnet152] [--size 64] [--batch 8] [--rounds 3]
+    python benchmarks/strategies.py spatial [--ranks 2] [--network resnet50] [--size 512] [--batch 1] [--rounds 3]
+    python benchmarks/strategies.py memory [--ranks 4] [--network resnet50] [--size 1024] [--batch 1]
+
+Ranks are processes of one thread each. `filter`: mode `out` as published against ours, in turn; ratios of the rounds'
+seconds and of the bytes sent. `spatial`: the step of one process on the whole image, the step of all ranks together,
+and, as the limit of the machine, all ranks at once with an image of their own of the height of a strip, alone and
+without exchange. `memory`: peak of a step beyond what the process had before, each way in processes of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import torchvision_operators  # noqa: F401, isort: skip
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from division_networks import UNet
+from evener.cluster import LocalNode, Seat, run_local
+from evener.comm import Group, join_group, leave_group
+from evener.oracle.strategies import Arrangement, Replica
+from evener.parallel.gradients import GradientSums
+from evener.parallel.place import take_place
+from evener.parallel.sharded import ShardedModel
+
+MIB = 2**20
+
+
+def network(order: dict[str, Any]) -> tuple[nn.Module, Tensor, Tensor]:
+    """The same network and batch on every rank."""
+    torch.manual_seed(0)
+    if order["network"] == "unet":
+        model: nn.Module = nn.Sequential(UNet(32), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 200))
+    else:
+        model = getattr(torchvision.models, order["network"])(num_classes=200)
+    x = torch.randn(order["batch"], 3, order["size"], order["size"])
+    return model, x, torch.randint(0, 200, (order["batch"],))
+
+
+def stepper(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """A training step: forward, backward, update with momentum."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+
+    return step
+
+
+def divided(group: Group, division: Any, order: dict[str, Any]) -> Callable[[], None]:
+    """A training step of all ranks together."""
+    model, x, y = network(order)
+    arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * group.size),))
+    part = ShardedModel(model, take_place(group, arrangement), [x])
+    GradientSums(part)
+    return stepper(part, x, y)
+
+
+def timed(group: Group, step: Callable[[], None]) -> tuple[float, float]:
+    """Seconds from the moment when all are ready until all are done, and the most processor time of a rank."""
+    group.barrier()
+    start, busy = time.perf_counter(), time.process_time()
+    step()
+    busy = time.process_time() - busy
+    (most,) = group.all_reduce_max([busy])
+    return time.perf_counter() - start, most
+
+
+def join(seat: Seat) -> Group:
+    torch.set_num_threads(1)
+    return join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=600)
+
+
+def in_turn(group: Group, ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds and processor seconds of each way in every round but the first, which warms up."""
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for _ in range(rounds + 1):
+        for way, step in ways.items():
+            found[way].append(timed(group, step))
+    for way, times in found.items():
+        del times[0]
+        wall, busy = zip(*times, strict=True)
+        if group.rank == 0:
+            print(
+                f"  {way:8} {median(wall):7.3f} s a step ({min(wall):.3f} to {max(wall):.3f}), "
+                f"{median(busy):7.3f} s of processor time ({min(busy):.3f} to {max(busy):.3f})"
+            )
+    return found
+
+
+def ratio(found: dict[str, list[tuple[float, float]]], way: str, other: str, factor: float = 1.0) -> str:
+    """Ratio of two ways: median of the rounds, and their range; of seconds and of processor seconds."""
+    texts = []
+    for kind in (0, 1):
+        rounds = sorted(factor * a[kind] / b[kind] for a, b in zip(found[way], found[other], strict=True))
+        texts.append(f"{median(rounds):.2f} ({rounds[0]:.2f} to {rounds[-1]:.2f})")
+    return f"{texts[0]}, of processor time {texts[1]}"
+
+
+def compare_filter(seat: Seat, order: dict[str, Any]) -> None:
+    """One rank: `out` and ours in turn."""
+    group = join(seat)
+    sent = {}
+    steps = {}
+    for way in ("out", "sharded"):
+        steps[way] = divided(group, way, order)
+        before = group.traffic.sent_bytes
+        steps[way]()
+        sent[way] = group.traffic.sent_bytes - before
+    found = in_turn(group, steps, order["rounds"])
+    if seat.rank == 0:
+        print(f"  sent by rank 0 in a step: out {sent['out'] / MIB:.1f} MiB, ours {sent['sharded'] / MIB:.1f} MiB")
+        print(f"  bytes of ours / out: {sent['sharded'] / sent['out']:.3f}")
+        print(f"  out / ours: {ratio(found, 'out', 'sharded')}")
+    leave_group()
+
+
+def compare_spatial(seat: Seat, order: dict[str, Any]) -> None:
+    """One rank: one process, all together, and all at once without exchange, in turn."""
+    group = join(seat)
+    together = divided(group, "spatial", order)
+    model, x, y = network(order)
+    strip = stepper(model, x[:, :, : order["size"] // group.size].contiguous(), y)
+    whole = stepper(network(order)[0], x, y) if seat.rank == 0 else lambda: None
+    found = in_turn(group, {"serial": whole, "together": together, "limit": strip}, order["rounds"])
+    if seat.rank == 0:
+        for way in ("together", "limit"):
+            print(f"  {way} / (serial / {group.size}): {ratio(found, way, 'serial', group.size)}")
+        print(f"  together / limit: {ratio(found, 'together', 'limit')}")
+        print("  seconds waited, all rounds:", {k: round(v, 2) for k, v in group.traffic.seconds.items()})
+    leave_group()
+
+
+def measure_memory(seat: Seat, order: dict[str, Any]) -> None:
+    """One rank: the peak of two steps, less what the process had before."""
+    group = join(seat)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = divided(group, order["division"], order) if group.size > 1 else stepper(*network(order))
+    for _ in range(2):
+        step()
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    print(f"  {order['division']:8} rank {seat.rank} of {group.size}: {peak / MIB:8.0f} MiB", flush=True)
+    leave_group()
+
+
+def main() -> None:
+    """Measure on this machine, print a few lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("filter", "spatial", "memory"))
+    defaults = {
+        "filter": (2, "resnet152", 64, 8),
+        "spatial": (2, "resnet50", 512, 1),
+        "memory": (4, "resnet50", 1024, 1),
+    }
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--network")
+    parser.add_argument("--size", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--division", default="spatial")
+    args = parser.parse_args()
+    ranks, *rest = defaults[args.what]
+    order = dict(zip(("network", "size", "batch"), rest, strict=True))
+    order |= {key: value for key, value in vars(args).items() if value is not None}
+    ranks = args.ranks or ranks
+    print(
+        f"{args.what}: {order['network']}, {order['batch']} images of {order['size']}, {ranks} ranks, "
+        f"PyTorch {torch.__version__}"
+    )
+    programs = {"filter": compare_filter, "spatial": compare_spatial, "memory": measure_memory}
+    for size in (ranks, 1) if args.what == "memory" else (ranks,):
+        nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(size)]
+        run_local(programs[args.what], nodes, order, patience=600, on_word=print)
+
+
+if __name__ == "__main__":
+    main()

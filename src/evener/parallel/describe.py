@@ -1,0 +1,215 @@
+"""What each module and function of PyTorch is to the oracle: tables from its type to kind, windows and weights."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from evener.oracle.division.layout import Shape
+from evener.oracle.division.network import Kind, Role, Weight
+from evener.oracle.division.windows import Adaptive, Linear, Nearest, Sliding, Spreading, Window
+
+
+class Description(TypedDict, total=False):
+    """Fields of an Operation that depend on its type; `other` if `kind` is missing."""
+
+    kind: Kind
+    windows: tuple[Window, ...]
+    groups: int
+    filter_dim: int
+    weights: tuple[Weight, ...]
+
+
+def of_module(module: nn.Module, inputs: Sequence[Shape], output: Shape) -> Description:
+    """What `module` is for inputs and output of these shapes."""
+    known = next((base for base in type(module).__mro__ if base in _MODULES), None)
+    roles = _ROLES.get(known, {}) if known is not None else {}
+    found: Description = {}
+    if known is not None and type(module).forward is known.forward and len(inputs) == 1:
+        found = _MODULES[known](module, inputs[0], output)
+    weights = _weights(module, roles if found else {})
+    return {"kind": "other", **found, "weights": weights}
+
+
+def _weights(module: nn.Module, roles: dict[str, Role]) -> tuple[Weight, ...]:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return tuple(
+        Weight(
+            name=name,
+            shape=tuple(tensor.shape),
+            role=roles.get(name, "free"),
+            trainable=isinstance(tensor, nn.Parameter) and tensor.requires_grad,
+        )
+        for name, tensor in tensors
+    )
+
+
+def _pointwise(_module: nn.Module, _input: Shape, _output: Shape) -> Description:
+    return {"kind": "pointwise"}
+
+
+def _convolution(module: Any, _input: Shape, output: Shape) -> Description:
+    found: Description = {"kind": "convolution", "groups": module.groups}
+    if module.padding_mode == "zeros" and len(output) == 4:
+        found["windows"] = tuple(
+            Sliding(k, s, _before(module.padding, i, k, d), d)
+            for i, (k, s, d) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True))
+        )
+    return found if len(output) == 4 else {}
+
+
+def _before(padding: str | tuple[int, ...], i: int, kernel: int, dilation: int) -> int:
+    if isinstance(padding, str):
+        return dilation * (kernel - 1) // 2 if padding == "same" else 0
+    return padding[i]
+
+
+def _transposed(module: Any, _input: Shape, output: Shape) -> Description:
+    settings = zip(module.kernel_size, module.stride, module.padding, module.dilation, strict=True)
+    windows = tuple(Spreading(*one) for one in settings)
+    found: Description = {"kind": "convolution", "groups": module.groups, "filter_dim": 1, "windows": windows}
+    return found if len(output) == 4 else {}
+
+
+def _linear(_module: nn.Module, _input: Shape, output: Shape) -> Description:
+    return {"kind": "linear"} if len(output) == 2 else {}
+
+
+def _pool(module: Any, _input: Shape, output: Shape) -> Description:
+    if len(output) != 4 or getattr(module, "return_indices", False):
+        return {}
+    dilation = getattr(module, "dilation", 1)
+    sides = zip(*(_pair(x) for x in (module.kernel_size, module.stride, module.padding, dilation)), strict=True)
+    return {"kind": "pool", "windows": tuple(Sliding(*side) for side in sides)}
+
+
+def _adaptive(module: Any, given: Shape, output: Shape) -> Description:
+    if len(output) != 4 or getattr(module, "return_indices", False):
+        return {}
+    if output[2:] == (1, 1) and isinstance(module, nn.AdaptiveAvgPool2d):
+        return {"kind": "average"}
+    return {"kind": "pool", "windows": tuple(Adaptive(*side) for side in zip(given[2:], output[2:], strict=True))}
+
+
+def _resize(module: Any, given: Shape, output: Shape) -> Description:
+    if len(output) != 4:
+        return {}
+    factors = _pair(None if module.recompute_scale_factor else module.scale_factor)
+    sides = list(zip(given[2:], output[2:], factors, strict=True))
+    windows: tuple[Window, ...] = ()
+    if module.mode == "nearest":
+        windows = tuple(Nearest(n, 1 / f if f else n / m) for n, m, f in sides)
+    elif module.mode == "bilinear" and module.align_corners:
+        windows = tuple(Linear(n, (n - 1) / (m - 1) if m > 1 else 0.0, 0.0) for n, m, _ in sides)
+    elif module.mode == "bilinear":
+        windows = tuple(Linear(n, 1 / f if f else n / m, 0.5) for n, m, f in sides)
+    return {"kind": "resize", "windows": windows}
+
+
+def _batch_norm(_module: nn.Module, _input: Shape, _output: Shape) -> Description:
+    return {"kind": "batch_norm"}
+
+
+def _group_norm(module: nn.GroupNorm, _input: Shape, _output: Shape) -> Description:
+    return {"kind": "group_norm", "groups": module.num_groups}
+
+
+def _instance_norm(module: nn.InstanceNorm2d, given: Shape, _output: Shape) -> Description:
+    return {} if module.track_running_stats or len(given) != 4 else {"kind": "group_norm", "groups": given[1]}
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    return (value[0], value[1]) if isinstance(value, Sequence) else (value, value)
+
+
+_MODULES: dict[type[nn.Module], Callable[[Any, Shape, Shape], Description]] = {
+    nn.Conv2d: _convolution,
+    nn.ConvTranspose2d: _transposed,
+    nn.Linear: _linear,
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d), _pool),
+    **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _adaptive),
+    nn.Upsample: _resize,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
+    nn.GroupNorm: _group_norm,
+    nn.InstanceNorm2d: _instance_norm,
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish), _pointwise),
+    **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Hardswish), _pointwise),
+    **dict.fromkeys((nn.Softplus, nn.Softsign, nn.Threshold, nn.Dropout, nn.Identity), _pointwise),
+}  # fmt: skip
+_KERNEL: dict[str, Role] = {"weight": "kernel", "bias": "vector"}
+_VECTORS: dict[str, Role] = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "vector")
+_ROLES: dict[type[nn.Module], dict[str, Role]] = {
+    **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.Linear), _KERNEL),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.InstanceNorm2d), _VECTORS),
+}
+
+AS_MODULES: dict[Callable[..., Any], type[nn.Module]] = {
+    F.max_pool2d: nn.MaxPool2d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
+    F.interpolate: nn.Upsample,
+    F.dropout: nn.Dropout,
+}
+"""Functions that are done as the module of the same meaning."""
+
+NOT_IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+_NUMBERS = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "maximum",
+    "minimum",
+    "pow",
+    "neg",
+    "abs",
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "square",
+)
+_ACTIVATIONS = ("relu", "sigmoid", "tanh", "clamp", "clamp_min", "clamp_max")
+_NEURAL = ("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardsigmoid", "hardswish")
+POINTWISE: frozenset[Any] = frozenset(
+    (
+        *_NUMBERS,
+        *_ACTIVATIONS,
+        *(getattr(torch, name) for name in (*_NUMBERS, *_ACTIVATIONS)),
+        *(getattr(F, name) for name in (*_NEURAL, "hardtanh", "logsigmoid", "softplus", "softsign")),
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow),
+        *("contiguous", "float", "double", "half", "bfloat16"),
+    )
+)
+"""Functions, and names of methods, that compute each number from the numbers at its place."""
+RESHAPES: frozenset[Any] = frozenset(
+    ("flatten", "view", "reshape", "squeeze", torch.flatten, torch.reshape, torch.squeeze)
+)
+MEANS: frozenset[Any] = frozenset(("mean", torch.mean))
+CUTS: frozenset[Any] = frozenset(("chunk", "split", torch.chunk, torch.split))
+CONCATENATIONS: frozenset[Any] = frozenset((torch.cat, torch.concat))
+
+
+def flattens(given: Sequence[Shape], output: Shape) -> bool:
+    """Whether an output (N, C H W) has the numbers of its only input (N, C, H, W) in their order."""
+    if len(given) != 1 or len(given[0]) != 4 or len(output) != 2:
+        return False
+    return output == (given[0][0], given[0][1] * given[0][2] * given[0][3])
+
+
+def averages(given: Sequence[Shape], node: fx.Node) -> bool:
+    """Whether a mean is that over all pixels of (N, C, H, W)."""
+    dims: Any = node.kwargs.get("dim", (*node.args, None, None)[1])
+    listed = [d % 4 for d in dims] if isinstance(dims, Sequence) else []
+    return len(given) == 1 and len(given[0]) == 4 and sorted(listed) == [2, 3] and "dtype" not in node.kwargs

@@ -1,0 +1,261 @@
+"""The nodes of a traced model become operations for the oracle, each with what computes it."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from evener.oracle.division.layout import Shape
+from evener.oracle.division.network import Kind, Network, Operation, Weight
+from evener.parallel import describe
+
+Nest: TypeAlias = Any
+"""Values in tuples, lists and dicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for the output of an operation."""
+
+    operation: int
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Stands for a module of the model, which on every rank is another one."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Element `index` of the tuple that `function` returns."""
+
+    function: Any
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """What computes an operation.
+
+    Attributes:
+        function: to be called with the arguments: a function, a module without weights, At a module of the model, an
+            Item; None where the operation says it all.
+        args: with a Slot for every tensor.
+        kwargs: likewise.
+    """
+
+    function: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model that was read for one shape of its inputs.
+
+    Attributes:
+        network: for the oracle.
+        calls: one an operation.
+        outputs: what the model returns, with a Slot for every tensor.
+    """
+
+    network: Network
+    calls: tuple[Call, ...]
+    outputs: Nest
+
+
+class Builder:
+    """Turns the nodes of a graph into operations.
+
+    Args:
+        root: the graph and its modules, on the meta device.
+        values: what every node returned in a run there.
+    """
+
+    def __init__(self, root: fx.GraphModule, values: dict[fx.Node, Any]) -> None:
+        self._root, self._values = root, values
+        self._operations: list[Operation] = []
+        self._calls: list[Call] = []
+        self._slots: dict[Any, Slot] = {}
+
+    def build(self) -> Reading:
+        """The operations that lead to an output."""
+        needed = _leading_to_output(self._root.graph)
+        for node in self._root.graph.nodes:
+            if node in needed and node.op != "output" and isinstance(self._values[node], Tensor):
+                self._slots[node] = self._read(node)
+        output = next(node for node in self._root.graph.nodes if node.op == "output")
+        outputs = fx.node.map_arg(output.args[0], self._argument)
+        self._add("output", "output", (), Call(args=(outputs,)))
+        return Reading(Network(tuple(self._operations)), tuple(self._calls), outputs)
+
+    def _read(self, node: fx.Node) -> Slot:
+        """Add what computes the tensor of `node`."""
+        if node.op == "placeholder":
+            return self._add(node.name, "input", self._shape(node), Call())
+        if node.op == "get_attr":
+            return self._constant(node)
+        if node.op == "call_module":
+            return self._module(node)
+        target: Any = node.target
+        plain = _not_in_place(target)
+        if target is operator.getitem and not isinstance(self._values[node.args[0]], Tensor):  # type: ignore[index]
+            return self._element(*node.args)
+        if plain in describe.AS_MODULES:
+            return self._function_as_module(node, describe.AS_MODULES[plain])
+        if plain in describe.MEANS and describe.averages(self._given(node), node):
+            return self._average(node)
+        if plain in describe.CONCATENATIONS:
+            return self._concat(node)
+        if plain in describe.POINTWISE or self._keeps_shape(node, plain):
+            return self._add_call(node, "pointwise", _function(plain))
+        if plain in describe.RESHAPES and describe.flattens(self._given(node), self._shape(node)):
+            return self._add_call(node, "flatten", None)
+        return self._add_call(node, "other", _computation(node))
+
+    def _constant(self, node: fx.Node) -> Slot:
+        tensor = operator.attrgetter(str(node.target))(self._root)
+        trainable = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        weight = Weight(name="", shape=tuple(tensor.shape), role="free", trainable=trainable)
+        return self._add(str(node.target), "constant", self._shape(node), Call(), weights=(weight,))
+
+    def _module(self, node: fx.Node) -> Slot:
+        path, given, shape = str(node.target), self._given(node), self._shape(node)
+        module = self._root.get_submodule(path)
+        if isinstance(module, nn.Flatten) and describe.flattens(given, shape):
+            return self._add_call(node, "flatten", None)
+        return self._add(path, call=self._call(node, At(path)), shape=shape, **describe.of_module(module, given, shape))
+
+    def _function_as_module(self, node: fx.Node, kind: type[nn.Module]) -> Slot:
+        """A function with settings, as the module that has them."""
+        found = node.normalized_arguments(self._root, normalize_to_only_use_kwargs=True)
+        settings = dict(found.kwargs) if found is not None else {}
+        x = settings.pop("input", None)
+        known = inspect.signature(kind).parameters
+        values = {key: self._value(value) for key, value in settings.items() if key in known and key != "inplace"}
+        others = {key: value for key, value in settings.items() if key not in known and key != "training" and value}
+        if not isinstance(x, fx.Node) or others:
+            return self._add_call(node, "other", _computation(node))
+        module, shape = kind(**values), self._shape(node)
+        found_out = describe.of_module(module, self._given(node), shape)
+        return self._add(f"{node.name}()", call=Call(module, (self._slots[x],)), shape=shape, **found_out)
+
+    def _average(self, node: fx.Node) -> Slot:
+        """A mean over all pixels; without its two dims of one pixel unless they are kept."""
+        n, c = self._shape(node)[:2]
+        source = self._argument(node.args[0])
+        whole = self._add(node.name, "average", (n, c, 1, 1), Call(args=(source,)))
+        if len(self._shape(node)) == 4:
+            return whole
+        return self._add(node.name, "flatten", (n, c), Call(args=(whole,)))
+
+    def _concat(self, node: fx.Node) -> Slot:
+        call = self._call(node, torch.cat)
+        tensors, dim = (*call.args, 0)[:2] if call.args else (call.kwargs["tensors"], call.kwargs.get("dim", 0))
+        dim = call.kwargs.get("dim", dim)
+        shape = self._shape(node)
+        return self._add(node.name, "concat", shape, Call(args=tuple(tensors)), concat_dim=dim % len(shape))
+
+    def _element(self, source: Any, index: Any) -> Slot:
+        """Element `index` of the tuple of tensors that `source` returns."""
+        if (source, index) not in self._slots:
+            self._slots[source, index] = self._part(source, index) or self._add_call(
+                source, "other", Item(_computation(source), index), self._values[source][index]
+            )
+        return self._slots[source, index]
+
+    def _part(self, source: fx.Node, index: int) -> Slot | None:
+        """A stretch of channels, if that is what `source` makes."""
+        if source.target not in describe.CUTS or source.kwargs.get("dim", (*source.args, 0, 0)[2]) != 1:
+            return None
+        widths = [part.shape[1] for part in self._values[source]]
+        start = sum(widths[:index])
+        shape = tuple(self._values[source][index].shape)
+        call = Call(args=(self._argument(source.args[0]),))
+        return self._add(f"{source.name}_{index}", "part", shape, call, bounds=(start, start + widths[index]))
+
+    def _add_call(self, node: fx.Node, kind: Kind, function: Any, value: Tensor | None = None) -> Slot:
+        shape = self._shape(node) if value is None else tuple(value.shape)
+        return self._add(f"{node.name}()", kind, shape, self._call(node, function))
+
+    def _add(self, name: str, kind: Kind, shape: Shape, call: Call, **fields: Any) -> Slot:
+        inputs = tuple(slot.operation for slot in slots_in((call.args, call.kwargs)))
+        self._operations.append(Operation(name=name, kind=kind, inputs=inputs, shape=shape, **fields))
+        self._calls.append(call)
+        return Slot(len(self._operations) - 1)
+
+    def _call(self, node: fx.Node, function: Any) -> Call:
+        args: Any = fx.node.map_arg(node.args, self._argument)
+        kwargs: Any = fx.node.map_arg(node.kwargs, self._argument)
+        return Call(function, tuple(args), {key: value for key, value in kwargs.items() if key != "inplace"})
+
+    def _argument(self, node: Any) -> Any:
+        """A Slot for a tensor, Slots for a tuple of tensors, the value itself for anything else."""
+        value = self._values[node]
+        if isinstance(value, Tensor):
+            return self._slots[node]
+        if isinstance(value, tuple | list) and any(isinstance(one, Tensor) for one in value):
+            return tuple(self._element(node, i) for i in range(len(value)))
+        return value
+
+    def _value(self, argument: Any) -> Any:
+        return fx.node.map_arg(argument, self._argument)
+
+    def _keeps_shape(self, node: fx.Node, plain: Any) -> bool:
+        return plain in describe.RESHAPES and self._given(node)[:1] == [self._shape(node)]
+
+    def _shape(self, node: fx.Node) -> Shape:
+        return tuple(self._values[node].shape)
+
+    def _given(self, node: fx.Node) -> list[Shape]:
+        """Shapes of the tensors that `node` reads."""
+        return [self._shape(one) for one in node.all_input_nodes if isinstance(self._values[one], Tensor)]
+
+
+def slots_in(nest: Nest) -> list[Slot]:
+    """The Slots in a nest, in order."""
+    return [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Slot)]
+
+
+def filled(nest: Nest, tensors: Iterator[Tensor]) -> Nest:
+    """A nest with a tensor for every Slot, in order."""
+    return pytree.tree_map(lambda leaf: next(tensors) if isinstance(leaf, Slot) else leaf, nest)
+
+
+def _leading_to_output(graph: fx.Graph) -> set[fx.Node]:
+    needed: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op in ("output", "placeholder") or any(user in needed for user in node.users):
+            needed.add(node)
+    return needed
+
+
+def _not_in_place(target: Any) -> Any:
+    """The function or name of a method that does the same and leaves its input alone."""
+    if isinstance(target, str):
+        return target.removesuffix("_")
+    return describe.NOT_IN_PLACE.get(target, target)
+
+
+def _computation(node: fx.Node) -> Any:
+    """What returns what `node` returns, of its arguments."""
+    return At(str(node.target)) if node.op == "call_module" else _function(node.target)
+
+
+def _function(target: Any) -> Callable[..., Any]:
+    if not isinstance(target, str):
+        return cast("Callable[..., Any]", target)
+
+    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(x, target)(*args, **kwargs)
+
+    return method

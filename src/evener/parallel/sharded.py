@@ -1,0 +1,134 @@
+"""A model that the ranks of a replica hold together: the same outputs, gradients and weights as in one process.
+
+    place = take_place(world, arrangement)
+    model = ShardedModel(model, place, [x])     # x: a batch of this replica, of which only the shape matters
+    gradients = GradientSums(model)
+    loss = criterion(model(x), y) * model.share # every rank of the replica computes the loss of all its samples
+    loss.backward()                             # gradients of this rank's weights are complete now
+
+Each rank of a replica gives the whole batch of its replica and gets the whole outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener.oracle.division.layout import Layout
+from evener.oracle.strategies import ReplicaPlan, plan_replica, plan_replicas
+from evener.parallel.agree import agree, intention
+from evener.parallel.data_axis import DataAxis
+from evener.parallel.normalisation import GroupBatchNorm, uncounted
+from evener.parallel.operations import Nest, Reading
+from evener.parallel.place import Place
+from evener.parallel.program import Program
+from evener.parallel.read import Reader
+from evener.parallel.shards import divided_copy
+
+
+class ShardedModel(nn.Module):
+    """This rank's part of a model.
+
+    Args:
+        model: whole, on this rank's device; it is copied as far as this rank needs it.
+        place: of this rank.
+        inputs: an example of what the model will be called with; its shape decides how layers are divided.
+        reader: of the model, if it was read already.
+        chunks: into which the operations are cut to save memory: backward keeps what is between chunks and computes the
+            rest again; 1 keeps everything.
+
+    Attributes:
+        part: this rank's part of the model, with the names of the model.
+        plans: what every replica does, for the example.
+        shards: by name, the weights that operations have.
+        share: of the last batch's samples that this replica had.
+
+    Raises:
+        InvalidInput: the model cannot be followed, or has a weight that cannot be divided.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Place,
+        inputs: Sequence[Tensor],
+        reader: Reader | None = None,
+        chunks: int = 1,
+    ) -> None:
+        super().__init__()
+        self.place, self._chunks = place, chunks
+        self._reader = reader or Reader(model)
+        reading = self._reader.read(inputs)
+        self.plans = plan_replicas(reading.network, place.arrangement)
+        self.shards = self.plan.shards
+        self.part = divided_copy(model, self.plan, place.group.rank)
+        self._normalise()
+        self._programs = {_key(inputs): self._program(reading, self.plan)}
+        self._random = any(isinstance(call.function, nn.Dropout) for call in reading.calls)
+        self._random |= any(isinstance(module, nn.Dropout) for module in model.modules())
+        self._samples = (0, len(inputs[0]))
+        self._present = True
+        self.share = 1.0
+
+    @property
+    def plan(self) -> ReplicaPlan:
+        """What this replica does, for the example."""
+        return self.plans[self.place.index]
+
+    def forward(self, *inputs: Tensor) -> Nest:
+        """The model's outputs for the samples of this replica, whole on every rank of it.
+
+        Raises:
+            InvalidInput: ranks of the replica were given different shapes, modes or random generators.
+        """
+        self._agree(inputs)
+        key = _key(inputs)
+        if key not in self._programs:
+            reading = self._reader.read(inputs)
+            replica, division = self.place.replica, self.place.arrangement.division
+            plan = plan_replica(reading.network, division, replica, before=self.plan)
+            self._programs[key] = self._program(reading, plan)
+        return self._programs[key](inputs)
+
+    @contextmanager
+    def without_samples(self) -> Iterator[None]:
+        """Inside, this replica passes a stand-in sample that counts for nothing, so that it joins every collective."""
+        self._present = False
+        with uncounted(self):
+            yield
+        self._present = True
+
+    def _agree(self, inputs: Sequence[Tensor]) -> None:
+        """Compare what the ranks are about to do; in training, replicas also need each other's number of samples."""
+        group, index = (self.place.world if self.training else self.place.group), self.place.index
+        own = len(inputs[0]) if self._present else 0
+        counts = agree(group, intention(index, own, inputs, self.training, self._random and self.training))
+        if not self.training:
+            counts, index = [own], 0
+        self._samples = sum(counts[:index]), sum(counts)
+        self.share = counts[index] / sum(counts)
+
+    def _program(self, reading: Reading, plan: ReplicaPlan) -> Program:
+        return Program(reading, plan, self.part, self.place, lambda: self._samples, self._chunks)
+
+    def _normalise(self) -> None:
+        """Let BatchNorms whose samples or pixels are divided have the statistics of all."""
+        network = self.plan.network
+        for i, operation in enumerate(network.operations):
+            layer = self.part.get_submodule(operation.name) if operation.kind == "batch_norm" else None
+            if isinstance(layer, _BatchNorm):
+                layouts = tuple(plan.steps[i].choice.gives for plan in self.plans)
+                self.part.set_submodule(operation.name, self._over_ranks(layer, layouts, operation.shape[1]))
+
+    def _over_ranks(self, layer: _BatchNorm, layouts: tuple[Layout, ...], channels: int) -> nn.Module:
+        place = self.place
+        if layouts[place.index].along(2) is not None:
+            return GroupBatchNorm(layer, place.world, place.group) if place.world.size > 1 else layer
+        return layer if len(layouts) == 1 else GroupBatchNorm(layer, DataAxis(place, layouts, channels))
+
+
+def _key(inputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(x.shape) for x in inputs)

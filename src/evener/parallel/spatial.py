@@ -1,0 +1,172 @@
+"""Convolutions of rows and columns: each rank has a rectangle of the image, and gets a halo while it computes.
+
+A convolution is linear in its input: what the halo adds to the outputs at the edges is computed when it has come, and
+added. So the own rectangle is convolved as a whole, without a copy, while the halo travels; backward sends the halo's
+gradient first and computes the own one meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from evener.comm import Group
+from evener.comm.exchange import Exchange, Route
+from evener.oracle.division.layout import Layout, Shape
+from evener.oracle.division.windows import Sliding
+from evener.parallel.convolve import Convolution
+from evener.parallel.image import Rectangle, held_by, touched
+from evener.parallel.nothing import computing_type
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A rectangle of the halo and what it adds to.
+
+    Attributes:
+        convolution: of the rectangle.
+        place: its outputs, counted from the rank's first one.
+    """
+
+    convolution: Convolution
+    place: tuple[slice, ...]
+
+
+class StripConvolution:
+    """What one rank does of a convolution of images that are divided by rows and columns.
+
+    Args:
+        group: the ranks of the replica.
+        windows: of rows and columns.
+        groups: of channels.
+        shape: of the input (N, C, H, W), whole.
+        have: layout of the input as it comes.
+        reach: layout of what the windows of each rank's outputs reach.
+        gives: layout of the output.
+        outputs: its shape (N, F, H, W), whole.
+        kind: under which the bytes of the halo are counted.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        windows: tuple[Sliding, Sliding],
+        groups: int,
+        shape: Shape,
+        have: Layout,
+        reach: Layout,
+        gives: Layout,
+        outputs: Shape,
+        kind: str = "halo",
+    ) -> None:
+        self.outputs = held_by(gives, group.rank, outputs)
+        held, needed = (held_by(layout, group.rank, shape) for layout in (have, reach))
+        core = held.common(needed)
+        self.core = None if core.is_empty or self.outputs.is_empty else Convolution(windows, groups, core, self.outputs)
+        self._held = held
+        halos = [self._halos(held_by(have, r, shape), held_by(reach, r, shape)) for r in range(group.size)]
+        most = max(map(len, halos))
+        own = tuple(have.region(r, shape) for r in range(group.size))
+        routes = [Route(own, tuple(_region(one[i : i + 1], shape) for one in halos)) for i in range(most)]
+        self.exchange = Exchange(group, routes, kind)
+        self.seams = [self._seam(windows, groups, halo) for halo in halos[group.rank]]
+
+    def core_of(self, x: Tensor) -> Tensor:
+        """The own pixels that the own outputs read: a view."""
+        assert self.core is not None
+        return self.core.held.of(x, self._held)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """This rank's outputs from its own pixels `x`."""
+        dtype = computing_type(x)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        return cast(Tensor, _Convolve.apply(self, x, weight, bias))  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _halos(held: Rectangle, needed: Rectangle) -> list[Rectangle]:
+        return [] if needed.is_empty else needed.without(held.common(needed))
+
+    def _seam(self, windows: tuple[Sliding, Sliding], groups: int, halo: Rectangle) -> Seam | None:
+        outputs = touched(windows, halo).common(self.outputs)
+        if outputs.is_empty:
+            return None
+        (top, bottom), (left, right) = outputs.rows, outputs.columns
+        first_row, first_column = self.outputs.rows[0], self.outputs.columns[0]
+        rows, columns = slice(top - first_row, bottom - first_row), slice(left - first_column, right - first_column)
+        return Seam(Convolution(windows, groups, halo, outputs), (slice(None), slice(None), rows, columns))
+
+
+def _region(halo: Sequence[Rectangle], shape: Shape) -> tuple[tuple[tuple[int, int], ...], ...]:
+    rows, columns = ((halo[0].rows,), (halo[0].columns,)) if halo else ((), ())
+    return ((0, shape[0]),), ((0, shape[1]),), rows, columns
+
+
+class _Convolve(torch.autograd.Function):
+    """(x, weight, bias) -> this rank's outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, strip: StripConvolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        receive = strip.exchange.begin_spread([x])
+        if strip.core is not None:
+            y = strip.core.forward(strip.core_of(x), weight, bias)
+        else:
+            rows, columns = strip.outputs.shape
+            y = weight.new_zeros(len(x), len(weight), rows, columns)
+            y = y if bias is None else y + bias.view(-1, 1, 1)
+        halos = receive()
+        for seam, halo in zip(strip.seams, halos, strict=False):
+            if seam is not None:
+                y[seam.place] += seam.convolution.forward(halo, weight, None)
+        ctx.strip = strip
+        ctx.save_for_backward(x, weight, *halos)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        strip: StripConvolution = ctx.strip
+        x, weight, *halos = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1:]
+        d_halos, d_weights = _seams_backward(strip, dy, weight, halos, wanted)
+        add_halos = strip.exchange.begin_collect(d_halos) if wanted[0] else None
+        d_core = d_weight = d_bias = None
+        if strip.core is not None:
+            d_core, d_weight, d_bias = strip.core.backward(dy.contiguous(), strip.core_of(x), weight, wanted)
+        elif wanted[2]:
+            d_bias = dy.sum((0, 2, 3))
+        dx = add_halos([_spread_out(d_core, x, strip)])[0] if add_halos is not None else None
+        if wanted[1]:
+            d_weight = sum(d_weights, start=d_weight if d_weight is not None else torch.zeros_like(weight))
+        return None, dx, d_weight, d_bias
+
+
+def _seams_backward(
+    strip: StripConvolution, dy: Tensor, weight: Tensor, halos: Sequence[Tensor], wanted: Sequence[bool]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of the rectangles of the halo, and of the weight from each of them."""
+    d_halos, d_weights = [], []
+    for i, halo in enumerate(halos):
+        seam = strip.seams[i] if i < len(strip.seams) else None
+        d_halo = d_weight = None
+        if seam is not None:
+            part = dy[seam.place].contiguous()
+            d_halo, d_weight, _ = seam.convolution.backward(part, halo, weight, (wanted[0], wanted[1], False))
+        d_halos.append(d_halo if d_halo is not None else torch.zeros_like(halo))
+        d_weights += [d_weight] if d_weight is not None else []
+    return d_halos, d_weights
+
+
+def _spread_out(d_core: Tensor | None, x: Tensor, strip: StripConvolution) -> Tensor:
+    """The gradient of all own pixels from that of those which the own outputs read."""
+    if d_core is None:
+        return torch.zeros_like(x)
+    if d_core.shape == x.shape:
+        return d_core
+    dx = torch.zeros_like(x)
+    strip.core_of(dx).copy_(d_core)
+    return dx

@@ -1,0 +1,120 @@
+"""Pooling, resizing and transposed convolution of a rectangle of an image: from what its windows reach, its outputs.
+
+A rank holds the pixels `held`, which are those that its windows reach as far as the image goes, and computes `outputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evener.oracle.division.layout import Interval
+from evener.oracle.division.windows import Adaptive, Linear, Nearest, Sliding, Spreading
+from evener.parallel.image import Rectangle, reached, surround
+
+
+def max_pool(x: Tensor, pool: nn.MaxPool2d, windows: Sequence[Sliding], held: Rectangle, outputs: Rectangle) -> Tensor:
+    """Maxima; what lies around the image is less than any number."""
+    x = surround(x, held, reached(windows, outputs), -torch.inf)
+    return F.max_pool2d(x, pool.kernel_size, pool.stride, 0, pool.dilation)
+
+
+def average_pool(
+    x: Tensor, pool: nn.AvgPool2d, image: Sequence[int], windows: Sequence[Sliding], held: Rectangle, outputs: Rectangle
+) -> Tensor:
+    """Means; how many pixels each one is of depends on where it lies in an `image` of so many rows and columns."""
+    x = surround(x, held, reached(windows, outputs))
+    sums = F.avg_pool2d(x, pool.kernel_size, pool.stride, 0, divisor_override=1)
+    if pool.divisor_override:
+        return sums / pool.divisor_override
+    ranges = zip(windows, (outputs.rows, outputs.columns), image, strict=True)
+    rows, columns = (_counts(w, where, size, pool.count_include_pad) for w, where, size in ranges)
+    return sums / (rows[:, None] * columns).to(sums)
+
+
+def adaptive_average(x: Tensor, windows: Sequence[Adaptive], held: Rectangle, outputs: Rectangle) -> Tensor:
+    """Means over adaptive windows: over rows, then over columns."""
+    rows, columns = (
+        _means(window, where, own).to(x) for window, where, own in zip(windows, *_sides(outputs, held), strict=True)
+    )
+    return rows @ x @ columns.t()
+
+
+def adaptive_maximum(x: Tensor, windows: Sequence[Adaptive], held: Rectangle, outputs: Rectangle) -> Tensor:
+    """Maxima over adaptive windows."""
+    rows = []
+    for row in range(*outputs.rows):
+        cells = []
+        for column in range(*outputs.columns):
+            cell = reached(windows, Rectangle((row, row + 1), (column, column + 1)))
+            cells.append(F.adaptive_max_pool2d(cell.of(x, held), 1))
+        rows.append(torch.cat(cells, 3))
+    return torch.cat(rows, 2)
+
+
+def nearest(x: Tensor, windows: Sequence[Nearest], held: Rectangle, outputs: Rectangle) -> Tensor:
+    """Copies of pixels."""
+    for dim, window, where, own in zip((2, 3), windows, *_sides(outputs, held), strict=True):
+        places = [window.source(output) - own[0] for output in range(*where)]
+        x = x.index_select(dim, torch.tensor(places, device=x.device))
+    return x
+
+
+def linear(x: Tensor, windows: Sequence[Linear], held: Rectangle, outputs: Rectangle) -> Tensor:
+    """Mixtures of neighbouring pixels: along rows, then along columns."""
+    rows, columns = (
+        _mixture(window, where, own).to(x) for window, where, own in zip(windows, *_sides(outputs, held), strict=True)
+    )
+    return rows @ x @ columns.t()
+
+
+def transposed(
+    x: Tensor,
+    convolution: nn.ConvTranspose2d,
+    windows: Sequence[Spreading],
+    held: Rectangle,
+    outputs: Rectangle,
+) -> Tensor:
+    """What the pixels add to the outputs, and the bias."""
+    settings: dict[str, Any] = {name: getattr(convolution, name) for name in ("stride", "groups", "dilation")}
+    y = F.conv_transpose2d(x, convolution.weight, **settings)
+    first = [w.stride * side[0] - w.padding for w, side in zip(windows, (held.rows, held.columns), strict=True)]
+    made = Rectangle((first[0], first[0] + y.shape[2]), (first[1], first[1] + y.shape[3]))
+    y = surround(y, made, outputs)
+    return y if convolution.bias is None else y + convolution.bias.to(y.dtype).view(-1, 1, 1)
+
+
+def _sides(outputs: Rectangle, held: Rectangle) -> tuple[tuple[Interval, Interval], tuple[Interval, Interval]]:
+    return (outputs.rows, outputs.columns), (held.rows, held.columns)
+
+
+def _counts(window: Sliding, outputs: Interval, size: int, count_padding: bool) -> Tensor:
+    """Number of pixels along one side of each window; those of the padding too if they count."""
+    around = window.before if count_padding else 0
+    starts = torch.arange(*outputs) * window.stride - window.before
+    ends = torch.clamp(starts + window.kernel, max=size + around)
+    return ends - torch.clamp(starts, min=-around)
+
+
+def _means(window: Adaptive, outputs: Interval, held: Interval) -> Tensor:
+    """The matrix (outputs, held) of the mean over each window, float64."""
+    matrix = torch.zeros(outputs[1] - outputs[0], held[1] - held[0], dtype=torch.float64)
+    for i, output in enumerate(range(*outputs)):
+        first, last = window.reach(output, output + 1)
+        matrix[i, first - held[0] : last - held[0]] = 1 / (last - first)
+    return matrix
+
+
+def _mixture(window: Linear, outputs: Interval, held: Interval) -> Tensor:
+    """The matrix (outputs, held) of linear interpolation, float64."""
+    matrix = torch.zeros(outputs[1] - outputs[0], held[1] - held[0], dtype=torch.float64)
+    for i, output in enumerate(range(*outputs)):
+        place = window.place(output)
+        first, last = window.reach(output, output + 1)
+        matrix[i, first - held[0]] += 1 - (place - first)
+        matrix[i, last - 1 - held[0]] += place - first
+    return matrix

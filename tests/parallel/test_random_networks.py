@@ -1,0 +1,86 @@
+"""Whatever network hypothesis draws: any division of it gives what one process gives, with the bytes predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from compare_divided import close, gradient_of_inputs, hold_against, train
+from evener.oracle.strategies import Arrangement, Division, Replica
+from thread_ranks import together
+
+Layers = list[nn.Module]
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, channels: int) -> tuple[nn.Module, int]:
+    """A convolution that keeps images larger than nothing, of any kernel, stride, padding, dilation and groups."""
+    groups = draw(st.sampled_from([g for g in (1, 2, channels) if channels % g == 0]))
+    filters = groups * draw(st.integers(1, 3))
+    kernel, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    padding = draw(st.integers(0, 4))
+    padding = max(padding, dilation * (kernel - 1) // 2)  # else deep networks run out of pixels
+    stride = draw(st.integers(1, 3))
+    settings: dict[str, Any] = {"groups": groups, "dilation": dilation, "padding": padding}
+    return nn.Conv2d(channels, filters, kernel, stride, bias=draw(st.booleans()), **settings), filters
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> nn.Module:
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    channels, layers = 3, []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["conv", "conv", "norm", "group", "pool", "mean", "up", "twice", "transposed"]))
+        if kind == "conv":
+            layer, channels = draw(convolutions(channels))
+            layers.append(layer)
+        elif kind == "norm":
+            layers.append(nn.BatchNorm2d(channels))
+        elif kind == "group":
+            layers.append(nn.GroupNorm(draw(st.sampled_from([1, channels])), channels))
+        elif kind == "pool":
+            layers.append(nn.MaxPool2d(3, draw(st.integers(1, 2)), 1))
+        elif kind == "mean":
+            layers.append(nn.AvgPool2d(2, 1, 1, count_include_pad=draw(st.booleans())))
+        elif kind == "up":
+            layers.append(nn.Upsample(scale_factor=draw(st.sampled_from([1.5, 2.0])), mode="nearest"))
+        elif kind == "transposed":
+            layers.append(nn.ConvTranspose2d(channels, 4, draw(st.integers(1, 3)), draw(st.integers(1, 3))))
+            channels = 4
+        else:
+            layers.append(Twice(nn.Conv2d(channels, channels, 3, padding=1)))
+            channels *= 2
+        layers.append(draw(st.sampled_from([nn.Identity(), nn.SiLU(), nn.LeakyReLU(0.3)])))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(2 * channels, 3))
+
+
+class Twice(nn.Module):
+    """A layer that is used twice, with its input beside."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.layer(torch.tanh(self.layer(x))) + x], 1)
+
+
+replicas = st.builds(lambda shares: Replica(shares=tuple(shares)), st.lists(st.integers(1, 5), min_size=1, max_size=3))
+
+
+@pytest.mark.parametrize("division", ["spatial", "sharded", "out", "in"])
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(model=networks(), ranks=st.lists(replicas, min_size=1, max_size=2), size=st.tuples(*[st.integers(5, 9)] * 2))
+def test_any_network_in_any_arrangement(
+    division: Division, model: nn.Module, ranks: list[Replica], size: tuple[int, int]
+) -> None:
+    arrangement = Arrangement(division=division, replicas=tuple(ranks))
+    expected = train(model.double(), (3, 3, *size), 1e-3)
+    samples = [4 - len(ranks), 1][: len(ranks)]
+    parts = together(arrangement.size, lambda group: hold_against(group, expected, arrangement, samples))
+    close(gradient_of_inputs(parts, arrangement), expected.input_grads, "gradient of the inputs")
