@@ -36,7 +36,9 @@ class Step(Part, frozen=True, kw_only=True):
         samples: over all nodes.
         loss: mean over the samples.
         seconds: by the leader's clock.
-        nodes: one a rank.
+        nodes: one a rank; on the star plane one for every node that ever had a part in the run.
+        staleness: on the star plane, versions between the weights that a contribution was computed from and those that
+            it changed; mean over the contributions.
     """
 
     step: int
@@ -45,6 +47,7 @@ class Step(Part, frozen=True, kw_only=True):
     loss: float
     seconds: float
     nodes: tuple[NodeStep, ...]
+    staleness: float = 0.0
 
 
 class Validation(Part, frozen=True, kw_only=True):
@@ -68,6 +71,9 @@ class Validation(Part, frozen=True, kw_only=True):
 class Event(Part, frozen=True, kw_only=True):
     """Something that happened: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
 
+    On the star plane: `joined`, `away`, `benched`, `back`, `passed over`, `replaced`, `left`, `refused`, `master
+    restarted`.
+
     Attributes:
         step: at which.
         kind: one of the words above.
@@ -88,9 +94,14 @@ class NodeSummary(Part, frozen=True, kw_only=True):
         share: fraction of all samples that it computed.
         seconds_computing: IO, FB and WU.
         seconds_waiting: for the others.
-        bytes_sent: payload handed to collectives.
-        bytes_received: likewise.
+        bytes_sent: payload handed to collectives; on the star plane, of its contributions.
+        bytes_received: likewise; on the star plane, of the weights that it was sent.
         peak_memory_bytes: of the device (GPU), or resident size of the process (CPU).
+        contributions: on the star plane, that went into the weights.
+        refused: that could not be used: not finite, or of a wrong size.
+        late: that came when others had been given the work.
+        staleness: of its contributions, mean, in versions of the weights.
+        most_stale: of one of them.
     """
 
     name: str
@@ -101,6 +112,11 @@ class NodeSummary(Part, frozen=True, kw_only=True):
     bytes_sent: int
     bytes_received: int
     peak_memory_bytes: int
+    contributions: int = 0
+    refused: int = 0
+    late: int = 0
+    staleness: float = 0.0
+    most_stale: int = 0
 
 
 class TrainRecord(Noun, frozen=True, kw_only=True):
@@ -123,6 +139,8 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         events: in order.
         nodes: one a rank.
         environment: versions of what ran it.
+        agreement: how the nodes agreed, on the star plane; empty where they met in collectives.
+        bytes_saved: by compression, there.
     """
 
     task: str
@@ -141,6 +159,8 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     nodes: tuple[NodeSummary, ...] = ()
     environment: dict[str, str] = {}
+    agreement: str = ""
+    bytes_saved: int = 0
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "1 or more")

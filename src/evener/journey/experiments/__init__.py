@@ -1,0 +1,1 @@
+"""Published experiments, done again: each prints its figures beside those that were published."""

@@ -1,0 +1,50 @@
+"""From a job to the engine that computes it on this node: PyTorch's where it is installed, else the thin one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from evener.errors import MissingExtra
+from evener.star.engine import NodeEngine, Workshop
+from evener.tasks import has_thin_task, load_task, load_thin_task
+
+
+def build(workshop: Workshop) -> NodeEngine:
+    """The engine of a job on this node.
+
+    Raises:
+        MissingExtra: the job needs PyTorch, which is not installed.
+        InvalidInput: task or data are not those of the job.
+    """
+    return build_torch(workshop) if importlib.util.find_spec("torch") else build_thin(workshop)
+
+
+def build_thin(workshop: Workshop) -> NodeEngine:
+    """The thin engine, also where PyTorch is installed. Raises as `build`."""
+    from evener.star.thin_engine import ThinEngine
+
+    job, reference = workshop.job, _reference(workshop)
+    if not has_thin_task(reference):
+        raise MissingExtra(
+            f"task {job.title} has no thin twin, so this node needs PyTorch: pip install 'evener[torch]', "
+            "or see docs/autodiff.md on how to write one"
+        )
+    return ThinEngine(load_thin_task(reference, workshop.data, job.options), workshop)
+
+
+def build_torch(workshop: Workshop) -> NodeEngine:
+    """PyTorch's engine. Raises as `build`."""
+    import torch
+
+    from evener.star.torch_engine import TorchEngine
+    from evener.train.precision import Arithmetic
+
+    job = workshop.job
+    task = load_task(_reference(workshop), workshop.data, job.options)
+    arithmetic = Arithmetic(job.precision, torch.device(workshop.device))  # type: ignore[arg-type]  # was checked
+    return TorchEngine(task, workshop, arithmetic)
+
+
+def _reference(workshop: Workshop) -> str:
+    """The task's name, or the file of it that travelled here."""
+    return str(workshop.code / workshop.job.task) if workshop.code else workshop.job.task

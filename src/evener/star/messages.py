@@ -1,0 +1,258 @@
+"""Everything that master, nodes and commands tell each other; arrays and long lists travel beside it as buffers.
+
+Who speaks first says who it is: a node joins, a command asks. `PROTOCOL` grows when old and new would misunderstand
+each other; a field that is added gets a default.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from evener.profile import DeviceProfile
+from evener.sync.messages import Answer, Push
+
+PROTOCOL = 1
+THE_END = "the master ends, and its nodes with it"
+"""Why a master closes its connections when nobody is to look for it any more."""
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """A message's header; its class is its tag."""
+
+
+class Join(Letter, frozen=True, kw_only=True):
+    """A node, over a new connection, wants to take part.
+
+    Attributes:
+        protocol: see above.
+        name: of the node.
+        incarnation: of its process: one that is started later has a higher number.
+        evener, python, torch: versions; torch is empty where it is not installed.
+        clock: seconds since 1970 on the node.
+        device: that computes there.
+        run: for which it has model and data ready, if any.
+        profile: of its device, once that is measured.
+    """
+
+    protocol: int
+    name: str
+    incarnation: int
+    evener: str
+    python: str
+    torch: str
+    clock: float
+    device: str
+    run: str = ""
+    profile: DeviceProfile | None = None
+
+
+class Profiled(Letter, frozen=True, kw_only=True):
+    """A node has measured its device and can work from now on."""
+
+    profile: DeviceProfile
+
+
+class Beat(Letter, frozen=True, kw_only=True):
+    """I live. Both sides say so several times within the patience.
+
+    Attributes:
+        peak_memory_bytes: of a node's process.
+    """
+
+    peak_memory_bytes: int = 0
+
+
+class Leave(Letter, frozen=True, kw_only=True):
+    """A node goes, on purpose."""
+
+
+class Ready(Letter, frozen=True, kw_only=True):
+    """A node has model and data of a run and waits for work.
+
+    Attributes:
+        run: for which.
+        unit_seconds: that one of its samples takes there, measured just now.
+    """
+
+    run: str
+    unit_seconds: float
+
+
+class Unfit(Letter, frozen=True, kw_only=True):
+    """A node cannot take part in a run: its task's code failed there, or its data are not there."""
+
+    run: str
+    reason: str
+
+
+class Contribution(Letter, frozen=True, kw_only=True):
+    """What a worker did; one buffer: its gradient or how far it went.
+
+    Attributes:
+        run: to which it belongs.
+        push: of the worker.
+    """
+
+    run: str
+    push: Push
+
+
+class Assessed(Letter, frozen=True, kw_only=True):
+    """What a slice of the validation data gave.
+
+    Attributes:
+        run: to which it belongs.
+        number: of the slice.
+        loss: sum over its samples.
+        correct: how many were right.
+    """
+
+    run: str
+    number: int
+    loss: float
+    correct: float
+
+
+class Fetch(Letter, frozen=True, kw_only=True):
+    """Send me bytes of a parcel, from `offset` on."""
+
+    digest: str
+    offset: int
+
+
+class Chunk(Letter, frozen=True, kw_only=True):
+    """Bytes of a parcel, in one buffer.
+
+    Attributes:
+        digest: name of the parcel.
+        offset: of the first byte.
+        total: bytes of the parcel; 0 if it is not to be had.
+    """
+
+    digest: str
+    offset: int
+    total: int
+
+
+class Welcome(Letter, frozen=True, kw_only=True):
+    """The node is in.
+
+    Attributes:
+        patience: seconds of silence after which either side gives the other up.
+        remarks: sentences for the node's user: clocks or versions that differ.
+    """
+
+    patience: float
+    remarks: tuple[str, ...] = ()
+
+
+class Farewell(Letter, frozen=True, kw_only=True):
+    """The node is to go.
+
+    Attributes:
+        reason: a clause.
+        is_error: whether its process ends as one that failed.
+    """
+
+    reason: str
+    is_error: bool
+
+
+class Bench(Letter, frozen=True, kw_only=True):
+    """The node gets nothing to do for a while."""
+
+    seconds: float
+    reason: str
+
+
+class Prepare(Letter, frozen=True, kw_only=True):
+    """Make ready for a run; one buffer: the job."""
+
+    run: str
+
+
+class Told(Letter, frozen=True, kw_only=True):
+    """What the server says to a worker; one buffer if the answer has contents."""
+
+    run: str
+    answer: Answer
+
+
+class Assess(Letter, frozen=True, kw_only=True):
+    """Validate samples [first, first + size); one buffer: the weights."""
+
+    run: str
+    number: int
+    first: int
+    size: int
+
+
+class Release(Letter, frozen=True, kw_only=True):
+    """The run is over; forget it."""
+
+    run: str
+
+
+class Ask(Letter, frozen=True, kw_only=True):
+    """A command wants to know who is here and what goes on."""
+
+
+class Overview(Letter, frozen=True, kw_only=True):
+    """One buffer: a `Situation`."""
+
+
+class Down(Letter, frozen=True, kw_only=True):
+    """A command ends the master and all its nodes."""
+
+
+class Submit(Letter, frozen=True, kw_only=True):
+    """A command wants a run; two buffers: the job, and the weights to begin with."""
+
+
+class Watch(Letter, frozen=True, kw_only=True):
+    """A command, which has lost the master and found it again, wants to hear the rest of a run."""
+
+    run: str
+
+
+class Accepted(Letter, frozen=True, kw_only=True):
+    """The run begins; news of it follow."""
+
+    run: str
+
+
+class Rejected(Letter, frozen=True, kw_only=True):
+    """The run does not begin."""
+
+    reason: str
+
+
+class Stop(Letter, frozen=True, kw_only=True):
+    """A command wants the run to end now, with what it has reached."""
+
+    run: str
+
+
+class News(Letter, frozen=True, kw_only=True):
+    """What happened in a run; one buffer: a list of `Word`s."""
+
+
+class Finished(Letter, frozen=True, kw_only=True):
+    """The run is over; two buffers, its record and its weights, unless it failed before it began.
+
+    Attributes:
+        exit_code: of the command that submitted it; 0 if the run was completed.
+        reason: a sentence if it was not.
+    """
+
+    exit_code: int
+    reason: str = ""
+
+
+FromNode: TypeAlias = Join | Profiled | Beat | Leave | Ready | Unfit | Contribution | Assessed
+FromCommand: TypeAlias = Ask | Down | Submit | Watch | Stop
+ToMaster: TypeAlias = FromNode | FromCommand | Fetch | Chunk
+ToNode: TypeAlias = Welcome | Farewell | Bench | Beat | Prepare | Told | Assess | Release | Fetch | Chunk
+ToCommand: TypeAlias = Overview | Accepted | Rejected | News | Finished | Beat | Fetch | Chunk

@@ -1,0 +1,61 @@
+"""How strong a node without PyTorch is: the rate of NumPy's matrix products, as a profile like any other device's."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import DTypeLike
+
+from evener.profile import PRECISIONS, DeviceProfile, Precision, Throughput
+
+_NO_TORCH = "measured without PyTorch"
+_SIZES = (128, 256, 512, 1024)
+_DTYPES: dict[Precision, DTypeLike] = {"fp64": np.float64, "fp32": np.float32}
+
+
+def measure_strength(node: str, speed: float, seconds: float = 2.0) -> DeviceProfile:
+    """The profile of this machine's processor: the best rate of matrix products in float64 and float32.
+
+    Args:
+        node: name.
+        speed: 1, or the fraction to which the node is slowed down.
+        seconds: for all of it.
+    """
+    memory = psutil.virtual_memory()
+    share = seconds / len(_DTYPES)
+    return DeviceProfile(
+        node=node,
+        device="cpu",
+        model=platform.processor() or platform.machine() or "unknown",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=memory.total,
+        usable_memory_bytes=memory.available,
+        throughputs=tuple(_throughput(precision, speed, share) for precision in PRECISIONS),
+        speed=speed,
+    )
+
+
+def _throughput(precision: Precision, speed: float, seconds: float) -> Throughput:
+    if precision not in _DTYPES:
+        return Throughput(precision=precision, reason=_NO_TORCH)
+    rate = max(_rate(n, _DTYPES[precision], seconds / len(_SIZES)) for n in _SIZES)
+    return Throughput(precision=precision, matmul_flops=rate * speed, reason=f"convolution: {_NO_TORCH}")
+
+
+def _rate(n: int, dtype: DTypeLike, seconds: float) -> float:
+    """FLOP/s of the fastest product of two n x n matrices within about `seconds`."""
+    generator = np.random.default_rng(0)
+    a, b = (generator.standard_normal((n, n)).astype(dtype) for _ in range(2))
+    out: Any = np.empty((n, n), dtype)
+    until, best = time.perf_counter() + seconds, float("inf")
+    while True:
+        before = time.perf_counter()
+        np.matmul(a, b, out=out)
+        best = min(best, time.perf_counter() - before)
+        if time.perf_counter() > until:
+            return 2.0 * n**3 / best
