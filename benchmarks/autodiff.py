@@ -2,9 +2,10 @@
 
     python benchmarks/autodiff.py [--rounds 9] [--seconds 0.3]
 
-Each round times a block of steps of every engine; a ratio is that of one round, and the table shows their median and
-range. PyTorch's optimiser is the fastest of its three implementations. HIPS autograd has no convolution without SciPy:
-its LeNet-5 gathers the taps by slicing and multiplies matrices, as ours does. Left out where it is not installed.
+Each round times a block of steps of every engine, in processor time; a ratio is that of one round, and the table shows
+their median and range. PyTorch's optimiser is the fastest of its three implementations. HIPS autograd has no
+convolution without SciPy: its LeNet-5 gathers the taps by slicing and multiplies matrices, as ours does. Left out where
+it is not installed.
 Import time and memory are those of processes of their own.
 """
 
@@ -142,15 +143,15 @@ def hips_step(make: Callable[[Any], Any], images: Any, labels: Any, state: Any) 
 
 
 def block_seconds(step: Step, seconds: float) -> float:
-    """Seconds a step, over a block of about `seconds`."""
+    """Processor seconds a step, over a block of about `seconds`: what others do on the machine counts least so."""
     step()
-    start = time.perf_counter()
+    start = time.process_time()
     step()
-    count = max(1, int(seconds / (time.perf_counter() - start)))
-    start = time.perf_counter()
+    count = max(1, int(seconds / max(time.process_time() - start, 1e-5)))
+    start = time.process_time()
     for _ in range(count):
         step()
-    return (time.perf_counter() - start) / count
+    return (time.process_time() - start) / count
 
 
 def compare(name: str, make: Callable[[Any], Any], rounds: int, seconds: float) -> None:

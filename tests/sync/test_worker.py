@@ -153,6 +153,43 @@ def test_a_gradient_that_still_travels_does_not_move_the_weights() -> None:
     assert list(replica.underway) == [0]
 
 
+class Script:
+    """An exchange that says what was written down for it, and notes what it hears."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.pushed: list[int] = []
+
+    def push(self, push: Push, image: memoryview) -> None:
+        self.pushed.append(push.number)
+
+    def pull(self) -> tuple[Answer, memoryview | None]:
+        return self._answers.pop(0), None
+
+
+def test_leases_that_were_voided_are_not_worked_on() -> None:
+    script = Script(
+        Answer(version=0, lease=LEASES[0]),
+        Answer(version=0, lease=LEASES[1]),
+        Answer(version=0, lease=LEASES[2]),
+        Answer(version=0, answers=0, verdict="late", lease=LEASES[3], is_anew=True),
+        Answer(version=0, is_last=True),
+    )
+    work(Replica(NumpyEngine(Problem(), batch=4), overlapped()), script, 2)
+    assert script.pushed == [0, 1, 3]
+
+
+def test_a_lease_that_is_told_again_while_its_contribution_travels_is_not_done_again() -> None:
+    script = Script(
+        Answer(version=0, lease=LEASES[0]),
+        Answer(version=0, lease=LEASES[0], is_anew=True),
+        Answer(version=0, answers=0, verdict="applied", lease=LEASES[1]),
+        Answer(version=0, answers=1, verdict="applied", is_last=True),
+    )
+    work(Replica(NumpyEngine(Problem()), synchronous(batch=8, outer=SGD)), script, 1)
+    assert script.pushed == [0, 1]
+
+
 def test_a_difference_to_weights_that_it_does_not_have_is_refused() -> None:
     problem = Problem()
     agreement = Agreement(batch=8, outer=SGD, pull="int8")

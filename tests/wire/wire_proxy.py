@@ -33,6 +33,11 @@ class Mischief:
     begin: int = 0
     length: int = 1
 
+    @property
+    def needed_bytes(self) -> int:
+        """How much has to be held back before the piece can be spoiled."""
+        return 2 * self.length if self.way == "swap" else self.length
+
     def apply(self, data: bytes) -> bytes:
         """`data`, which holds the whole piece, with the piece spoiled."""
         piece, rest = data[: self.length], data[self.length :]
@@ -44,7 +49,8 @@ class Mischief:
             case "drop":
                 return rest
             case "swap":
-                return rest[: self.length] + piece + rest[self.length :]
+                swapped = rest[: self.length] + piece + rest[self.length :]
+                return swapped if swapped != data else bytes(byte ^ 0x55 for byte in piece) + rest
             case "delay":
                 time.sleep(0.1)
         return data
@@ -73,7 +79,7 @@ class _Stream:
         honest = data[: max(0, self._mischief.begin - self._passed)]
         self._passed += len(honest)
         self._held += data[len(honest) :]
-        if len(self._held) < self._mischief.length:
+        if len(self._held) < self._mischief.needed_bytes:
             return honest  # until the whole piece is there
         held, self._held, self._done = self._held, b"", True
         return honest if self._mischief.way in ("cut", "stop") else honest + self._mischief.apply(held)

@@ -72,7 +72,7 @@ class Connection(Generic[H]):
             try:
                 self._push(frame)
             except OSError as error:
-                raise self._lost(error, f"while {type(header).__name__} was sent", ask_why=True) from error
+                raise self._lost(error, f" while {type(header).__name__} was sent", ask_why=True) from error
             seconds = time.perf_counter() - started
             count(self._traffic.sent, header, frame.payload_bytes, frame.frame_bytes, seconds)
 
@@ -93,12 +93,12 @@ class Connection(Generic[H]):
             try:
                 arrived, seconds = self._pull()
             except OSError as error:
-                raise self._lost(error, "while a frame was awaited") from error
+                raise self._lost(error, " while a frame was awaited") from error
             except BadFrame as error:
                 self.close(str(error))
                 raise
         if isinstance(arrived, Goodbye):
-            raise self._lost(ConnectionAbortedError(_words(arrived)), "by the peer")
+            raise self._lost(ConnectionAbortedError(_words(arrived)))
         count(self._traffic.received, arrived.header, arrived.payload_bytes, arrived.frame_bytes, seconds)
         return arrived
 
@@ -117,13 +117,10 @@ class Connection(Generic[H]):
             return
         self._broken = "it was closed here" + f": {reason}" * bool(reason)
         if self._sending.acquire(blocking=False):  # else a frame is half sent, and nothing can be said any more
-            try:
+            with contextlib.suppress(OSError):  # the peer is gone already, which is what closing wants
                 self._channel.sock.settimeout(min(_GOODBYE_SECONDS, self._limits.patience))
                 self._push(goodbye(self._sequence, reason))
-            except OSError:
-                pass  # the peer is gone already, which is what closing wants
-            finally:
-                self._sending.release()
+            self._sending.release()
         self._shut()
 
     def __enter__(self) -> Connection[H]:
@@ -152,14 +149,14 @@ class Connection(Generic[H]):
         if self._broken:
             raise ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
 
-    def _lost(self, error: OSError, when: str, *, ask_why: bool = False) -> ConnectionLost:
+    def _lost(self, error: OSError, when: str = "", *, ask_why: bool = False) -> ConnectionLost:
         """Close without a goodbye; the error that says why."""
         if self._broken:
             return ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
         cause = f"nothing moved for {self._limits.patience:g} s" if isinstance(error, TimeoutError) else why(error)
         self._broken = (self._last_word() if ask_why else "") or cause
         self._shut()
-        return ConnectionLost(f"lost the connection to {self._place} {when}: {self._broken}")
+        return ConnectionLost(f"lost the connection to {self._place}{when}: {self._broken}")
 
     def _last_word(self) -> str:
         """Why the peer has closed, if it has said so before it stopped listening."""

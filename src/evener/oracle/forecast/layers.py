@@ -44,7 +44,7 @@ class Layers:
         channels, filters, rows: sizes of what can be divided; 0 where nothing can.
         taps: weights that a filter has for each channel.
         is_weighted, is_convolution, is_linear, is_norm: kinds; a linear layer is a weighted one without a window.
-        is_divisible: whether it works on each channel by itself.
+        is_divisible: whether it works on each channel by itself; flattening makes several features of each.
         needs_gradient: whether its input has a gradient; the samples themselves have none.
     """
 
@@ -132,7 +132,7 @@ def _row(layer: Layer, inputs: list[Layer], readers: int, size: int, own: int) -
         "is_convolution": layer.kind.startswith("Conv"),
         "is_linear": layer.has_weights and layer.window is None,
         "is_norm": "BatchNorm" in layer.kind,
-        "is_divisible": "channel" in layer.splits and not layer.has_weights,
+        "is_divisible": ("channel" in layer.splits or layer.kind == "Flatten") and not layer.has_weights,
         "needs_gradient": bool(inputs),
     }
 

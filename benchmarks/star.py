@@ -1,0 +1,269 @@
+"""Small synchronous updates: master and nodes as they are, against bare sockets that carry the same bytes; in one run.
+
+    python benchmarks/star.py [--updates 5000] [--nodes 3] [--blocks 5] [--profile]
+
+The model has 25 450 float32 parameters, as in the experiment of the NfNN monograph, whose C program took 232 s for 5000
+updates in a data centre. The gradient is a constant: what is measured is agreeing. Everything runs on one loopback:
+`bare` sends every node's bytes to a process that reads them with a select loop and sends as many back, and does nothing
+else; `star` is a master with its nodes, a whole run of it, without TLS; `tls` is the same with it. Ratios are medians
+over the blocks, each of which runs all ways once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import multiprocessing
+import os
+import platform
+import pstats
+import select
+import socket
+import tempfile
+import time
+from functools import partial
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+
+from evener.profile import DeviceProfile
+from evener.record import TrainRecord
+from evener.star.control import Control
+from evener.star.engine import NodeEngine, Workshop
+from evener.star.home import Home
+from evener.star.job import Job
+from evener.star.master import Master, Setting
+from evener.star.messages import Letter, ToNode
+from evener.star.node import Abilities, Node
+from evener.star.reception import Versions
+from evener.sync.agreement import Sgd
+from evener.sync.family import synchronous
+from evener.sync.flat import Flat
+from evener.sync.layout import Layout, layout_of
+from evener.sync.messages import Lease
+from evener.sync.workload import Workload
+from evener.wire import Address, Connection, Limits, Token, connect, make_identity
+
+PARAMETERS = 25_450
+PUBLISHED_SECONDS, PUBLISHED_UPDATES = 232.0, 5000
+LOOPBACK = "127.0.0.1"
+PATIENCE = 60.0
+VERSIONS = Versions("benchmark", platform.python_version(), "")
+
+
+class ConstantEngine:
+    """A gradient of ones, whatever the weights."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def load(self, weights: Flat) -> None:
+        """The weights do not matter."""
+
+    def gradient(self, lease: Lease, into: Flat) -> float:
+        """Ones."""
+        into.parameters[0].fill(1.0)
+        return 0.0
+
+    def local_steps(self, lease: Lease, into: Flat) -> float:
+        """Not part of this."""
+        raise AssertionError(lease)
+
+    def unit_seconds(self) -> float:
+        """About what it takes."""
+        return 1e-6
+
+    def assess(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
+        """Not part of this."""
+        raise AssertionError(first)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def build(workshop: Workshop) -> NodeEngine:
+    """The engine of every node."""
+    return ConstantEngine(workshop.job.layout)
+
+
+def measure(name: str) -> DeviceProfile:
+    """A profile that says nothing."""
+    return DeviceProfile(node=name, device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+
+
+def be_master(folder: str, tls: bool, profiled: bool, ready: Pipe) -> None:
+    """A master; shows where its time went if `profiled`."""
+    identity = make_identity(insecure=not tls)
+    master = Master(Setting(Home(Path(folder)), identity, VERSIONS, {}, PATIENCE, lambda _: None))
+    ready.send((str(master.listen(Address(LOOPBACK))), identity.token.text))
+    profile = cProfile.Profile() if profiled else None
+    try:
+        if profile is None:
+            master.serve()
+        else:
+            profile.runcall(master.serve)
+    finally:
+        master.close()
+        if profile is not None:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+
+
+def be_node(name: str, address: str, token: str) -> None:
+    """A node."""
+
+    def dial(seconds: float, patience: float) -> Connection[Letter]:
+        return connect(Address.parse(address), Token.parse(token), ToNode, Limits(patience=patience), seconds=seconds)
+
+    with tempfile.TemporaryDirectory() as cache:
+        abilities = Abilities(name, "cpu", 1.0, None, Path(cache), VERSIONS, partial(measure, name), build)
+        Node(abilities, dial, lambda _: None).serve()
+
+
+class Star:
+    """A master and nodes that wait for runs."""
+
+    def __init__(self, num_nodes: int, folder: str, *, tls: bool, profiled: bool = False) -> None:
+        context = multiprocessing.get_context("forkserver")
+        ours, theirs = context.Pipe(duplex=False)
+        self.processes = [context.Process(target=be_master, args=(folder, tls, profiled, theirs))]
+        self.processes[0].start()
+        address, token = ours.recv()
+        self.where = Address.parse(address), Token.parse(token), PATIENCE
+        self.processes += [
+            context.Process(target=be_node, args=(f"node-{i}", address, token)) for i in range(num_nodes)
+        ]
+        for process in self.processes[1:]:
+            process.start()
+        with Control(*self.where) as control:
+            while len(control.ask().nodes) < num_nodes:
+                time.sleep(0.05)
+
+    def run(self, num_updates: int) -> tuple[float, float]:
+        """Seconds of a whole run, from the first lease on; and of the master's processor."""
+        weights = {"weights": np.zeros(PARAMETERS, np.float32)}
+        job = Job(
+            run=f"run-{time.time_ns()}",
+            task="constant",
+            title="constant",
+            protocol="sync",
+            agreement=synchronous(batch=96, outer=Sgd(learning_rate=0.01)),
+            workload=Workload(num_samples=96 * num_updates, num_updates=num_updates),
+            layout=layout_of(weights),
+        )
+        flat = Flat(job.layout)
+        busy = psutil.Process(self.processes[0].pid).cpu_times()
+        with Control(*self.where) as control:
+            control.submit(job, flat, [])
+            result = control.watch(job.run, lambda _: None, lambda: None)
+        after = psutil.Process(self.processes[0].pid).cpu_times()
+        record = msgspec.json.decode(result.record, type=TrainRecord)
+        assert record.steps[-1].step == num_updates
+        return sum(step.seconds for step in record.steps), after.user + after.system - busy.user - busy.system
+
+    def close(self) -> None:
+        """End all processes."""
+        with Control(*self.where) as control:
+            control.down()
+        for process in self.processes:
+            process.join()
+
+
+def be_bare_node(port: int, size: int, rounds: Pipe) -> None:
+    """Send, then receive, as often as it is told."""
+    sock = socket.create_connection((LOOPBACK, port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    memory = memoryview(bytearray(b"\1") * size)
+    while (count := rounds.recv()) is not None:
+        for _ in range(count):
+            sock.sendall(memory)
+            rest = memory
+            while rest:
+                rest = rest[sock.recv_into(rest) :]
+
+
+class Bare:
+    """Processes on bare sockets that send the same bytes in the same pattern."""
+
+    def __init__(self, num_nodes: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self.size = 4 * PARAMETERS
+        door = socket.create_server((LOOPBACK, 0))
+        pairs = [context.Pipe() for _ in range(num_nodes)]
+        self.pipes = [ours for ours, _ in pairs]
+        self.processes = [
+            context.Process(target=be_bare_node, args=(door.getsockname()[1], self.size, theirs)) for _, theirs in pairs
+        ]
+        for process in self.processes:
+            process.start()
+        self.socks = [door.accept()[0] for _ in pairs]
+        for sock in self.socks:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.places = [memoryview(bytearray(self.size)) for _ in pairs]
+
+    def run(self, num_updates: int) -> tuple[float, float]:
+        """Seconds of so many rounds, and of this process's processor."""
+        for pipe in self.pipes:
+            pipe.send(num_updates)
+        begun, busy = time.perf_counter(), time.process_time()
+        for _ in range(num_updates):
+            rests = dict(zip(self.socks, self.places, strict=True))
+            while rests:
+                for sock in select.select(list(rests), [], [])[0]:
+                    rests[sock] = rests[sock][sock.recv_into(rests[sock]) :]
+                    if not rests[sock]:
+                        del rests[sock]
+            for sock in self.socks:
+                sock.sendall(self.places[0])
+        return time.perf_counter() - begun, time.process_time() - busy
+
+    def close(self) -> None:
+        """End the nodes."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join()
+
+
+def main() -> None:
+    """Run everything and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--updates", type=int, default=5000)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="show where the master's time goes")
+    given = parser.parse_args()
+    each = given.updates // given.blocks
+    print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Linux {platform.release()}")
+    print(f"Python {platform.python_version()}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
+    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as secret:
+        ways: dict[str, Any] = {
+            "bare": Bare(given.nodes),
+            "star": Star(given.nodes, plain, tls=False, profiled=given.profile),
+            "tls": Star(given.nodes, secret, tls=True),
+        }
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for block in range(given.blocks + 1):
+            for name, way in ways.items():
+                measured = way.run(each)
+                if block:  # the first one warms up
+                    taken[name].append(measured)
+        for way in ways.values():
+            way.close()
+    published = PUBLISHED_UPDATES / PUBLISHED_SECONDS
+    for name, runs in taken.items():
+        rate = median(each / seconds for seconds, _ in runs)
+        ratio = median(own / bare for (own, _), (bare, _) in zip(runs, taken["bare"], strict=True))
+        cost = median(busy / each / given.nodes for _, busy in runs)
+        print(
+            f"{name:6} {rate:8.0f} updates/s  {ratio:6.2f} x the bare time  {rate / published:6.1f} x published"
+            f"  {1e6 * cost:6.0f} us of the master's processor for a contribution and its answer"
+        )
+
+
+if __name__ == "__main__":
+    main()
