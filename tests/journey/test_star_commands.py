@@ -23,6 +23,7 @@ from evener.noun import read_noun
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
 
+pytestmark = pytest.mark.slow
 TASKS = Path(TINY).parent
 READER = """
 import numpy as np, torch

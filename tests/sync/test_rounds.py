@@ -199,23 +199,6 @@ def test_who_connects_again_hears_all_again() -> None:
     assert (told.is_anew, told.contents, desk.leases["b"]) == (True, "weights", before)
 
 
-def test_who_connects_again_gets_whole_weights_although_it_had_some() -> None:
-    desk = trio(Agreement(batch=10, outer=SGD, division="fixed", pull="int8"))
-    for name in "abc":
-        desk.push(name, 1.0)
-    desk.push("a", 1.0)
-    desk.push("b", 1.0)
-    desk.dismiss("c")
-    assert {name: told[0].contents for name, told in desk.answers().items()} == {"a": "difference", "b": "difference"}
-    desk.admit("d")
-    desk.push("a", 1.0)
-    desk.push("b", 1.0)
-    desk.admit("a")
-    assert [told.contents for told in desk.answers()["a"]] == ["weights"]
-    desk.push("d", 1.0) if desk.leases["d"] else None
-    assert desk.server.version >= 2
-
-
 def test_nothing_begins_or_goes_on_without_a_quorum() -> None:
     desk = Desk(FIXED, quorum=2)
     desk.admit("a")

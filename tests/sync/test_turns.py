@@ -60,6 +60,15 @@ def test_a_repeated_contribution_is_answered_and_does_not_count() -> None:
     assert (again.verdict, again.is_anew, desk.leases["a"], desk.value) == ("duplicate", True, held, -1.0)
 
 
+def test_who_connects_again_gets_whole_weights_for_its_last_ones_may_never_have_come() -> None:
+    desk = Desk(Agreement(batch=10, outer=SGD, staleness=None, pull="int8"))
+    desk.admit("a", "b")
+    assert desk.push("a", 1.0)["a"][0].contents == "difference"
+    desk.push("b", 1.0)
+    desk.admit("a")
+    assert [(told.contents, told.base) for told in desk.answers()["a"]] == [("weights", None)]
+
+
 def test_the_work_of_the_dead_goes_to_whoever_is_next() -> None:
     desk = Desk(ASYNC)
     desk.admit("a", "b")
