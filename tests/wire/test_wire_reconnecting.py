@@ -91,9 +91,10 @@ def test_a_master_that_is_killed_and_restarted_gets_its_nodes_back(transport: st
         def restart_after_three_tries(seconds: float) -> None:
             slept.append(seconds)
             if len(slept) == 3:
-                restarted.append(Hub(Kinds, w.identity))
-                restarted[0].listen(w.address)
-                w.hub = restarted[0]
+                hub: Hub[Kinds] = Hub(Kinds, w.identity)
+                hub.listen(w.address)
+                w.hub = hub
+                restarted.append(hub)  # last: the test's own thread goes on from here
 
         node._sleep = restart_after_three_tries
         receiving = w.pool.submit(node.receive)
