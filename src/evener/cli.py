@@ -71,7 +71,22 @@ def train(
     local_nodes: Speeds = None,
     devices: Annotated[str, typer.Option(help="all, cpu, or devices such as cuda:0,cuda:1.")] = "all",
     memory: Memory = None,
-    strategy: Annotated[str, typer.Option(help="auto or data.")] = "auto",
+    strategy: Annotated[
+        str,
+        typer.Option(help="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, or data+ one of them."),
+    ] = "auto",
+    replicas: Annotated[
+        str | None, typer.Option(help="Of data+...: nodes that hold one model together, such as 3,2; two halves.")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="Of pipelines: parts of a batch that follow each other; 4 a stage.")
+    ] = None,
+    schedule: Annotated[str, typer.Option(help="Of pipelines: 1f1b or gpipe.")] = "1f1b",
+    rematerialise: Annotated[
+        str,
+        typer.Option(help="Of divided models: compute activations twice to save memory: auto, never, always ..."),
+    ] = "auto",
+    plan: Annotated[Path | None, typer.Option(help="Perform this plan, as `evener plan --save` wrote it.")] = None,
     shares: Annotated[str, typer.Option(help="measured, equal, or relative shares such as 7,2,1.")] = "measured",
     batch_size: Annotated[int | None, typer.Option(help="Samples of one step over all nodes.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training data.")] = None,
@@ -126,12 +141,16 @@ def train(
         overlap=overlap,
     )
     star_options.check_way(way)
-    commands.check_strategy(strategy)
     order = Order(
         task=task,
         data_dir=str(data) if data else None,
         options=_options(option or []),
         output=commands.make_output(task, str(output) if output else None),
+        strategy=strategy,
+        replicas=replicas,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        rematerialise=rematerialise,
         shares=shares,
         batch_size=batch_size,
         epochs=epochs,
@@ -151,12 +170,18 @@ def train(
     if agreement is not None:
         from evener.journey.star_train import train_on_star
 
-        star_options.refuse_collective(order, strategy=strategy, devices=devices, memory=memory)
+        star_options.refuse_collective(order, plan=plan, devices=devices, memory=memory)
         train_on_star(order, way, where, as_json=as_json)
         return
     star_options.refuse_star(where, home=home)
     commands.train(
-        order, local_nodes=local_nodes, devices=devices, memory=memory, as_json=as_json, environment=os.environ
+        order,
+        plan=plan,
+        local_nodes=local_nodes,
+        devices=devices,
+        memory=memory,
+        as_json=as_json,
+        environment=os.environ,
     )
 
 

@@ -42,6 +42,7 @@ class Assignment(Part, frozen=True, kw_only=True):
         reason: why this share, in words.
         replica: number of the whole model that this rank holds a part of; None: it holds a model of its own.
         share: fraction of its replica's filters, channels, rows or layers' work that it does.
+        stage: of its replica's pipeline that it computes, from 0; 0 where there is none.
         first_layer: of its stage of a pipeline; empty where layers are not divided.
         memory_bytes: that it is predicted to need at its peak; 0 where that was not predicted.
     """
@@ -56,12 +57,14 @@ class Assignment(Part, frozen=True, kw_only=True):
     reason: str = ""
     replica: int | None = None
     share: float = 1.0
+    stage: int = 0
     first_layer: str = ""
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         require(self.rank >= 0, "rank", self.rank, "zero or more")
         require(0 <= self.share <= 1, "share", self.share, "a fraction, 0 to 1")
+        require(self.stage >= 0, "stage", self.stage, "zero or more")
         require(self.memory_bytes >= 0, "memory_bytes", self.memory_bytes, "zero or more")
         require(self.samples >= 0, "samples", self.samples, "zero or more")
         if self.max_samples is not None:
@@ -135,9 +138,25 @@ class Plan(Noun, frozen=True, kw_only=True):
         ranks = [a.rank for a in self.assignments]
         require(ranks == list(range(len(ranks))), "assignments", ranks, "ranks 0, 1, 2 ... in order")
         require(self.local_steps > 0, "local_steps", self.local_steps, "positive")
-        by_replica = {a.rank if a.replica is None else ("replica", a.replica): a.samples for a in self.assignments}
-        total = sum(by_replica.values())
+        total = sum(self.replica_samples)
         require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
+
+    def part(self, assignment: Assignment) -> float:
+        """The fraction of all work that `assignment` is: of the samples, and of what its replica does with them."""
+        return assignment.samples * assignment.share / self.micro_batch_size
+
+    @property
+    def replica_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of every replica, in order."""
+        ranks: dict[int | tuple[str, int], list[int]] = {}
+        for a in self.assignments:
+            ranks.setdefault(a.rank if a.replica is None else ("replica", a.replica), []).append(a.rank)
+        return tuple(tuple(found) for found in ranks.values())
+
+    @property
+    def replica_samples(self) -> tuple[int, ...]:
+        """Samples of every replica in a full micro-batch."""
+        return tuple(self.assignments[ranks[0]].samples for ranks in self.replica_ranks)
 
     @property
     def micro_batch_size(self) -> int:

@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from evener.comm import join_group
 from evener.errors import InvalidFile, MissingFile, TrainingFailed
-from evener.train.checkpoint import Checkpoints, RunState
+from evener.parallel import Criterion, ReplicatedModel
+from evener.train.checkpoint import Checkpoints, RunState, save_weights
 
 
 def state(step: int) -> RunState:
@@ -43,6 +47,11 @@ class Material:
         for _ in range(steps):
             self.step()
 
+    @property
+    def joint(self) -> ReplicatedModel:
+        alone = join_group(rank=0, nodes=["n0"], device=torch.device("cpu"), store=None, patience=1)
+        return ReplicatedModel(self.model, alone, Criterion(loss=nn.MSELoss(), autocast=nullcontext, scale=abs))
+
     def step(self) -> None:
         self.optimizer.zero_grad()
         self.model(torch.arange(12.0).view(4, 3)).square().sum().backward()
@@ -50,12 +59,13 @@ class Material:
         self.scheduler.step()
 
     def save(self, folder: Path, step: int) -> Path:
-        return Checkpoints(folder).save(state(step), self.model, self.optimizer, self.scheduler, self.scaler)
+        weights, optimizer = self.joint.gather_weights(), self.joint.gather_optimizer(self.optimizer)
+        return Checkpoints(folder).save(state(step), weights, optimizer, self.scheduler, self.scaler)
 
     def load(self, folder: Path) -> int:
         checkpoints = Checkpoints(folder)
         path, found = checkpoints.latest()
-        checkpoints.load(path, found, self.model, self.optimizer, self.scheduler, self.scaler)
+        checkpoints.load(path, found, self.joint, self.optimizer, self.scheduler, self.scaler)
         return found.step
 
 
@@ -105,6 +115,15 @@ def test_state_that_is_no_plain_value_is_refused_before_anything_is_published(tm
     with pytest.raises(TrainingFailed, match="the state of the learning-rate schedule holds a object"):
         material.save(tmp_path, 1)
     assert Checkpoints(tmp_path).is_empty
+
+
+def test_tied_weights_are_written_under_both_names(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    save_weights(model.state_dict(), tmp_path / "model.safetensors")
+    written = load_file(tmp_path / "model.safetensors")
+    assert written.keys() == model.state_dict().keys()
+    assert torch.equal(written["1.weight"], written["0.weight"])
 
 
 _WRITER = """

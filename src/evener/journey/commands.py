@@ -17,25 +17,29 @@ from evener.cluster import LocalNode, run_alone, run_local, run_seat, seat_from_
 from evener.cluster.messages import Word
 from evener.cluster.seat import listen_for_signals
 from evener.data import collect, split_batch
-from evener.errors import InvalidInput, InvalidValue, TrainingFailed
+from evener.errors import InvalidInput, TrainingFailed
 from evener.journey.console import RunView, open_console, print_line
 from evener.journey.examine import Examination, examine
+from evener.journey.given import take_plan
 from evener.journey.machines import choose_nodes
 from evener.journey.order import Order, load
 from evener.journey.rank import train_rank
-from evener.noun import write_noun
+from evener.journey.strategy import check_strategy
+from evener.noun import read_noun, write_noun
+from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
 from evener.report import layers_table, links_table, profile_table, summary, timing_table
 from evener.tasks import load_task
 from evener.trace import trace as trace_model
 
-__all__ = ["benchmark", "check_strategy", "make_output", "perform", "show_graph", "train"]
+__all__ = ["benchmark", "make_output", "perform", "show_graph", "train"]
 
 
 def train(
     order: Order,
     *,
+    plan: Path | None,
     local_nodes: str | None,
     devices: str,
     memory: str | None,
@@ -43,6 +47,9 @@ def train(
     environment: Mapping[str, str],
 ) -> None:
     """`evener train`: as a rank if torchrun started this process, else on nodes of this machine."""
+    check_strategy(order)
+    if plan is not None:
+        order = take_plan(order, read_noun(plan, Plan))
     if "WORLD_SIZE" in environment and "RANK" in environment:
         if local_nodes is not None or memory is not None or devices != "all":
             raise InvalidInput("--local-nodes, --devices and --memory are for runs that Evener starts, not torchrun")
@@ -154,9 +161,3 @@ def _folder(name: str) -> Path:
     except OSError as error:
         raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
     return folder
-
-
-def check_strategy(strategy: str) -> None:
-    """Raises InvalidValue for a strategy that does not exist."""
-    if strategy not in ("auto", "data"):
-        raise InvalidValue("--strategy", strategy, "auto or data")

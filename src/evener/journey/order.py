@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evener.noun import Part
+from evener.plan import Plan
 from evener.task import Task
 from evener.tasks import load_task
 from evener.train import Settings
@@ -19,6 +20,12 @@ class Order(Part, frozen=True, kw_only=True):
         data_dir: folder of the data, or None.
         options: of the task, `key=value`.
         output: folder for the record and the weights.
+        strategy: how the work is divided; `auto` to choose.
+        replicas: sizes of the groups of nodes that hold one model together, such as `3,2`; None for two halves.
+        micro_batches: of a pipeline's step; None for four a stage.
+        schedule: of a pipeline: `1f1b` or `gpipe`.
+        rematerialise: which activations are computed a second time to save memory.
+        plan: to perform, instead of deciding.
         shares: `measured`, `equal`, or relative shares such as `7,2,1`.
         batch_size: None for the task's.
         epochs: None for the task's.
@@ -31,6 +38,12 @@ class Order(Part, frozen=True, kw_only=True):
     data_dir: str | None = None
     options: dict[str, str] = {}
     output: str
+    strategy: str = "auto"
+    replicas: str | None = None
+    micro_batches: int | None = None
+    schedule: str = "1f1b"
+    rematerialise: str = "auto"
+    plan: Plan | None = None
     shares: str = "measured"
     batch_size: int | None = None
     epochs: int | None = None
@@ -59,7 +72,7 @@ class Order(Part, frozen=True, kw_only=True):
             checkpoint=self.checkpoint or str(Path(self.output) / "checkpoints"),
             checkpoint_every=self.checkpoint_every,
             resume=self.resume,
-            balance=self.shares == "measured" and not self.stationary,
+            balance=self.shares == "measured" and not self.stationary and self.strategy in ("auto", "data"),
             stationary=self.stationary,
             patience=self.patience,
         )

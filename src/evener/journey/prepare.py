@@ -17,6 +17,7 @@ from evener.cluster import Seat
 from evener.comm import Group, Pace
 from evener.data import collect, seed_all, split_batch, to_device
 from evener.errors import require
+from evener.parallel import call
 from evener.profile import TaskTiming
 from evener.task import Task
 from evener.train import Arithmetic, Settings
@@ -38,8 +39,18 @@ class Work:
     make_optimizer: Callable[[Any], Optimizer]
 
 
-def prepare(task: Task, settings: Settings, seat: Seat) -> Work:
-    """Make the model (its weights follow the seed) and the data. Raises InvalidValue if the batch exceeds the data."""
+def prepare(task: Task, settings: Settings, seat: Seat, *, on_device: bool = True) -> Work:
+    """Make the model (its weights follow the seed) and the data.
+
+    Args:
+        task: what is to be trained.
+        settings: of the run.
+        seat: of this rank.
+        on_device: whether the whole model goes onto the rank's device; else it stays in the host's memory.
+
+    Raises:
+        InvalidValue: the batch exceeds the data.
+    """
     arithmetic = Arithmetic(settings.precision, seat.device)
     train_data = task.train_data()
     count = len(train_data)  # type: ignore[arg-type]
@@ -50,7 +61,7 @@ def prepare(task: Task, settings: Settings, seat: Seat) -> Work:
         task=task,
         settings=settings,
         arithmetic=arithmetic,
-        model=arithmetic.prepare_model(task.model()),
+        model=arithmetic.prepare_model(task.model(), on_device),
         train_data=train_data,
         validation_data=task.validation_data() if task.validation_data else None,
         make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
@@ -82,12 +93,11 @@ def _time(work: Work, seat: Seat, micro: int, *, speed: float, seconds: float) -
     def loss_step(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         with work.arithmetic.autocast():
-            outputs = _call(model, work.arithmetic.prepare(inputs))
+            outputs = call(model, work.arithmetic.prepare(inputs))
             return work.task.loss(outputs, work.arithmetic.prepare(targets))
 
     def fetch(samples: int) -> Any:
-        indices = torch.arange(samples).remainder(len(work.train_data)).numpy()  # type: ignore[arg-type]
-        return to_device(split_batch(collect(work.train_data, indices, work.settings.seed, 0)), seat.device)
+        return to_device(_samples(work, samples), seat.device)
 
     return time_task(
         task=work.task,
@@ -104,14 +114,18 @@ def _time(work: Work, seat: Seat, micro: int, *, speed: float, seconds: float) -
     )
 
 
+def example(work: Work, samples: int) -> Any:
+    """Inputs of the model, of so many samples, on the CPU."""
+    return work.arithmetic.prepare(_samples(work, samples)[0])
+
+
+def _samples(work: Work, count: int) -> tuple[Any, Any]:
+    indices = torch.arange(count).remainder(len(work.train_data)).numpy()  # type: ignore[arg-type]
+    return split_batch(collect(work.train_data, indices, work.settings.seed, 0))
+
+
 def _memory_limit(seat: Seat) -> int | None:
     """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
     if seat.node.memory_bytes is not None or seat.device.type != "cpu":
         return seat.node.memory_bytes
     return usable_memory(seat.device)[1] // sum(n.device == "cpu" and n.host == seat.node.host for n in seat.nodes)
-
-
-def _call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import msgspec
-from safetensors.torch import save_model
 
 from evener.cluster import Seat
 from evener.comm import leave_group
@@ -20,7 +19,7 @@ from evener.journey.order import Order, load
 from evener.journey.prepare import prepare
 from evener.journey.world import join_world
 from evener.journey.write_down import write_down
-from evener.train import train
+from evener.train import save_weights, train
 
 
 def train_rank(seat: Seat, order: Order) -> None:
@@ -28,19 +27,20 @@ def train_rank(seat: Seat, order: Order) -> None:
     world = join_world(seat)
     order = msgspec.json.decode(world.all_gather_bytes(msgspec.json.encode(order))[0], type=Order)
     task, settings = load(order)
-    work = prepare(task, settings, seat)
+    work = prepare(task, settings, seat, on_device=order.strategy != "pipeline")
     plan = decide(work, world, seat, order)
     group = world.subgroup([seat.names.index(a.node) for a in plan.assignments])
     if group is None:
         return
+    run = assemble(work, plan, group, seat, order)
     if group.is_leader:
-        seat.emit(plan)
-    run = assemble(work, plan, group, seat)
+        seat.emit(run.plan)
     startup = time.time() - order.started
     history = train(run)
     record = write_down(run, history, startup)
+    weights = run.model.gather_weights()
     if group.is_leader:
-        save_model(run.model, str(Path(order.output) / "model.safetensors"))
+        save_weights(weights, Path(order.output) / "model.safetensors")
         seat.emit(record)
     group.barrier()
     leave_group()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from evener.errors import InvalidInput, require
-from evener.journey.order import Order
+from evener.errors import InvalidInput, MissingFile, require
 from evener.noun import Part
 from evener.sync.agreement import Compression
+from evener.wire import Token
+
+if TYPE_CHECKING:
+    from evener.journey.order import Order  # imports PyTorch, which a node may lack
+
+TOKEN_VARIABLE = "EVENER_TOKEN"
+"""Environment variable with a token: unlike an option, it is not shown to everybody on the machine by `ps`."""
 
 Protocol = Literal["sync", "async", "bounded", "average", "diloco"]
 _LOCAL = ("average", "diloco")

@@ -26,7 +26,7 @@ def write_down(run: Run, history: History, startup: float) -> TrainRecord:
             NodeSummary(
                 name=assignment.node,
                 device=assignment.device,
-                share=sum(step.samples for step in steps) / samples if samples else 0.0,
+                share=assignment.share * sum(step.samples for step in steps) / samples if samples else 0.0,
                 seconds_computing=sum(s.io_seconds + s.compute_seconds + s.update_seconds for s in steps),
                 seconds_waiting=sum(step.wait_seconds for step in steps),
                 bytes_sent=sent,

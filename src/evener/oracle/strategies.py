@@ -168,6 +168,11 @@ class ReplicaPlan:
                 shards.setdefault(name, Shard(name, weight.shape, layout, weight.trainable))
         return shards
 
+    @property
+    def exchanges(self) -> int:
+        """Times that the ranks of the replica move values in a forward and a backward pass."""
+        return 2 * sum(len(step.moves) + (step.halo is not None) for step in self.steps)
+
     @cached_property
     def gathers(self) -> tuple[str, ...]:
         """Names of what is not divided, for which a divided value has to be gathered."""

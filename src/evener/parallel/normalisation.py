@@ -59,7 +59,6 @@ class GroupBatchNorm(nn.Module):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` of shape (N, C, ...)."""
         tracked = self.running_mean is not None

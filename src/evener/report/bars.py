@@ -102,9 +102,9 @@ def plan_figure(plan: Plan) -> Figure:
 
 
 def _draw_shares(axes: Axes, plan: Plan) -> None:
-    samples = [rank.samples for rank in plan.assignments]
+    samples = [rank.samples * rank.share for rank in plan.assignments]
     bars = axes.barh(range(len(samples)), samples, color=BLUE, height=0.68)
-    texts = [f"{count:,}  ({percent(count / plan.micro_batch_size)})" for count in samples]
+    texts = [f"{rank.samples:,}  ({percent(plan.part(rank))})" for rank in plan.assignments]
     axes.bar_label(bars, texts, padding=4, fontsize=8.5, color=INK)
     axes.set_xlim(0, 1.35 * max(samples))
     axes.set_xlabel("samples")
@@ -114,7 +114,7 @@ def _draw_finishes(axes: Axes, plan: Plan) -> None:
     """Seconds of every rank with its share, over what it would take with an equal share."""
     ranks = plan.assignments
     equal = [_seconds_of(rank, plan.micro_batch_size / len(ranks)) for rank in ranks]
-    planned = [_seconds_of(rank, rank.samples) for rank in ranks]
+    planned = [_seconds_of(rank, rank.samples * rank.share) for rank in ranks]
     rows = range(len(ranks))
     axes.barh(rows, planned, height=0.68, color=GREEN, label="with these shares")
     if len(ranks) > 1:

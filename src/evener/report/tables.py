@@ -16,10 +16,7 @@ from evener.report.text import human_bytes, human_count, human_seconds, percent
 def plan_table(plan: Plan) -> Table:
     """Who does how much of every step of `plan` and why; below, what was left out or not chosen, with the reason."""
     micro_batches = f", in {plan.accumulate} micro-batches" if plan.accumulate > 1 else ""
-    rows: list[Row] = [
-        (a.node, a.device, str(a.samples), percent(a.samples / plan.micro_batch_size), a.reason)
-        for a in plan.assignments
-    ]
+    rows: list[Row] = [(a.node, a.device, str(a.samples), percent(plan.part(a)), a.reason) for a in plan.assignments]
     if plan.rejected:
         rows += [None, *(_rejected_row(rejected) for rejected in plan.rejected)]
     return grid(

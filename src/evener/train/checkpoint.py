@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed
 from evener.noun import Noun, read_noun, write_noun
+from evener.parallel import JointModel
 
 _KEPT = 2
 
@@ -70,24 +72,32 @@ class Checkpoints:
     def save(
         self,
         state: RunState,
-        model: nn.Module,
-        optimizer: Optimizer,
+        weights: Mapping[str, Tensor],
+        optimizer: Mapping[str, Any],
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
     ) -> Path:
-        """Write a checkpoint of `state.step`, keep the one before, drop older ones; returns its folder."""
+        """Write a checkpoint of `state.step`, keep the one before, drop older ones; returns its folder.
+
+        Args:
+            state: what is no tensor; the optimiser's part is filled in here.
+            weights: state dict of the whole model.
+            optimizer: state dict of an optimiser of the whole model.
+            scheduler: of the learning rate.
+            scaler: of the loss.
+        """
         target = self.folder / f"step-{state.step:08d}"
         if target.exists():
             return target
         draft = self.folder / f".{target.name}.{os.getpid()}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        tensors, numbers = _flatten(optimizer.state_dict()["state"])
-        save_model(model, str(draft / "model.safetensors"))
+        tensors, numbers = _flatten(optimizer["state"])
+        save_weights(weights, draft / "model.safetensors")
         save_file(tensors, draft / "optimizer.safetensors")
         full = msgspec.structs.replace(
             state,
-            groups=[_plain(group, "the optimiser") for group in optimizer.state_dict()["param_groups"]],
+            groups=[_plain(group, "the optimiser") for group in optimizer["param_groups"]],
             numbers=_plain(numbers, "the optimiser"),
             scheduler=None if scheduler is None else _plain(scheduler.state_dict(), "the learning-rate schedule"),
             scaler=_plain(scaler.state_dict(), "the loss scaler"),
@@ -114,7 +124,7 @@ class Checkpoints:
         self,
         folder: Path,
         state: RunState,
-        model: nn.Module,
+        model: JointModel,
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
@@ -125,20 +135,31 @@ class Checkpoints:
             InvalidFile: a file is damaged or belongs to another model.
         """
         try:
-            load_model(model, folder / "model.safetensors")
+            model.load_weights(load_file(folder / "model.safetensors"))
             tensors = load_file(folder / "optimizer.safetensors")
-        except (SafetensorError, OSError, RuntimeError) as error:
+        except (SafetensorError, OSError, InvalidInput) as error:
             raise InvalidFile(f"checkpoint {folder} does not fit this model: {_first_line(error)}") from error
         groups = [
             {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()} for g in state.groups
         ]
-        optimizer.load_state_dict({"state": _unflatten(tensors, state.numbers), "param_groups": groups})
+        model.load_optimizer(optimizer, {"state": _unflatten(tensors, state.numbers), "param_groups": groups})
         if scheduler is not None and state.scheduler is not None:
             scheduler.load_state_dict(state.scheduler)
         scaler.load_state_dict(state.scaler)
 
     def _complete(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a state dict; tensors that share memory, as tied weights do, are written one by one."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in weights.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
+        seen.add(place)
+    save_file(apart, path)
 
 
 def _publish(draft: Path, target: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from evener.comm import Group
 from evener.data import collect, split_batch, to_device
+from evener.parallel import JointModel
 from evener.task import Task
 from evener.train.precision import Arithmetic
 
@@ -19,55 +20,49 @@ from evener.train.precision import Arithmetic
 @torch.no_grad()
 def evaluate(
     task: Task,
-    model: nn.Module,
+    model: JointModel,
     dataset: Dataset[Any],
     sizes: Sequence[int],
     *,
     batch: int,
-    group: Group,
     arithmetic: Arithmetic,
 ) -> tuple[float, float | None]:
     """Mean loss over all validation samples, and the fraction that is right (None if the task does not say).
 
     Args:
         task: gives loss and measure.
-        model: of this rank, alike on all.
+        model: this rank's part in it.
         dataset: of validation samples.
-        sizes: samples for every rank, in order of ranks.
+        sizes: samples for every replica, in order.
         batch: samples to compute at once.
-        group: the ranks.
         arithmetic: precision of computing.
     """
-    start = sum(sizes[: group.rank])
-    own = np.arange(start, start + sizes[group.rank], dtype=np.int64)
+    group = model.group
+    start = sum(sizes[: model.replica])
+    own = np.arange(start, start + sizes[model.replica], dtype=np.int64)
     sums = torch.zeros(2, dtype=torch.float64)
-    was_training = model.training
-    model.eval()
+    model.train(False)
     group.pace.resume("fb")
     for i in range(0, len(own), batch):
-        sums += _sums(task, model, dataset, own[i : i + batch], group.device, arithmetic)
+        sums += _sums(task, model, dataset, own[i : i + batch], arithmetic)
     group.pace.discard()
-    model.train(was_training)
+    model.train()
     loss, correct = _total(sums, group)
     count = sum(sizes)
     return loss / count, None if task.correct is None else correct / count
 
 
-def _sums(
-    task: Task, model: nn.Module, dataset: Dataset[Any], indices: Any, device: torch.device, arithmetic: Arithmetic
-) -> Tensor:
-    """Sum of losses and number of right answers of the samples `indices`, shape (2,), on the CPU."""
-    inputs, targets = split_batch(collect(dataset, indices, seed=0, epoch=0))
-    inputs, targets = arithmetic.prepare(to_device(inputs, device)), arithmetic.prepare(to_device(targets, device))
+def _sums(task: Task, model: JointModel, dataset: Dataset[Any], indices: Any, arithmetic: Arithmetic) -> Tensor:
+    """Sum of losses and number of right answers of the samples `indices`, shape (2,), where this rank speaks."""
+    batch = to_device(split_batch(collect(dataset, indices, seed=0, epoch=0)), model.group.device)
+    inputs, targets = arithmetic.prepare(batch)
+    outputs = model.answer(inputs)
+    if not model.speaks:
+        return torch.zeros(2, dtype=torch.float64)
     with arithmetic.autocast():
-        outputs = model(**inputs) if isinstance(inputs, dict) else model(*_as_tuple(inputs))
         loss = task.loss(outputs, targets)
     correct = _correct(task, outputs, targets)
     return torch.stack((loss.double() * len(indices), correct.double().to(loss.device))).cpu()
-
-
-def _as_tuple(inputs: Any) -> tuple[Any, ...]:
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def _correct(task: Task, outputs: Any, targets: Any) -> Tensor:

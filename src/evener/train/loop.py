@@ -46,7 +46,7 @@ class Loop:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._step = TrainStep(run.task, run.replica, run.optimizer, run.scheduler, run.arithmetic)
+        self._step = TrainStep(run.task, run.model, run.optimizer, run.scheduler, run.arithmetic)
         self._reports = Reports(run.group)
         self._unsent: deque[tuple[int, Outcome, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
@@ -123,7 +123,7 @@ class Loop:
         """Perform `step`, the loader's next, tell the others and hear of the step before."""
         run = self._run
         run.before_step(step)
-        seed_all(run.settings.seed, step, run.group.rank, device=run.group.device)
+        seed_all(run.settings.seed, step, run.model.replica, device=run.group.device)
         outcome = self._step(loader)
         self._timings.extend(run.group.pace.close_step(outcome.samples))
         now = time.perf_counter()
@@ -209,18 +209,12 @@ class Loop:
         assert run.validation_data is not None
         begin = time.perf_counter()
         count = len(run.validation_data)  # type: ignore[arg-type]
-        shares = [a.samples for a in run.plan.assignments]
+        shares = run.plan.replica_samples
         workers = weights_to_workers(shares, [None] * len(shares))
         sizes = run.division.parts(step, count) if run.division else apportion(count, workers)
-        batch = max(1, shares[run.group.rank])
+        batch = max(1, shares[run.model.replica]) * run.plan.accumulate
         loss, accuracy = evaluate(
-            run.task,
-            run.model,
-            run.validation_data,
-            sizes,
-            batch=batch,
-            group=run.group,
-            arithmetic=run.arithmetic,
+            run.task, run.model, run.validation_data, sizes, batch=batch, arithmetic=run.arithmetic
         )
         seconds = time.perf_counter() - begin
         validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
@@ -231,9 +225,10 @@ class Loop:
     def _save(self, step: int) -> None:
         """The leader writes; the others go on and meet it again in the next collective."""
         run = self._run
+        weights, optimizer = run.model.gather_weights(), run.model.gather_optimizer(run.optimizer)
         if run.group.is_leader:
             state = self._state(step)
-            folder = self._checkpoints.save(state, run.model, run.optimizer, run.scheduler, run.arithmetic.scaler)
+            folder = self._checkpoints.save(state, weights, optimizer, run.scheduler, run.arithmetic.scaler)
             self._tell(Event(step=step, kind="checkpoint", message=f"wrote {folder}"))
         self._mark = time.perf_counter()
 

@@ -31,9 +31,10 @@ class Arithmetic:
             return torch.autocast(self._device.type, dtype=_AUTOCAST[self._precision])
         return nullcontext()
 
-    def prepare_model(self, model: nn.Module) -> nn.Module:
-        """The model on the device with weights of the precision's type."""
-        return model.to(self._device, dtype=torch.float64 if self._precision == "fp64" else None)
+    def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
+        """The model with weights of the precision's type, on the device or left where it is."""
+        dtype = torch.float64 if self._precision == "fp64" else None
+        return model.to(self._device if on_device else None, dtype=dtype)
 
     def prepare(self, value: Any) -> Any:
         """`value` with floating-point tensors widened where the whole run is fp64."""

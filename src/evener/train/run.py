@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
@@ -14,7 +13,7 @@ from torch.utils.data import Dataset
 from evener.comm import Group
 from evener.data import Division, Sampler
 from evener.oracle import Balance
-from evener.parallel import DataParallel
+from evener.parallel import JointModel
 from evener.plan import Plan
 from evener.task import Task
 from evener.train.precision import Arithmetic
@@ -31,16 +30,14 @@ class Run:
         task: what the user wrote.
         settings: of the run.
         plan: who does what.
-        group: the ranks that take part.
-        model: with synchronised normalisation, on the device.
-        replica: the model joined with the other ranks'.
+        model: this rank's part in it.
         optimizer: of its parameters.
         scheduler: of the learning rate, or None.
         arithmetic: precision.
         train_data: map-style.
         validation_data: map-style, or None.
-        sampler: this rank's samples by step.
-        division: what the sampler divides by; None if shares are fixed by where the data is.
+        sampler: the samples of this rank's replica, by step.
+        division: of samples among replicas; None if shares are fixed by where the data is.
         balance: what re-balancing starts from; None to leave shares alone.
         emit: told of steps, validations and events; called on the leader only.
         before_step: called with the step's number before each.
@@ -50,9 +47,7 @@ class Run:
     task: Task
     settings: Settings
     plan: Plan
-    group: Group
-    model: nn.Module
-    replica: DataParallel
+    model: JointModel
     optimizer: Optimizer
     scheduler: LRScheduler | None
     arithmetic: Arithmetic
@@ -64,3 +59,8 @@ class Run:
     emit: Emit
     before_step: Callable[[int], None] = lambda _step: None
     stop_requested: Callable[[], bool] = lambda: False
+
+    @property
+    def group(self) -> Group:
+        """The ranks that take part."""
+        return self.model.group

@@ -36,6 +36,7 @@ def plan_of(outlook: Outlook, quote: Quote | None = None) -> Plan:
             reason=f"speed {fastest / scenario.workers[device].unit_seconds:.2f} of the fastest",
             replica=quote.replicas[rank],
             share=quote.shares[rank],
+            stage=rank % len(quote.stages) if pipelined else 0,
             first_layer=names[quote.stages[rank % len(quote.stages)]] if pipelined else "",
             memory_bytes=quote.memory_bytes[rank],
         )

@@ -63,6 +63,8 @@ class Design:
         weight_bytes: of every stage: weights, gradients, the optimiser's state.
         boundary_bytes: of every stage: what comes in for one micro-batch.
         kept_bytes: of every stage: activations of one micro-batch.
+        seconds: of every stage on its device for one micro-batch, forward and backward; where they were not measured,
+            estimates of which only the ratios mean something.
     """
 
     layout: Layout
@@ -71,6 +73,7 @@ class Design:
     weight_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
     kept_bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
 
     def most_kept(self, stage: int, waiting: int, scale: float = 1.0) -> float:
         """Number of micro-batches whose activations fit, beside the inputs of `waiting` ones.
@@ -142,7 +145,13 @@ def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, second
         weight_bytes=tuple(model.weight_bytes(*span) for span in spans),
         boundary_bytes=tuple(model.boundary_bytes(begin) for begin, _ in spans),
         kept_bytes=tuple(model.kept_bytes(*span) for span in spans),
+        seconds=tuple(_between(model, seconds[rank], *span) for rank, span in zip(ranks, spans, strict=True)),
     )
+
+
+def _between(model: Subject, seconds: Sequence[float], begin: int, end: int) -> float:
+    """Sum of the `seconds` of the parts of operations [begin, end)."""
+    return sum(own for own, (first, last) in zip(seconds, model.spans, strict=True) if begin <= first and last <= end)
 
 
 def _units(model: Subject, seconds: Sequence[Sequence[float]]) -> list[Unit]:

@@ -41,6 +41,10 @@ class Layout:
         """K."""
         return len(self.ranks)
 
+    def first_operation(self, stage: int) -> str:
+        """Name of the operation with which `stage` begins."""
+        return next(name for name, own in self.operations.items() if own == stage)
+
     def stage_of_target(self, name: str) -> int | None:
         """The first stage that holds `name`."""
         return next((stage for stage, held in enumerate(self.targets) if name in held), None)

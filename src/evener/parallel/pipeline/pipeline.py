@@ -18,6 +18,7 @@ those of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -98,7 +99,7 @@ class Pipeline:
         require(micro_batches > 0, "micro_batches", micro_batches, "positive")
         require(schedule in SCHEDULES, "schedule", schedule, f"one of {', '.join(SCHEDULES)}")
         require(rematerialise in POLICIES, "rematerialise", rematerialise, f"one of {', '.join(POLICIES)}")
-        self.micro_batches, self.training = micro_batches, True
+        self.micro_batches, self.training, self._counts = micro_batches, True, True
         self._loss, self._weigh = loss, weigh if weigh is not None else samples_in
         self._wish = Wish(
             begins=None if stages is None or isinstance(stages, int) else tuple(stages),
@@ -171,9 +172,18 @@ class Pipeline:
         self._shared.begin()
         losses = self._run(work, announced.seed)
         self._shared.sum_gradients()
+        if not self._counts:
+            self._forget()
         if self.training:
             self._shared.move_statistics()
         return losses[max(losses)]
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Inside, BatchNorms take no notice of a step's samples: they stand in for a batch that has none."""
+        self._counts = False
+        yield
+        self._counts = True
 
     def __call__(self, inputs: Any = None) -> Any:
         """What the model returns for `inputs`, without gradients, where the last stage is; None elsewhere."""
@@ -286,7 +296,11 @@ class Pipeline:
         try:
             return self._site.run(work)
         except BaseException:
-            for part in self._parts.values():
-                for norm in part.norms.values():
-                    norm.forget()
+            self._forget()
             raise
+
+    def _forget(self) -> None:
+        """Drop what BatchNorms have seen in this step."""
+        for part in self._parts.values():
+            for norm in part.norms.values():
+                norm.forget()

@@ -1,0 +1,42 @@
+"""What samples cost on every node: measured, or the shares that the user named instead."""
+
+from __future__ import annotations
+
+import msgspec
+
+from evener.benchmark import affine
+from evener.cluster import Seat
+from evener.comm import Group
+from evener.errors import InvalidValue, require
+from evener.journey.prepare import Work, measure
+from evener.oracle import Worker
+from evener.profile import TaskTiming
+
+
+def measured_workers(work: Work, world: Group, seat: Seat, micro: int) -> list[Worker]:
+    """What a micro-batch costs every node, all of them measuring at the same time; the same on every rank."""
+    timing = measure(work, world, seat, micro)
+    rows = world.all_gather_bytes(msgspec.json.encode(timing))
+    return [_worker(msgspec.json.decode(row, type=TaskTiming), work.settings.accumulate) for row in rows]
+
+
+def _worker(timing: TaskTiming, accumulate: int) -> Worker:
+    """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
+    fixed, each = affine(timing)
+    fixed -= timing.update_seconds * (1 - 1 / accumulate)
+    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), most=timing.max_samples)
+
+
+def relative_shares(shares: str, size: int) -> list[float] | None:
+    """Relative shares that the user named; None for measured ones. Raises InvalidValue."""
+    if shares == "measured":
+        return None
+    if shares == "equal":
+        return [1.0] * size
+    try:
+        weights = [float(text) for text in shares.split(",")]
+    except ValueError:
+        raise InvalidValue("--shares", shares, "measured, equal, or numbers such as 7,2,1") from None
+    ok = len(weights) == size and min(weights) >= 0 and sum(weights) > 0
+    require(ok, "--shares", shares, f"measured, equal, or {size} numbers of zero or more, one a node")
+    return weights

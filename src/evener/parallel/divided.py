@@ -1,0 +1,107 @@
+"""Filter, channel and spatial parallelism, and their hybrids with data parallelism, as the training loop sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evener.errors import InvalidInput
+from evener.parallel.gradients import GradientSums
+from evener.parallel.joint import Criterion
+from evener.parallel.place import Place
+from evener.parallel.read import Reader
+from evener.parallel.sharded import ShardedModel
+from evener.parallel.whole import gather_optimizer, gather_weights, load_optimizer, load_weights
+
+
+class DividedModel:
+    """A model whose layers the ranks of a replica divide.
+
+    Args:
+        model: whole, on this rank's device.
+        place: of this rank.
+        example: inputs of a micro-batch of this replica.
+        criterion: how the loss is computed.
+        chunks: into which the operations are cut to save memory; 1 keeps all activations.
+        reader: of the model, if it was read already.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Place,
+        example: Any,
+        criterion: Criterion,
+        chunks: int = 1,
+        reader: Reader | None = None,
+    ) -> None:
+        self.group, self.replica, self.speaks = place.world, place.index, place.group.is_leader
+        self._criterion = criterion
+        self._model = ShardedModel(model, place, self.tensors(example), reader, chunks)
+        self._sums = GradientSums(self._model)
+
+    @property
+    def model(self) -> ShardedModel:
+        """This rank's part."""
+        return self._model
+
+    @staticmethod
+    def tensors(inputs: Any) -> Sequence[Tensor]:
+        """`inputs` as the tensors that the model takes in order. Raises InvalidInput if they are no such."""
+        if isinstance(inputs, Tensor):
+            return [inputs]
+        if isinstance(inputs, tuple | list) and all(isinstance(x, Tensor) for x in inputs):
+            return inputs
+        raise InvalidInput(f"layers are divided of models that take tensors in order, not a {type(inputs).__name__}")
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of this rank's part."""
+        return self._model.part.parameters()
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """From now on the model trains, or evaluates."""
+        return self._model.train(mode)
+
+    def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
+        """As `JointModel`; every rank computes the loss of all samples of its replica."""
+        travelling = nullcontext() if is_last else self._sums.accumulating()
+        present = nullcontext() if samples else self._model.without_samples()
+        with travelling, present:
+            with self._criterion.autocast():
+                outputs = self._model(*self.tensors(inputs))
+                loss = self._criterion.loss(outputs, targets) * (samples / total)
+            torch.autograd.backward(self._criterion.scale(loss))
+        return loss.detach().double() * self.speaks
+
+    @torch.no_grad()
+    def answer(self, inputs: Any) -> Any:
+        """The outputs; all ranks of the replica have to ask, the first one is answered."""
+        with self._criterion.autocast():
+            outputs = self._model(*self.tensors(inputs))
+        return outputs if self.speaks else None
+
+    def clip(self, largest: float) -> None:
+        """As `JointModel`."""
+        self._sums.clip(largest)
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """As `JointModel`."""
+        weights = gather_weights(self._model) if self.replica == 0 else {}
+        return weights if self.group.is_leader else {}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """As `JointModel`."""
+        load_weights(self._model, weights)
+
+    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
+        """As `JointModel`."""
+        return gather_optimizer(self._model, optimizer) if self.replica == 0 else {}
+
+    def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
+        """As `JointModel`."""
+        load_optimizer(self._model, optimizer, whole)

@@ -1,0 +1,103 @@
+"""What a training loop asks of a model that ranks train together, whatever is divided among them.
+
+    ReplicatedModel    samples are divided: every rank has the whole model
+    DividedModel       layers are divided: by filters, channels or rows of images
+    StagedModel        the model is divided: into stages of a pipeline
+
+Ranks that hold one model together are a *replica* of it: they are given the same samples, and one of them speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evener.comm import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """How a loss is computed.
+
+    Attributes:
+        loss: (outputs, targets) -> mean over the samples, a scalar.
+        autocast: makes a context in which outputs and loss are computed.
+        scale: of a loss, before its backward pass.
+    """
+
+    loss: Callable[[Any, Any], Tensor]
+    autocast: Callable[[], AbstractContextManager[Any]]
+    scale: Callable[[Tensor], Tensor]
+
+
+class JointModel(Protocol):
+    """A model of several ranks. Every rank of the run makes the same calls in the same order.
+
+    Attributes:
+        group: all ranks of the run.
+        replica: that this rank belongs to, from 0.
+        speaks: whether this rank's losses and outputs count: one rank's of each replica.
+    """
+
+    group: Group
+    replica: int
+    speaks: bool
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This rank's, for its optimiser."""
+        ...
+
+    def train(self, mode: bool = True) -> object:
+        """From now on the model trains, or evaluates."""
+        ...
+
+    def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
+        """Forward and backward of a micro-batch of this replica; gradients are complete after the last one of a step.
+
+        Args:
+            inputs: of the micro-batch, or one stand-in sample that counts for nothing.
+            targets: likewise.
+            samples: of the micro-batch; zero for a stand-in.
+            total: samples of the whole step, over all replicas and micro-batches.
+            is_last: whether the step ends with it.
+
+        Returns:
+            This rank's part of the mean loss of the step, float64; zero where it does not speak.
+        """
+        ...
+
+    def answer(self, inputs: Any) -> Any:
+        """The model's outputs for inputs of this replica, without gradients, where this rank speaks; else None."""
+        ...
+
+    def clip(self, largest: float) -> None:
+        """Shrink all gradients, if need be, so that those of the whole model have a norm of `largest`."""
+        ...
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """The state dict of the whole model on the first rank of all, else an empty one."""
+        ...
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take what this rank holds from the state dict of a whole model. Raises InvalidInput if it does not fit."""
+        ...
+
+    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state dict of an optimiser of the whole model on the first rank of all, else an empty one."""
+        ...
+
+    def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
+        """Take what belongs to this rank's parameters from the state of an optimiser of the whole model."""
+        ...
+
+
+def call(module: Callable[..., Any], inputs: Any) -> Any:
+    """The outputs for `inputs`: a tensor, or positional or named arguments."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple | list) else module(inputs)

@@ -1,0 +1,87 @@
+"""Pipeline parallelism, alone and beside other pipelines, as the training loop sees it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evener.comm import Group
+from evener.errors import InvalidInput, InvalidValue
+from evener.parallel.joint import Criterion
+from evener.parallel.pipeline.collecting import collect_tensors
+from evener.parallel.pipeline.optimiser import gather_optimizer, load_optimizer
+from evener.parallel.pipeline.pipeline import Pipeline
+
+
+class StagedModel:
+    """A model of which every rank of a replica has a stage.
+
+    Args:
+        model: whole; the pipeline takes its parts over.
+        group: all ranks.
+        replica: that this rank belongs to.
+        criterion: how the loss is computed.
+        options: of the `Pipeline`, besides model, loss and group.
+    """
+
+    def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
+        self.group, self.replica = group, replica
+        self._criterion = criterion
+        self._order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+        self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
+        self.speaks = self.pipeline.is_last
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of this rank's stage; an empty one if it has none, as optimisers refuse to have none."""
+        own = list(self.pipeline.parameters())
+        return iter(own or [nn.Parameter(torch.zeros(0, device=self.group.device))])
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """From now on the model trains, or evaluates."""
+        return self.pipeline.train(mode)
+
+    def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
+        """As `JointModel`; the pipeline cuts the micro-batch into those that follow each other through its stages."""
+        if not is_last:
+            raise InvalidValue("accumulate", "several micro-batches", "1, as a pipeline makes micro-batches itself")
+        with self._criterion.autocast():
+            if samples:
+                return self.pipeline.step(inputs, targets, total).detach().double()
+            with self.pipeline.uncounted():
+                return self.pipeline.step(inputs, targets, math.inf).detach().double()
+
+    @torch.no_grad()
+    def answer(self, inputs: Any) -> Any:
+        """The outputs; all ranks of the replica have to ask, that of the last stage is answered."""
+        with self._criterion.autocast():
+            return self.pipeline(inputs)
+
+    def clip(self, largest: float) -> None:
+        """As `JointModel`."""
+        self.pipeline.clip_gradients(largest)
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """As `JointModel`."""
+        own = self.pipeline.state_dict() if self.replica == 0 else {}
+        return collect_tensors(self.group, own)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """As `JointModel`."""
+        try:
+            self.pipeline.load_state_dict(weights)
+        except (InvalidValue, RuntimeError) as error:
+            raise InvalidInput(" ".join(str(error).split())) from error
+
+    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
+        """As `JointModel`."""
+        own = dict(self.pipeline.named_parameters())
+        return gather_optimizer(self.group, optimizer, own, self._order, self.replica == 0)
+
+    def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
+        """As `JointModel`."""
+        load_optimizer(self.group, optimizer, dict(self.pipeline.named_parameters()), self._order, whole)
