@@ -1,0 +1,46 @@
+"""The command `evener`: the app that commands are added to, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from evener.errors import EvenerError, MissingExtra
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Trains one PyTorch model on uneven machines.",
+)
+
+experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done again.")
+
+
+def main() -> None:
+    """Run the command line; errors of Evener are one sentence and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except EvenerError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _fail("this needs PyTorch, which is not installed: pip install 'evener[torch]'", MissingExtra.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped", 130)
+    except Exception as error:
+        if type(error).__module__.startswith(("click", "typer")):
+            _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
+        raise
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(sentence: str, code: int) -> None:
+    sys.stderr.write(f"evener: {sentence}\n")
+    sys.stderr.flush()
+    sys.exit(code)
