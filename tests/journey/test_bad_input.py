@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import TINY, evener
+from commands import TINY, evener, evener_here
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,9 @@ from commands import TINY, evener
         (("train", TINY, "--epochs", "0"), "--epochs must be positive, got 0"),
         (("train", TINY, "--accumulate", "99"), "--accumulate must be 1 to 10, got 99"),
         (("train", TINY, "--precision", "int4"), "--precision must be"),
-        (("train", TINY, "--strategy", "magic"), "--strategy must be auto or data, got 'magic'"),
+        (("train", TINY, "--strategy", "magic"), "--strategy must be one of auto, data, filter"),
+        (("train", TINY, "--plan", "none.json"), "cannot read none.json: No such file or directory"),
+        (("train", TINY, "--strategy", "data", "--micro-batches", "3"), "--micro-batches does not go with"),
         (
             ("train", TINY, "--shares", "1,2", "--local-nodes", "1,1,1"),
             "3 numbers of zero or more, one a node, got '1,2'",
@@ -44,23 +46,30 @@ from commands import TINY, evener
     ids=lambda value: " ".join(value[1:]).replace(TINY, "tiny") if isinstance(value, tuple) else "",
 )
 def test_one_sentence_and_exit_code_two(tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
-    result = evener(*words, cwd=tmp_path)
+    result = evener_here(*words, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert sentence in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
 
 
+def test_a_process_ends_so_too(tmp_path: Path) -> None:
+    result = evener("train", TINY, "--precision", "int4", cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("evener: --precision must be")
+    assert "Traceback" not in result.stderr
+
+
 def test_a_fresh_run_does_not_overwrite_checkpoints(tmp_path: Path) -> None:
-    first = evener("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
+    first = evener_here("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    again = evener("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
+    again = evener_here("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path)
     assert again.returncode == 2
     assert "holds checkpoints of an earlier run; add --resume" in again.stderr
 
 
 def test_a_run_resumes_only_with_the_settings_that_decide_the_order(tmp_path: Path) -> None:
-    assert evener("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path).returncode == 0
-    other = evener("train", TINY, "--output", "a", "--resume", "--batch-size", "7", cwd=tmp_path)
+    assert evener_here("train", TINY, "--output", "a", "--epochs", "1", cwd=tmp_path).returncode == 0
+    other = evener_here("train", TINY, "--output", "a", "--resume", "--batch-size", "7", cwd=tmp_path)
     assert other.returncode == 2
     assert "it was made with batch_size 10, this run has 7" in other.stderr
 

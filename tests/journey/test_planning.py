@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import evener
+from commands import evener, evener_here
 
 from evener.noun import read_noun
 from evener.plan import Plan
@@ -41,7 +41,7 @@ def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_get_a_sentence(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    ran = evener("plan", *words, cwd=tmp_path)
+    ran = evener_here("plan", *words, cwd=tmp_path)
     assert ran.returncode == 2
     assert sentence in ran.stderr
     assert "Traceback" not in ran.stderr
