@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evener.errors import InvalidValue
-from evener.oracle.forecast.affine import line
+from evener.oracle.line import line
 from evener.oracle.forecast.layers import Layers, Numbers
 from evener.profile import DeviceProfile, TaskTiming
 
