@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evener.errors import InvalidValue
-from evener.oracle.line import line
 from evener.oracle.forecast.layers import Layers, Numbers
+from evener.oracle.line import line
 from evener.profile import DeviceProfile, TaskTiming
 
 
