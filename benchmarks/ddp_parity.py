@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from evener.cluster import Seat, parse_local_nodes, run_local
 from evener.comm import join_group, leave_group
 from evener.journey.assemble import assemble
-from evener.journey.order import Order, load
+from evener.journey.load import load
+from evener.journey.order import Order
 from evener.journey.prepare import prepare
 from evener.oracle import Candidate, Exchange, Worker, plan_data_parallel
 from evener.train.loop import Loop

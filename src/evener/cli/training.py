@@ -75,7 +75,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
-    from evener.journey import commands, star_options
+    from evener.journey import star_options
+    from evener.journey.folder import folder_name
     from evener.journey.order import Order
     from evener.journey.star_options import Way, Where
 
@@ -93,7 +94,7 @@ def train(
         task=task,
         data_dir=str(data) if data else None,
         options=options_of(option),
-        output=commands.make_output(task, str(output) if output else None),
+        output=folder_name(task, str(output) if output else None),
         strategy=strategy,
         replicas=replicas,
         micro_batches=micro_batches,
@@ -122,6 +123,8 @@ def train(
         train_on_star(order, way, where, as_json=as_json)
         return
     star_options.refuse_star(where, home=home)
+    from evener.journey import commands
+
     commands.train(
         order,
         plan=plan,

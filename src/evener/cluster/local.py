@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from evener.cluster.messages import Failed, Finished, Said, Word, decode, encode, heard, say
 from evener.cluster.nodes import LocalNode
+from evener.cluster.parent import end_with_parent
 from evener.cluster.seat import Program, Seat, connect, explain, listen_for_signals, run_seat
 from evener.cluster.watch import Watch, last_step
 from evener.errors import EvenerError, Interrupted, NodeLost
@@ -156,7 +157,7 @@ def _rank_main(
 
     second = connect(_HOST, port, keep=False, patience=patience)
     seat.watch = Watch(second, rank=rank, nodes=seat.names, patience=patience, on_lost=lost)
-    _end_with_parent()
+    end_with_parent()
     code = 0
     try:
         run_seat(seat, program, order)
@@ -170,18 +171,6 @@ def _rank_main(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _end_with_parent() -> None:
-    """End this process when the one that started the run is gone, however it went."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(NodeLost.exit_code)
-
-    threading.Thread(target=follow, name="evener-parent", daemon=True).start()
 
 
 def _relay(

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,9 +19,11 @@ from evener.data import collect, split_batch
 from evener.errors import InvalidInput, TrainingFailed
 from evener.journey.console import RunView, open_console, print_line
 from evener.journey.examine import Examination, examine
+from evener.journey.folder import run_folder
 from evener.journey.given import take_plan
+from evener.journey.load import load
 from evener.journey.machines import choose_nodes
-from evener.journey.order import Order, load
+from evener.journey.order import Order
 from evener.journey.rank import train_rank
 from evener.journey.strategy import check_strategy
 from evener.noun import read_noun, write_noun
@@ -33,7 +34,7 @@ from evener.report import layers_table, links_table, profile_table, summary, tim
 from evener.tasks import load_task
 from evener.trace import trace as trace_model
 
-__all__ = ["benchmark", "make_output", "perform", "show_graph", "train"]
+__all__ = ["benchmark", "perform", "show_graph", "train"]
 
 
 def train(
@@ -73,7 +74,7 @@ def perform(
         to_stderr: keep stdout free.
         in_process: whether a single node may run in this very process.
     """
-    output = _folder(order.output)
+    output = run_folder(order.output)
     with RunView(output, to_stderr=to_stderr) as view:
         if len(nodes) == 1 and in_process:
             run_alone(train_rank, nodes[0], order, patience=order.patience, on_word=view)
@@ -86,7 +87,7 @@ def perform(
 
 def _train_as_rank(order: Order, environment: Mapping[str, str], as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
-    with RunView(_folder(order.output), to_stderr=as_json) as view:
+    with RunView(run_folder(order.output), to_stderr=as_json) as view:
         seat = seat_from_environment(environment, order.patience, view)
         assert seat is not None
         listen_for_signals(seat, signal.SIGTERM, signal.SIGINT)
@@ -146,18 +147,3 @@ def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str],
     write_noun(graph, output)
     open_console(to_stderr=False).print(layers_table(graph))
     print_line(f"wrote {output}")
-
-
-def make_output(task: str, output: str | None) -> str:
-    """The folder of a run: what the user named, or `runs/TASK-TIME`."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    return output or str(Path("runs") / f"{Path(task).stem}-{stamp}")
-
-
-def _folder(name: str) -> Path:
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
-    return folder

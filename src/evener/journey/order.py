@@ -1,4 +1,4 @@
-"""What the user asked for, as it travels to every rank."""
+"""What the user asked for, as it travels to every rank; no PyTorch here, which those who ask a star may lack."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from evener.noun import Part
 from evener.plan import Plan
-from evener.task import Task
-from evener.tasks import load_task
-from evener.train import Settings
+from evener.task import Task, ThinTask
+from evener.train.settings import Settings
 
 
 class Order(Part, frozen=True, kw_only=True):
@@ -59,7 +58,7 @@ class Order(Part, frozen=True, kw_only=True):
     patience: float = 15.0
     started: float
 
-    def settings(self, task: Task) -> Settings:
+    def settings(self, task: Task | ThinTask) -> Settings:
         """The settings of a run of `task`. Raises InvalidValue."""
         return Settings(
             batch_size=task.batch_size if self.batch_size is None else self.batch_size,
@@ -76,9 +75,3 @@ class Order(Part, frozen=True, kw_only=True):
             stationary=self.stationary,
             patience=self.patience,
         )
-
-
-def load(order: Order) -> tuple[Task, Settings]:
-    """The task that was asked for, and its settings. Raises InvalidInput if anything is wrong with them."""
-    task = load_task(order.task, Path(order.data_dir) if order.data_dir else None, order.options)
-    return task, order.settings(task)

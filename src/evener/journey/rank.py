@@ -15,7 +15,8 @@ from evener.cluster import Seat
 from evener.comm import leave_group
 from evener.journey.assemble import assemble
 from evener.journey.decide import decide
-from evener.journey.order import Order, load
+from evener.journey.load import load
+from evener.journey.order import Order
 from evener.journey.prepare import prepare
 from evener.journey.world import join_world
 from evener.journey.write_down import write_down
