@@ -133,6 +133,20 @@ def test_a_saved_plan_is_performed(tmp_path: Path, alone: dict[str, torch.Tensor
         train(tmp_path / "few", "1,1", plan=plan, strategy=order.strategy)
 
 
+LINEAR = {"kind": "mlp", "batch_norm": "false", "image": "3x16x16", "width": "256", "depth": "4", "samples": "32"}
+"""Weights of 1.6 MB; a step takes three or four times that."""
+
+
+@pytest.mark.parametrize(("memory", "strategies"), [(10**9, {"serial", "data"}), (4 * 10**6, {"pipeline"})])
+def test_what_no_node_holds_is_cut_into_stages_without_being_asked(
+    tmp_path: Path, memory: int, strategies: set[str]
+) -> None:
+    order = Order(task="synthetic", options=LINEAR, batch_size=8, epochs=1, started=0.0, output=str(tmp_path / "run"))
+    record = perform(order, parse_local_nodes("1,1", [memory, memory]))
+    assert record.plan.strategy in strategies
+    assert all(a.memory_bytes < memory for a in record.plan.assignments)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -20,7 +20,7 @@ from evener.train import Run
 def assemble(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> Run:
     """Everything that the loop needs, now that the plan is known."""
     settings, task = work.settings, work.task
-    model, plan = join_model(work, plan, group, order)
+    model, plan = join_model(work, plan, group, seat, order)
     optimizer = work.make_optimizer(model.parameters())
     balancing = settings.balance and plan.strategy in ("serial", "data")
     workers = _workers(plan, balancing)

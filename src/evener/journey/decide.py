@@ -7,19 +7,20 @@ import msgspec
 from evener.benchmark.exchange import measure_all_reduce, measure_message
 from evener.cluster import Seat
 from evener.comm import Group
-from evener.errors import require
+from evener.errors import DoesNotFit, require
+from evener.journey.choose import alternatives, better_strategy
 from evener.journey.divide import decide_division
 from evener.journey.given import check_given
 from evener.journey.order import Order
 from evener.journey.prepare import Work, calibrate
-from evener.journey.speeds import measured_workers, relative_shares
+from evener.journey.speeds import measured_timings, relative_shares, worker_of
 from evener.oracle import Candidate, Exchange, Worker, plan_data_parallel
 from evener.parallel import statistics_exchanges
 from evener.plan import Plan
 
 
 def decide(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
-    """The plan: the one that was given, or one of the strategy that was asked for."""
+    """The plan: the one that was given, or one of the strategy that was asked for, or of the best one."""
     if order.plan is not None:
         return check_given(order.plan, seat.names)
     if order.strategy in ("auto", "data"):
@@ -28,7 +29,7 @@ def decide(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
 
 
 def _decide_data(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
-    """Data parallelism, by measured speeds or by the shares that the user named."""
+    """Data parallelism, by measured speeds or by the shares that the user named; with `auto` something better."""
     settings = work.settings
     micro = -(-settings.batch_size // settings.accumulate)
     shares = relative_shares(order.shares, world.size)
@@ -40,10 +41,21 @@ def _decide_data(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
             plan_data_parallel(lone, settings.batch_size, Exchange(gradient_bytes=0), accumulate=settings.accumulate),
             prediction=None,
         )
+    try:
+        timings = measured_timings(work, world, seat, micro)
+    except DoesNotFit:
+        if world.size == 1 or "pipeline" not in alternatives(order):
+            raise
+        return decide_division(work, world, seat, msgspec.structs.replace(order, strategy="pipeline"))
     calibrate(work, world, seat, micro)
-    workers = measured_workers(work, world, seat, micro)
+    workers = [worker_of(timing, settings.accumulate) for timing in timings]
     gradient_bytes = sum(p.nbytes for p in work.model.parameters() if p.requires_grad)
     alpha, beta = measure_all_reduce(world, gradient_bytes)
+    if world.size > 1:
+        strategy = better_strategy(work, world, seat, order, timings, (alpha, beta))
+        if strategy != "data":
+            world.pace.reference = None  # which is of steps with the whole model
+            return decide_division(work, world, seat, msgspec.structs.replace(order, strategy=strategy), workers)
     statistics, statistics_bytes = statistics_exchanges(work.model)
     exchange = Exchange(
         gradient_bytes=gradient_bytes,

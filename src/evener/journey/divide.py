@@ -12,7 +12,7 @@ from evener.comm import Group
 from evener.errors import require
 from evener.journey.order import Order
 from evener.journey.prepare import Work, example
-from evener.journey.speeds import measured_workers, relative_shares
+from evener.journey.speeds import measured_timings, relative_shares, worker_of
 from evener.journey.strategy import division_of, is_pipeline, replica_rows
 from evener.oracle import Candidate, Worker
 from evener.oracle.divided import Rows, Talk, plan_divided, samples_of_replicas
@@ -29,8 +29,17 @@ LEAST_SAMPLES = 2
 """Of a micro-batch, unless the user wants fewer: of a single one BatchNorm makes no statistics."""
 
 
-def decide_division(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
+def decide_division(
+    work: Work, world: Group, seat: Seat, order: Order, workers: Sequence[Worker] | None = None
+) -> Plan:
     """The plan of a run that divides filters, channels, rows or layers; the same on every rank.
+
+    Args:
+        work: what is to be trained.
+        world: all ranks.
+        seat: of this rank.
+        order: what was asked for.
+        workers: what a micro-batch costs every node, if it was measured already.
 
     Raises:
         InvalidInput: the model cannot be divided so.
@@ -42,8 +51,8 @@ def decide_division(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
     shares = relative_shares(order.shares, world.size)
     if order.strategy == "pipeline":  # which measures its parts on every node by itself
         workers = [Worker(unit_seconds=1.0)] * world.size
-    else:
-        workers = measured_workers(work, world, seat, micro)
+    if workers is None:
+        workers = [worker_of(one, work.settings.accumulate) for one in measured_timings(work, world, seat, micro)]
     speeds = shares or [1 / worker.seconds(micro) for worker in workers]
     talk = None if is_pipeline(order.strategy) else _talk(work, world, order, rows, speeds, micro)
     return plan_divided(

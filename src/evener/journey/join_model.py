@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from math import isqrt
 
+from evener.cluster import Seat
 from evener.comm import Group
 from evener.journey.order import Order
 from evener.journey.prepare import Work, example
 from evener.journey.stages import with_stages
 from evener.journey.strategy import division_of, is_pipeline
+from evener.oracle.stages import Team
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel import (
     Criterion,
@@ -23,13 +25,13 @@ from evener.parallel import (
 from evener.plan import Plan
 
 
-def join_model(work: Work, plan: Plan, group: Group, order: Order) -> tuple[JointModel, Plan]:
+def join_model(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[JointModel, Plan]:
     """This rank's part of the model, and the plan with what was decided in making it."""
     criterion = Criterion(loss=work.task.loss, autocast=work.arithmetic.autocast, scale=work.arithmetic.scaler.scale)
     if plan.strategy in ("serial", "data"):
         return _replicated(work, group, criterion), plan
     if is_pipeline(plan.strategy):
-        return _staged(work, plan, group, order, criterion)
+        return _staged(work, plan, group, seat, order, criterion)
     return _divided(work, plan, group, order, criterion), plan
 
 
@@ -51,7 +53,9 @@ def _divided(work: Work, plan: Plan, group: Group, order: Order, criterion: Crit
     return DividedModel(work.model, place, inputs, criterion, chunks, reader)
 
 
-def _staged(work: Work, plan: Plan, group: Group, order: Order, criterion: Criterion) -> tuple[JointModel, Plan]:
+def _staged(
+    work: Work, plan: Plan, group: Group, seat: Seat, order: Order, criterion: Criterion
+) -> tuple[JointModel, Plan]:
     rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
     replica = next(index for index, ranks in enumerate(rows) if group.rank in ranks)
     begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
@@ -66,5 +70,13 @@ def _staged(work: Work, plan: Plan, group: Group, order: Order, criterion: Crite
         stages=begins if begins and all(begins) else None,
         schedule=order.schedule,
         rematerialise=order.rematerialise,
+        team=_team(group, seat),
     )
     return model, with_stages(plan, model)
+
+
+def _team(group: Group, seat: Seat) -> Team | None:
+    """The memory that the user granted the ranks; None where he said nothing: then what is free."""
+    rows = group.all_gather_bytes(str(seat.node.memory_bytes or 0).encode())
+    granted = [int(row) for row in rows]
+    return Team(memory=tuple(map(float, granted))) if all(granted) else None

@@ -109,7 +109,7 @@ def _time(work: Work, seat: Seat, micro: int, *, speed: float, seconds: float) -
         pace=Pace(seat.device, speed),
         precision=work.settings.precision,
         largest=micro,
-        memory_limit=_memory_limit(seat),
+        memory_limit=memory_limit(seat),
         seconds=seconds,
     )
 
@@ -124,7 +124,7 @@ def _samples(work: Work, count: int) -> tuple[Any, Any]:
     return split_batch(collect(work.train_data, indices, work.settings.seed, 0))
 
 
-def _memory_limit(seat: Seat) -> int | None:
+def memory_limit(seat: Seat) -> int | None:
     """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
     if seat.node.memory_bytes is not None or seat.device.type != "cpu":
         return seat.node.memory_bytes

@@ -7,20 +7,30 @@ import msgspec
 from evener.benchmark import affine
 from evener.cluster import Seat
 from evener.comm import Group
-from evener.errors import InvalidValue, require
+from evener.errors import DoesNotFit, InvalidValue, require
 from evener.journey.prepare import Work, measure
 from evener.oracle import Worker
 from evener.profile import TaskTiming
 
 
-def measured_workers(work: Work, world: Group, seat: Seat, micro: int) -> list[Worker]:
-    """What a micro-batch costs every node, all of them measuring at the same time; the same on every rank."""
-    timing = measure(work, world, seat, micro)
-    rows = world.all_gather_bytes(msgspec.json.encode(timing))
-    return [_worker(msgspec.json.decode(row, type=TaskTiming), work.settings.accumulate) for row in rows]
+def measured_timings(work: Work, world: Group, seat: Seat, micro: int) -> list[TaskTiming]:
+    """How long the task takes on every node, all of them measuring at the same time; the same on every rank.
+
+    Raises:
+        DoesNotFit: a node cannot hold the model and one sample; on every rank.
+    """
+    try:
+        own = b"+" + msgspec.json.encode(measure(work, world, seat, micro))
+    except DoesNotFit as error:
+        own = b"-" + f"node {seat.node.name}: {error}".encode()
+    rows = world.all_gather_bytes(own)
+    for row in rows:
+        if row.startswith(b"-"):
+            raise DoesNotFit(row[1:].decode())
+    return [msgspec.json.decode(row[1:], type=TaskTiming) for row in rows]
 
 
-def _worker(timing: TaskTiming, accumulate: int) -> Worker:
+def worker_of(timing: TaskTiming, accumulate: int) -> Worker:
     """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
     fixed, each = affine(timing)
     fixed -= timing.update_seconds * (1 - 1 / accumulate)
