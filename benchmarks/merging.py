@@ -16,6 +16,7 @@ import argparse
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -39,6 +40,7 @@ from evener.sync import (
     layout_of,
     synchronous,
 )
+from evener.sync.agreement import Compression
 from evener.sync.merge.in_place import merge_in_place
 from evener.sync.merge.on_device import DeviceMerging
 from evener.sync.merge.threads import merge_on_threads
@@ -143,15 +145,15 @@ def compare(workers: int, rounds: int, cores: Cores) -> None:
         "(c) flat, equal weights": lambda: Merging(out, flats, [1.0] * workers, cores).finish(),
         "(c) streaming, weights 1:2:3:4": lambda: stream(out, flats, weights, cores),
     } | on_cuda(states, flats)
-    ours = "(c) flat, weights 1:2:3:4"
+    ours = "(c) flat, equal weights"  # the same mean as (a) and (b)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(rounds + 1):
         for name, way in ways.items():
-            took = seconds_of(way)
+            seconds = seconds_of(way)
             if round_number:
-                times[name].append(took)
+                times[name].append(seconds)
     size = layout.num_bytes
-    speed = [3 * size / took for took in times["triad"]]
+    speed = [3 * size / seconds for seconds in times["triad"]]
     print(f"{workers} states of {size / 1e6:.0f} MB; triad {median(speed) / 1e9:.1f} GB/s")
     print(f"{'way':34} {'ms':>7} {'slower than (c)':>16} {'of the bandwidth':>17}")
     for name, took in times.items():
@@ -194,12 +196,13 @@ def compression(cores: Cores) -> None:
     layout = Layout(entries=(Entry(name="w", shape=(25_000_000,), dtype="float32", kind="parameter"),))
     change, residual = Flat(layout), Flat(layout)
     change.floats[0][:] = np.random.default_rng(0).standard_normal(25_000_000, dtype=np.float32)
-    for name in ("bf16", "int8"):
-        packing = Packing(layout, name, cores)  # type: ignore[arg-type]
+    kinds: tuple[Compression, ...] = ("bf16", "int8")
+    for name in kinds:
+        packing = Packing(layout, name, cores)
         image = np.zeros(packing.num_bytes, np.uint8)
         packing.pack(change, residual, image)
-        there = median(seconds_of(lambda: packing.pack(change, residual, image)) for _ in range(7))  # noqa: B023
-        back = median(seconds_of(lambda: packing.unpack(image, change)) for _ in range(7))  # noqa: B023
+        there = median(seconds_of(partial(packing.pack, change, residual, image)) for _ in range(7))
+        back = median(seconds_of(partial(packing.unpack, image, change)) for _ in range(7))
         small = layout.num_bytes / packing.num_bytes
         print(f"{name}: {small:.2f} times smaller; pack {1e-9 * layout.num_bytes / there:.1f} GB/s, "
               f"unpack {1e-9 * layout.num_bytes / back:.1f} GB/s")  # fmt: skip

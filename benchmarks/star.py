@@ -5,8 +5,9 @@
 The model has 25 450 float32 parameters, as in the experiment of the NfNN monograph, whose C program took 232 s for 5000
 updates in a data centre. The gradient is a constant: what is measured is agreeing. Everything runs on one loopback:
 `bare` sends every node's bytes to a process that reads them with a select loop and sends as many back, and does nothing
-else; `star` is a master with its nodes, a whole run of it, without TLS; `tls` is the same with it. Ratios are medians
-over the blocks, each of which runs all ways once.
+else; `bare tls` does so over Python's own SSL sockets; `star` is a master with its nodes, a whole run of it, without
+TLS; `star tls` is the same with it. Ratios are medians over the blocks, each of which runs all ways once: of seconds,
+and of the processor time of all processes together, which does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import select
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,13 +36,14 @@ import psutil
 
 from evener.profile import DeviceProfile
 from evener.record import TrainRecord
+from evener.star.abilities import Abilities
 from evener.star.control import Control
 from evener.star.engine import NodeEngine, Workshop
 from evener.star.home import Home
 from evener.star.job import Job
 from evener.star.master import Master, Setting
 from evener.star.messages import Letter, ToNode
-from evener.star.node import Abilities, Node
+from evener.star.node import Node
 from evener.star.reception import Versions
 from evener.sync.agreement import Sgd
 from evener.sync.family import synchronous
@@ -48,6 +52,7 @@ from evener.sync.layout import Layout, layout_of
 from evener.sync.messages import Lease
 from evener.sync.workload import Workload
 from evener.wire import Address, Connection, Limits, Token, connect, make_identity
+from evener.wire.tls import master_context, node_context
 
 PARAMETERS = 25_450
 PUBLISHED_SECONDS, PUBLISHED_UPDATES = 232.0, 5000
@@ -124,6 +129,25 @@ def be_node(name: str, address: str, token: str) -> None:
         Node(abilities, dial, lambda _: None).serve()
 
 
+class Measured(NamedTuple):
+    """What a number of updates took.
+
+    Attributes:
+        seconds: of time.
+        master: seconds of the master's processor.
+        everybody: seconds of the processors of all processes.
+    """
+
+    seconds: float
+    master: float
+    everybody: float
+
+
+def busy_seconds(processes: Sequence[BaseProcess]) -> list[float]:
+    """Processor time of each process so far."""
+    return [sum(psutil.Process(process.pid).cpu_times()[:2]) for process in processes]
+
+
 class Star:
     """A master and nodes that wait for runs."""
 
@@ -143,8 +167,8 @@ class Star:
             while len(control.ask().nodes) < num_nodes:
                 time.sleep(0.05)
 
-    def run(self, num_updates: int) -> tuple[float, float]:
-        """Seconds of a whole run, from the first lease on; and of the master's processor."""
+    def run(self, num_updates: int) -> Measured:
+        """A whole run, from the first lease on."""
         weights = {"weights": np.zeros(PARAMETERS, np.float32)}
         job = Job(
             run=f"run-{time.time_ns()}",
@@ -156,14 +180,14 @@ class Star:
             layout=layout_of(weights),
         )
         flat = Flat(job.layout)
-        busy = psutil.Process(self.processes[0].pid).cpu_times()
+        busy = busy_seconds(self.processes)
         with Control(*self.where) as control:
             control.submit(job, flat, [])
             result = control.watch(job.run, lambda _: None, lambda: None)
-        after = psutil.Process(self.processes[0].pid).cpu_times()
+        after = busy_seconds(self.processes)
         record = msgspec.json.decode(result.record, type=TrainRecord)
         assert record.steps[-1].step == num_updates
-        return sum(step.seconds for step in record.steps), after.user + after.system - busy.user - busy.system
+        return Measured(sum(step.seconds for step in record.steps), after[0] - busy[0], sum(after) - sum(busy))
 
     def close(self) -> None:
         """End all processes."""
@@ -173,10 +197,12 @@ class Star:
             process.join()
 
 
-def be_bare_node(port: int, size: int, rounds: Pipe) -> None:
+def be_bare_node(port: int, size: int, tls: bool, rounds: Pipe) -> None:
     """Send, then receive, as often as it is told."""
     sock = socket.create_connection((LOOPBACK, port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls:
+        sock = node_context().wrap_socket(sock)
     memory = memoryview(bytearray(b"\1") * size)
     while (count := rounds.recv()) is not None:
         for _ in range(count):
@@ -189,27 +215,31 @@ def be_bare_node(port: int, size: int, rounds: Pipe) -> None:
 class Bare:
     """Processes on bare sockets that send the same bytes in the same pattern."""
 
-    def __init__(self, num_nodes: int) -> None:
+    def __init__(self, num_nodes: int, *, tls: bool) -> None:
         context = multiprocessing.get_context("forkserver")
         self.size = 4 * PARAMETERS
         door = socket.create_server((LOOPBACK, 0))
         pairs = [context.Pipe() for _ in range(num_nodes)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [
-            context.Process(target=be_bare_node, args=(door.getsockname()[1], self.size, theirs)) for _, theirs in pairs
+            context.Process(target=be_bare_node, args=(door.getsockname()[1], self.size, tls, theirs))
+            for _, theirs in pairs
         ]
         for process in self.processes:
             process.start()
         self.socks = [door.accept()[0] for _ in pairs]
         for sock in self.socks:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls:
+            secret = master_context(make_identity())
+            self.socks = [secret.wrap_socket(sock, server_side=True) for sock in self.socks]
         self.places = [memoryview(bytearray(self.size)) for _ in pairs]
 
-    def run(self, num_updates: int) -> tuple[float, float]:
-        """Seconds of so many rounds, and of this process's processor."""
+    def run(self, num_updates: int) -> Measured:
+        """So many rounds; this process is the master."""
         for pipe in self.pipes:
             pipe.send(num_updates)
-        begun, busy = time.perf_counter(), time.process_time()
+        begun, busy, others = time.perf_counter(), time.process_time(), sum(busy_seconds(self.processes))
         for _ in range(num_updates):
             rests = dict(zip(self.socks, self.places, strict=True))
             while rests:
@@ -219,7 +249,8 @@ class Bare:
                         del rests[sock]
             for sock in self.socks:
                 sock.sendall(self.places[0])
-        return time.perf_counter() - begun, time.process_time() - busy
+        seconds, own = time.perf_counter() - begun, time.process_time() - busy
+        return Measured(seconds, own, own + sum(busy_seconds(self.processes)) - others)
 
     def close(self) -> None:
         """End the nodes."""
@@ -242,11 +273,12 @@ def main() -> None:
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
     with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as secret:
         ways: dict[str, Any] = {
-            "bare": Bare(given.nodes),
+            "bare": Bare(given.nodes, tls=False),
+            "bare tls": Bare(given.nodes, tls=True),
             "star": Star(given.nodes, plain, tls=False, profiled=given.profile),
-            "tls": Star(given.nodes, secret, tls=True),
+            "star tls": Star(given.nodes, secret, tls=True),
         }
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        taken: dict[str, list[Measured]] = {name: [] for name in ways}
         for block in range(given.blocks + 1):
             for name, way in ways.items():
                 measured = way.run(each)
@@ -256,12 +288,16 @@ def main() -> None:
             way.close()
     published = PUBLISHED_UPDATES / PUBLISHED_SECONDS
     for name, runs in taken.items():
-        rate = median(each / seconds for seconds, _ in runs)
-        ratio = median(own / bare for (own, _), (bare, _) in zip(runs, taken["bare"], strict=True))
-        cost = median(busy / each / given.nodes for _, busy in runs)
+        rate = median(each / run.seconds for run in runs)
+        bare = "bare tls" if "tls" in name else "bare"
+        pairs = list(zip(runs, taken[bare], strict=True))
+        ratio = median(a.seconds / b.seconds for a, b in pairs)
+        work = median(a.everybody / b.everybody for a, b in pairs)
+        cost = median(run.master / each / given.nodes for run in runs)
         print(
-            f"{name:6} {rate:8.0f} updates/s  {ratio:6.2f} x the bare time  {rate / published:6.1f} x published"
-            f"  {1e6 * cost:6.0f} us of the master's processor for a contribution and its answer"
+            f"{name:8} {rate:7.0f} updates/s  {rate / published:6.1f} x published"
+            f"  {ratio:5.2f} x the time, {work:5.2f} x the work of {bare:8}"
+            f"  {1e6 * cost:5.0f} us of the master's processor for a contribution and its answer"
         )
 
 

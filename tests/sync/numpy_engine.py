@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.sync import Flat, Layout, Lease, flat_of, layout_of, order_of, positions
+from evener.data import permutation
+from evener.sync import Flat, Layout, Lease, flat_of, layout_of, positions
 
 Array = NDArray[Any]
 MOMENTUM = 0.1
@@ -99,7 +100,7 @@ class NumpyEngine:
     def _samples(self, lease: Lease) -> Array:
         where = positions(lease.portion)
         self.used += [(lease.portion.epoch, int(p)) for p in where]
-        return order_of(self._problem.num_samples, self._problem.seed, lease.portion.epoch)[where]
+        return permutation(self._problem.num_samples, self._problem.seed, lease.portion.epoch)[where]
 
     def _step(self, samples: Array) -> tuple[float, dict[str, Array]]:
         views = self.state.views()

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from numpy_engine import MOMENTUM, Problem, gradient
 
-from evener.sync import order_of
+from evener.data import permutation
 
 MakeOptimiser = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
@@ -23,7 +23,7 @@ def train(problem: Problem, batch: int, num_epochs: int, optimiser: MakeOptimise
     }
     steps = optimiser(list(parameters.values()))
     for epoch in range(num_epochs):
-        order = order_of(problem.num_samples, problem.seed, epoch)
+        order = permutation(problem.num_samples, problem.seed, epoch)
         for first in range(0, len(order), batch):
             samples = order[first : first + batch]
             _, grads, mean = gradient(state, problem.inputs[samples], problem.labels[samples])

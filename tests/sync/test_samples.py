@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.sync import Portion, order_of, positions
+from evener.sync import Portion, positions
 from evener.sync.samples import Supply
 
 
@@ -78,20 +77,3 @@ def test_it_goes_on_from_a_mark() -> None:
 def test_nothing_to_give_out_is_refused(num_samples: int, num_epochs: int) -> None:
     with pytest.raises(InvalidValue, match="must be positive"):
         Supply(num_samples, num_epochs)
-
-
-@given(st.integers(1, 300), st.integers(0, 2**63), st.integers(0, 10**6))
-def test_an_order_has_every_sample_once(num_samples: int, seed: int, epoch: int) -> None:
-    assert sorted(order_of(num_samples, seed, epoch)) == list(range(num_samples))
-
-
-def test_the_order_is_the_same_on_every_machine_for_ever() -> None:
-    assert order_of(10, 0, 0).tolist() == [0, 7, 3, 1, 9, 5, 4, 6, 8, 2]
-    assert order_of(10, 7, 3).tolist() == [8, 3, 7, 9, 0, 1, 5, 6, 2, 4]
-
-
-def test_orders_differ_by_seed_and_epoch_and_are_even() -> None:
-    orders = {tuple(order_of(30, seed, epoch)) for seed in range(10) for epoch in range(10)}
-    assert len(orders) == 100
-    places = np.mean([order_of(30, 1, epoch) for epoch in range(2000)], axis=0)
-    np.testing.assert_allclose(places, 14.5, atol=1.0)

@@ -16,6 +16,11 @@ HALF = LAYOUT.num_bytes - 16
 Array = NDArray[Any]
 
 
+@pytest.fixture(autouse=True)
+def _even_the_tiniest_state_is_merged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.sync.intake.BLOCK_BYTES", 0)
+
+
 class Sender:
     """Contributions of several workers on their way, byte by byte."""
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evener.oracle import Worker, apportion
 from evener.sync import Agreement, Sgd
-from evener.sync.shares import Division, divide, local_steps, wanted_samples
+from evener.sync.shares import Division, divide, local_steps, wanted_samples, with_trials
 from evener.sync.speeds import Speeds
 
 SGD = Sgd(learning_rate=0.1)
@@ -117,3 +117,45 @@ def test_impossible_measurements_are_not_believed(seconds: float) -> None:
     speeds.observe("a", 10, seconds)
     speeds.observe("b", 0, 1.0)
     assert speeds.unit_seconds == {}
+
+
+def test_who_gets_nothing_is_tried_with_one_sample_after_fifty_rounds_and_used_again_once_it_is_fast() -> None:
+    division, speeds, names = Division(), Speeds(), ["a", "b"]
+    true_seconds = {"a": 1.0, "b": 60.0}  # b was stopped while it was measured
+    for name, seconds in true_seconds.items():
+        speeds.expect(name, Worker(unit_seconds=seconds))
+    true_seconds["b"] = 1.0
+    rounds = []
+    for _ in range(1000):
+        shares = division.divide(12, [12, 12], speeds.costs(names), names)
+        assert sum(shares) == 12
+        rounds.append(shares[1])
+        for name, n in zip(names, shares, strict=True):
+            if n:
+                speeds.observe(name, n, n * true_seconds[name])
+    assert rounds[:101] == [0] * 100 + [1]  # 60 s of trial in 100 rounds of 12 s are 5 %
+    assert rounds.count(1) > 1
+    assert rounds[-1] == 6
+
+
+@pytest.mark.parametrize(
+    ("shares", "wanted", "seconds", "idle", "expected"),
+    [
+        ((12, 0), (12, 12), (1, 13), (0, 49), (12, 0)),
+        ((12, 0), (12, 12), (1, 13), (0, 50), (11, 1)),
+        ((12, 0), (12, 0), (1, 13), (0, 50), (12, 0)),
+        ((12, 0), (12, 12), (1, 600), (0, 999), (12, 0)),
+        ((12, 0), (12, 12), (1, 600), (0, 1000), (11, 1)),
+        ((5, 6, 0, 0), (9, 9, 9, 9), (1, 1, 7, 7), (0, 0, 80, 80), (4, 5, 1, 1)),
+        ((1, 0), (1, 1), (1, 2), (0, 50), (0, 1)),
+        ((1, 0, 0), (1, 1, 1), (1, 2, 2), (0, 50, 50), (0, 1, 0)),
+    ],
+)
+def test_trials(
+    shares: tuple[int, ...],
+    wanted: tuple[int, ...],
+    seconds: tuple[float, ...],
+    idle: tuple[int, ...],
+    expected: tuple[int, ...],
+) -> None:
+    assert with_trials(shares, wanted, costs(*seconds), idle) == expected

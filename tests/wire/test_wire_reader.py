@@ -3,6 +3,7 @@
 import tracemalloc
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from evener.errors import InvalidValue
 from evener.wire import BadFrame, Frame, Limits
 from evener.wire.frame import Goodbye, encode_head
 from evener.wire.outgoing import goodbye, message
-from evener.wire.reader import FrameReader
+from evener.wire.reader import READ_AHEAD, FrameReader
 
 headers = st.builds(Hello, st.text(max_size=5)) | st.builds(Push, st.integers(-(2**63), 2**63 - 1))
 frames = st.lists(st.tuples(headers, st.lists(st.binary(max_size=5000), max_size=4)), max_size=4)
@@ -221,17 +222,19 @@ def test_places_that_do_not_fit_are_a_mistake_of_ours(places: list[bytearray]) -
         feed(reader, stream([(Push(4), [b"abc"])]))
 
 
-def test_progress_is_told_after_every_piece() -> None:
+def test_progress_is_told_at_the_end_and_before_whenever_as_much_as_is_read_ahead_has_come() -> None:
     told = []
     reader: FrameReader[Kinds] = FrameReader(
         Kinds, Limits(), on_part=lambda header, count: told.append((header, count))
     )
-    whole = stream([(Push(4), [bytes(5000), bytes(2000)])])
+    whole = stream([(Push(4), [bytes(5000), bytes(9000)]), (Push(5), [bytes(300)])])
     for begin in range(0, len(whole), 1000):
         feed(reader, whole[begin : begin + 1000])
-    head = len(whole) - 7000
-    ends = [n - head for n in range(1000, len(whole), 1000)]  # of the pieces; the first buffer's end is told as well
-    assert told == [(Push(4), count) for count in sorted([*ends, 5000, 7000])]
+    *before, last, small = told
+    assert (last, small) == ((Push(4), 14_000), (Push(5), 300))
+    counts = [0, *(count for _, count in before)]
+    assert all(READ_AHEAD <= b - a < READ_AHEAD + 1000 for a, b in pairwise(counts))
+    assert 14_000 - counts[-1] < READ_AHEAD + 1000
 
 
 def test_a_goodbye_is_handed_out_with_its_reason() -> None:

@@ -143,3 +143,28 @@ def test_the_first_connection_is_made_at_once_or_not_at_all() -> None:
             sleep=slept.append,
         )
     assert slept == []
+
+
+@pytest.mark.parametrize("sender", ["node", "master"])
+def test_a_connection_ends_before_its_keys_protect_too_much_and_the_next_one_has_new_ones(
+    monkeypatch: pytest.MonkeyPatch, sender: str
+) -> None:
+    monkeypatch.setattr("evener.wire.tls.KEY_BYTES", 1_000_000)
+    with world("tcp+tls") as w, line(w) as node:
+        peer, payload = w.until(Opened).peer, [bytes(90_000)]
+
+        def exchange(times: int) -> None:
+            for _ in range(times):
+                if sender == "node":
+                    w.meanwhile(lambda: node.send(Push(1), payload))
+                    w.message(peer)
+                else:
+                    w.hub.send(peer, Push(1), payload)
+                    w.meanwhile(node.receive)
+
+        exchange(10)
+        with pytest.raises(NotDelivered, match="keys have protected 1000000 bytes, which is enough"):
+            exchange(3)
+        w.until(Closed, where=lambda event: event.peer == peer)
+        peer = w.until(Opened).peer
+        exchange(10)

@@ -14,7 +14,7 @@ from evener.sync.flat import Flat, flat_of
 from evener.sync.layout import Entry, Layout, layout_of
 from evener.sync.merge.stream import Merging
 from evener.sync.messages import Answer, Lease, Outcome, Push, Reply, Tally, Update
-from evener.sync.samples import Portion, order_of, positions
+from evener.sync.samples import Portion, positions
 from evener.sync.server import Server
 from evener.sync.snapshot import ServerState, Snapshot, load_snapshot, save_snapshot
 from evener.sync.worker import Engine, Exchange, Replica, work
@@ -55,7 +55,6 @@ __all__ = [
     "flat_of",
     "layout_of",
     "load_snapshot",
-    "order_of",
     "positions",
     "save_snapshot",
     "synchronous",

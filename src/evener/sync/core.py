@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from evener.sync.agreement import Agreement
 from evener.sync.common import Common, Page
 from evener.sync.cores import Cores
@@ -43,8 +45,7 @@ class Member:
     has_heard_the_end: bool = False
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(msgspec.Struct, frozen=True):
     """What a worker sent in return for a lease."""
 
     worker: str
@@ -53,8 +54,7 @@ class Contribution:
     page: Page
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """What became of the contribution to lease `number`."""
 
     number: int

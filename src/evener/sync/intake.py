@@ -7,7 +7,7 @@ import numpy as np
 from evener.sync.agreement import Compression
 from evener.sync.codes import Bytes
 from evener.sync.common import Page, Shelf
-from evener.sync.cores import Cores
+from evener.sync.cores import BLOCK_BYTES, Cores
 from evener.sync.layout import Layout
 from evener.sync.packing import packing_for
 
@@ -26,10 +26,10 @@ class Intake:
         self._shelf = Shelf(layout)
         self._pages: dict[str, Page] = {}
         self._images: dict[str, Bytes] = {}
-        self.is_plain = self._packing is None
-        """Whether what arrives can be merged as it is."""
         self.num_bytes = layout.num_bytes if self._packing is None else self._packing.num_bytes
         """Of every contribution, exactly."""
+        self.comes_in_parts = self._packing is None and self.num_bytes > BLOCK_BYTES
+        """Whether what has arrived can be merged while the rest is still to come; less than a block never is."""
 
     def open(self, worker: str) -> memoryview:
         """Where the next bytes of `worker` belong: `num_bytes` of them; memory that nobody else writes to."""

@@ -68,11 +68,11 @@ class Leasing:
         """Whether nothing is left to give out to any of `workers`; never while data is still to come with a worker."""
         if SHARED in self._supplies:
             return self._supplies[SHARED].left == 0
-        return bool(workers) and all(self.left(worker) == 0 for worker in workers)
+        return bool(workers) and not any(self._left(workers))
 
     def divide(self, version: int, workers: list[str]) -> dict[str, Lease]:
         """A round's work: leases by worker, of those that get any."""
-        costs, left = self._costs(workers), [self.left(worker) for worker in workers]
+        costs, left = self._costs(workers), self._left(workers)
         wanted = wanted_samples(self._agreement, costs, left)
         if sum(wanted) == 0:
             return {}
@@ -116,6 +116,12 @@ class Leasing:
 
     def _supply(self, worker: str) -> Supply:
         return self._supplies[self._key(worker)]
+
+    def _left(self, workers: Sequence[str]) -> list[int]:
+        """Samples that each of `workers` could take now."""
+        if (shared := self._supplies.get(SHARED)) is not None:
+            return [shared.left] * len(workers)
+        return [self.left(worker) for worker in workers]
 
     def _most(self, left: Sequence[int]) -> int:
         """Samples that a round could use up."""

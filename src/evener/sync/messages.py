@@ -118,8 +118,7 @@ class Tally(msgspec.Struct, kw_only=True):
     most_stale: int = 0
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An answer to be sent: to whom, and the bytes that go along; they stay as they are while this is held."""
 
     worker: str

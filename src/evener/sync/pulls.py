@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from evener.sync.agreement import Agreement
@@ -21,8 +22,7 @@ from evener.sync.flat import Flat
 from evener.sync.packing import Packing, packing_for
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """Bytes for a worker: the weights, or their difference to those of version `base`."""
 
     kind: Literal["weights", "difference"]

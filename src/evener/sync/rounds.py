@@ -70,7 +70,7 @@ class Rounds:
         one = self._round_of(contribution.worker, contribution.lease)
         one.contributions[contribution.worker] = contribution
         one.missing.discard(contribution.worker)
-        return self._settle()
+        return Outcome() if one.missing else self._settle()
 
     def refuse(self, member: Member, lease: Lease, reason: str) -> Outcome:
         """A contribution came that cannot be used."""
@@ -87,7 +87,7 @@ class Rounds:
         if num_bytes < one.arrived.get(worker, 0):  # it comes again, perhaps other than before
             one.merging = None
         one.arrived[worker] = num_bytes
-        least = min(self._num_bytes(one, name) for name in one.leases)
+        least = min([self._num_bytes(one, name) for name in one.leases])
         if least > 0 and len(one.leases) > 1:
             self._merging(one).advance(least)
 
@@ -121,12 +121,13 @@ class Rounds:
     def _settle(self) -> Outcome:
         """Close what is complete, open what can be opened, and say so."""
         outcome = Outcome()
+        if not self._rounds or self._rounds[0].missing:
+            outcome.replies += self._core.replies({}, self._open_rounds())
         while self._rounds and not self._rounds[0].missing:
             one = self._rounds.popleft()
             update, judged = self._core.update(self._in_order(one), one.merging)
             outcome.updates += [update] if update else []
             outcome.replies += self._core.replies(one.judged | judged, self._open_rounds())
-        outcome.replies += self._core.replies({}, self._open_rounds())
         return outcome
 
     def _in_order(self, one: Round) -> list[Contribution]:

@@ -7,8 +7,6 @@ back and goes to somebody else before new ones.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,16 +17,16 @@ Range = tuple[int, int]
 """First position and number of positions."""
 
 
-class Portion(Part, frozen=True, kw_only=True, dict=True):
+class Portion(Part, frozen=True, kw_only=True):
     """Some samples of one epoch: `ranges` of positions in its order."""
 
     epoch: int
     ranges: tuple[Range, ...]
 
-    @cached_property
+    @property
     def num_samples(self) -> int:
         """In all ranges."""
-        return sum(count for _, count in self.ranges)
+        return sum([count for _, count in self.ranges])
 
 
 class Mark(Part, frozen=True, kw_only=True):
@@ -63,6 +61,8 @@ class Supply:
     @property
     def left(self) -> int:
         """Samples of the oldest epoch of which some are left; 0 when all epochs are given out."""
+        if not self._returned:
+            return self._fresh()
         epoch = self._oldest_epoch()
         returned = sum(count for e, _, count in self._returned if e == epoch)
         return returned + (self._fresh() if epoch == self._epoch else 0)
@@ -110,23 +110,6 @@ class Supply:
         return first, count
 
 
-def order_of(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of the samples in `epoch`: a permutation that is the same on every machine and version of NumPy.
-
-    Samples are sorted by a hash of (seed, epoch, sample), the finaliser of SplitMix64 (Steele et al., 2014).
-    """
-    start: NDArray[np.uint64] = np.array([seed % 2**64], np.uint64)
-    for number in (np.uint64(epoch), np.arange(num_samples, dtype=np.uint64)):
-        start = _mixed(start) + number
-    return np.argsort(_mixed(start), kind="stable")
-
-
 def positions(portion: Portion) -> NDArray[np.int64]:
     """The positions of `portion` in the order of its epoch, in the order in which they are to be used."""
     return np.concatenate([np.arange(first, first + count) for first, count in portion.ranges])
-
-
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

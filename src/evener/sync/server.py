@@ -168,7 +168,7 @@ class Server:
     def arrived(self, worker: str, number: int, num_bytes: int) -> None:
         """Tell that the first `num_bytes` of a contribution lie in its inbox, so that merging can begin."""
         member = self._core.members.get(worker)
-        if member is not None and number in member.leases and self._core.intake.is_plain:
+        if self._core.intake.comes_in_parts and member is not None and number in member.leases:
             self._pace.arrived(worker, member.leases[number], num_bytes)
 
     def push(self, worker: str, push: Push, num_bytes: int) -> Outcome:

@@ -109,16 +109,8 @@ class Replica:
             self._free.append(answered)
         if image is None or answer.contents == "nothing":
             return
-        if answer.contents == "weights":
-            np.copyto(self._common.memory, as_bytes(image))
-        else:
-            require(
-                answer.base == self.version, "base of a difference", answer.base, f"{self.version}, the last pull's"
-            )
-            assert self._pull is not None, "both sides have the same agreement"
-            self._pull.unpack_difference(as_bytes(image), self._common)
+        self._learn(answer, as_bytes(image))
         self.version = answer.version
-        self._local.copy_from(self._common)
         if self._agreement.contribution == "delta":
             for change in self.underway.values():
                 _descend(self._local, change)

@@ -25,22 +25,25 @@ class Outgoing:
         frame_bytes: of head and payload.
     """
 
-    __slots__ = ("frame_bytes", "header", "payload_bytes", "started", "views")
+    __slots__ = ("_left", "frame_bytes", "header", "payload_bytes", "started", "views")
 
     def __init__(self, header: msgspec.Struct, views: list[memoryview], payload_bytes: int) -> None:
         self.header, self.views, self.payload_bytes = header, views, payload_bytes
-        self.frame_bytes = len(views[0]) + payload_bytes
+        self.frame_bytes = self._left = len(views[0]) + payload_bytes
         self.started = 0.0
 
     def advance(self, count: int) -> None:
         """Let go of the first `count` bytes; empty views in front go with them."""
         views = self.views
+        self._left -= count
+        if not self._left:
+            views.clear()
+            return
         for whole, view in enumerate(views):
             if count < len(view):
                 views[0 : whole + 1] = [view[count:]]
                 return
             count -= len(view)
-        views.clear()
 
 
 def message(sequence: int, header: msgspec.Struct, buffers: Sequence[Buffer], limits: Limits) -> Outgoing:

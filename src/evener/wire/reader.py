@@ -41,7 +41,7 @@ from evener.wire.refusals import BadFrame
 Place: TypeAlias = Callable[[H, tuple[int, ...]], Sequence[Buffer] | None]
 """Where the buffers of a frame with this header go, given their lengths; None drops them; BadFrame refuses them."""
 OnPart: TypeAlias = Callable[[H, int], None]
-"""Told the header and how many bytes of the payload have arrived so far."""
+"""Told the header and how many bytes of the payload have arrived: when all are here, and before, whenever 4 KB more."""
 
 READ_AHEAD = 4096
 _DROP_BYTES = 64 * 1024
@@ -116,7 +116,9 @@ class FrameReader(Generic[H]):
                 if self._start != self._end:
                     self._start += begun.take(self._near[self._start : self._end])
             arrival = self._arrival
-            if self.on_part is not None and arrival.received != arrival.told:
+            if self.on_part is not None and (num_new := arrival.received - arrival.told):
+                if num_new < READ_AHEAD and arrival.missing:  # what came along with the head is not worth a call
+                    return None
                 arrival.told = arrival.received
                 self.on_part(arrival.header, arrival.received)
         except Exception as error:
@@ -143,13 +145,14 @@ class FrameReader(Generic[H]):
             if self._end - start < size:
                 return None
         end = start + size - CHECKSUM_BYTES
-        if zlib.crc32(near[start:end]) != CHECKSUM.unpack_from(near, end)[0]:
+        head = near[start:end]
+        if zlib.crc32(head) != CHECKSUM.unpack_from(near, end)[0]:
             raise BadFrame("the head of a frame was damaged on its way: its checksum is wrong")
         if sequence != self._sequence:
             raise BadFrame(f"frame {self._sequence} was due and frame {sequence} came: one was lost, repeated or moved")
         layout = front(num_buffers)
-        lengths = layout.unpack_from(near, start)[_PREFIX_FIELDS:]
-        header = near[start + layout.size : end]
+        lengths = layout.unpack_from(head)[_PREFIX_FIELDS:]
+        header = head[layout.size :]
         self._start, self._needed, self._sequence = start + size, PREFIX_BYTES, sequence + 1
         if flags == GOODBYE:
             return Goodbye(_decoded(_GOODBYE, header))

@@ -2,7 +2,11 @@
 
 An SSLSocket would read the socket twice for every record of 16 KB, its five-byte head and the rest. With memory in
 between, many records come with one call. Certificates are not checked against authorities or names: a node compares
-the fingerprint with its token's. Session tickets are off, nobody resumes a session.
+the fingerprint with its token's. Session tickets are off, nobody resumes a session. That fingerprint is part of what
+both sides prove the secret over (greeting.py), so a proof is worth nothing over a channel to somebody else.
+
+Keys are not renewed within a connection: Python's ssl cannot ask for it, and OpenSSL does not by itself. A channel ends
+well before its keys protect too little (`KEY_BYTES`); the node connects again, which makes new ones.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from pathlib import Path
 from evener.wire.channel import CHUNK, NotTls
 from evener.wire.identity import Identity
 
+KEY_BYTES = 256 * 2**30
+"""Most bytes of one direction: RFC 8446, 5.5, allows 2**24.5 full records, 388 GB, under one key of AES-GCM."""
 _RECORD_BYTES = 16 * 1024
 _LEAST_PULL = 128 * 1024
 _HANDSHAKE_PULL = 16 * 1024
@@ -134,6 +140,7 @@ class TlsChannel:
         if self.wire_bytes_received == 0 and count and raw[0] not in (_ALERT, _HANDSHAKE):
             raise NotTls(bytes(raw[: min(count, _FIRST_BYTES)]))
         self.wire_bytes_received += count
+        self._require_fresh_keys()
         with self._lock:
             self._inward.write(raw[:count])
         return count
@@ -142,6 +149,11 @@ class TlsChannel:
         count = self.sock.send(self._unsent)
         self.wire_bytes_sent += count
         self._unsent = self._unsent[count:]
+        self._require_fresh_keys()
+
+    def _require_fresh_keys(self) -> None:
+        if max(self.wire_bytes_sent, self.wire_bytes_received) > KEY_BYTES:
+            raise ConnectionResetError(f"its keys have protected {KEY_BYTES} bytes, which is enough; connect again")
 
 
 def _scratch_view() -> memoryview:
