@@ -95,6 +95,31 @@ def test_after_the_first_iteration_a_step_takes_no_array_memory_from_the_system(
     assert peak < 20_000  # Python's own objects
 
 
+def test_a_convolution_takes_little_more_than_its_images() -> None:
+    model, x = nn.Conv2d(8, 8, 3, padding=1), ad.randn(400, 8, 16, 16, requires_grad=True)
+    arena = ad.Arena()
+    for _ in range(2):
+        with arena:
+            model(x).sum().backward()
+    image_bytes = 4 * 400 * 8 * 16 * 16  # gathering all taps of a batch at once would take 9 times this, twice
+    assert arena.num_bytes < 5 * image_bytes
+
+
+def test_what_is_taken_back_within_an_iteration_is_handed_out_again(backend: ad.Backend) -> None:
+    arena = ad.Arena()
+    kind = backend.native(np.dtype(np.float32))
+    for _ in range(3):
+        with arena:
+            kept = backend.fill(backend.new((100,), kind), 1)
+            for _ in range(1000):
+                mark = backend.mark()
+                backend.fill(backend.new((1000,), kind), 2)
+                backend.rewind(mark)
+            assert backend.to_numpy(kept).tolist() == [1.0] * 100
+            assert backend.to_numpy(backend.fill(backend.new((100,), kind), 3)).tolist() == [3.0] * 100
+    assert arena.num_bytes < 100_000
+
+
 def test_the_same_training_with_and_without_an_arena(backend: ad.Backend) -> None:
     losses = []
     for inside in (True, False):
@@ -265,3 +290,27 @@ def test_arrays_begin_at_a_cache_line() -> None:
         with arena:
             for size in (1, 7, 100_001):
                 assert ad.zeros(size)._array.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("taps_bytes", [1, 3000, 9000])
+@pytest.mark.parametrize(("groups", "stride", "padding"), [(1, 1, 1), (2, 2, 0), (1, 2, 2)])
+def test_a_convolution_in_parts_is_that_of_the_whole_batch(
+    monkeypatch: pytest.MonkeyPatch, taps_bytes: int, groups: int, stride: int, padding: int
+) -> None:
+    layer = nn.Conv2d(4, 6, 3, stride=stride, padding=padding, groups=groups)
+    x = ad.randn(7, 4, 9, 8, requires_grad=True)
+
+    def outcome() -> list[Any]:
+        x.grad = None
+        layer.zero_grad()
+        with ad.Arena():
+            y = layer(x)
+            (y * y).sum().backward()
+            assert layer.weight.grad is not None
+            assert x.grad is not None
+            return [tensor.numpy().copy() for tensor in (y.detach(), layer.weight.grad, x.grad)]
+
+    whole = outcome()
+    monkeypatch.setattr("evener.autodiff.backends.numpy_backend.TAPS_BYTES", taps_bytes)
+    for expected, found in zip(whole, outcome(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

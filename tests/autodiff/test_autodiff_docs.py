@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "autodiff.md"
 
 def test_every_block_of_code_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 7
     names: dict[str, Any] = {}
     try:
         for block in blocks:

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from evener.cluster import parse_local_nodes
 from evener.errors import EvenerError, InvalidInput
 from evener.journey.commands import perform
-from evener.journey.given import take_plan
+from evener.journey.given import fit_plan, take_plan
 from evener.journey.order import Order
 from evener.journey.strategy import check_strategy, replica_rows
 from evener.noun import read_noun
-from evener.plan import Plan
+from evener.plan import Assignment, Plan
 from evener.record import TrainRecord
 
 TOLERANCE = 1e-10
@@ -145,6 +145,24 @@ def test_what_no_node_holds_is_cut_into_stages_without_being_asked(
     record = perform(order, parse_local_nodes("1,1", [memory, memory]))
     assert record.plan.strategy in strategies
     assert all(a.memory_bytes < memory for a in record.plan.assignments)
+
+
+def test_a_plan_fits_nodes_in_another_order() -> None:
+    def plan(strategy: Any, *parts: tuple[str, int, int]) -> Plan:
+        rows = [
+            Assignment(rank=i, node=node, device="cpu", samples=4, replica=replica, stage=stage, share=0.5)
+            for i, (node, replica, stage) in enumerate(parts)
+        ]
+        return Plan(
+            strategy=strategy, batch_size=4 * len({replica for _, replica, _ in parts}), assignments=tuple(rows)
+        )
+
+    fitted = fit_plan(plan("pipeline", ("b", 0, 0), ("a", 0, 1)), ["a", "b", "c"])
+    assert [(a.rank, a.node, a.stage) for a in fitted.assignments] == [(0, "a", 1), (1, "b", 0)]
+    mixed = plan("data+sharded", ("a", 0, 0), ("c", 0, 0), ("b", 1, 0), ("d", 1, 0))
+    assert fit_plan(mixed, ["a", "c", "b", "d"]) == mixed
+    with pytest.raises(InvalidInput, match="start the nodes in the order a, c, b, d"):
+        fit_plan(mixed, ["a", "b", "c", "d"])
 
 
 @pytest.mark.parametrize(

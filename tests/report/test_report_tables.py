@@ -172,7 +172,7 @@ def test_the_prediction_stands_beside_the_measured_median() -> None:
     assert [row[0] for row in rows(table)] == [
         "whole step",
         "computing (slowest rank)",
-        "communication it waits for",
+        "waiting for others",
         "sent by a rank",
     ]
     assert rows(table)[0][1] == "69.3 ms"

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from math import prod
 from types import TracebackType
+from typing import NamedTuple
 
 from evener.autodiff.backends import default_backend
 from evener.autodiff.backends.interface import Array, Lease, NativeType, Shape
@@ -24,6 +25,16 @@ from evener.autodiff.errors import InvalidOperation
 
 _ALIGNMENT = 64
 _SMALLEST = 1 << 16
+
+
+class Mark(NamedTuple):
+    """A place in an arena that it can go back to."""
+
+    arena: Arena
+    chunk: Array
+    offset: int
+
+
 _Slot = tuple[int, Shape, NativeType, Array, int]
 
 
@@ -42,6 +53,7 @@ class Arena:
         self._slots: list[_Slot] = []
         self._next = 0  # slot
         self._offset = 0  # byte, in the chunk
+        self._most = 0  # bytes that were out at a time, in the chunk
         self._used = 0  # bytes, in the chunks before
         self._replace_chunk(_SMALLEST)
 
@@ -81,10 +93,23 @@ class Arena:
                 return array
         return self._take_new(number, shape, dtype)
 
+    def mark(self) -> Mark:
+        """Where it is now."""
+        return Mark(self, self._chunk, self._offset)
+
+    def rewind(self, mark: Mark) -> None:
+        """Take back what was taken since `mark`, unless the arena has gone on in a larger chunk since.
+
+        The slots stay in use: the next request has one of its own, so that the next iteration finds the same ones.
+        """
+        self._most = max(self._most, self._offset)
+        if mark.chunk is self._chunk:
+            self._offset = mark.offset
+
     def _take_new(self, number: int, shape: Shape, dtype: NativeType) -> Array:
         num_bytes = -(-prod(shape) * self.backend.item_bytes(dtype) // _ALIGNMENT) * _ALIGNMENT
         if self._offset + num_bytes > self._capacity:
-            self._used += self._offset
+            self._used += max(self._most, self._offset)
             self._replace_chunk(max(num_bytes, 2 * self._capacity))
             number = 0
             self._next = 1
@@ -100,10 +125,10 @@ class Arena:
         self._chunk = self.backend.allocate(capacity)
         self._capacity = capacity
         self._slots.clear()
-        self._offset = 0
+        self._offset = self._most = 0
 
     def _reset(self) -> None:
         self._lease.alive = False
         if self._used:  # several chunks: from now on a single one that holds them all
-            self._replace_chunk(self._used + self._offset)
-        self._next = self._offset = self._used = 0
+            self._replace_chunk(self._used + max(self._most, self._offset))
+        self._next = self._offset = self._most = self._used = 0

@@ -7,16 +7,18 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from evener.cluster.messages import Word
 from evener.noun import write_noun
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
 from evener.report import ScalarWriter, open_scalars, plan_table, predicted_table, record_table
+
+if TYPE_CHECKING:
+    from evener.cluster.messages import Word  # imports PyTorch, which a thin machine lacks
 
 _PLAIN_INTERVAL = 5.0
 _WIDTH_IN_FILES = 120

@@ -10,7 +10,7 @@ from evener.comm import Group
 from evener.errors import DoesNotFit, require
 from evener.journey.choose import alternatives, better_strategy
 from evener.journey.divide import decide_division
-from evener.journey.given import check_given
+from evener.journey.given import fit_plan
 from evener.journey.order import Order
 from evener.journey.prepare import Work, calibrate
 from evener.journey.speeds import measured_timings, relative_shares, worker_of
@@ -22,7 +22,7 @@ from evener.plan import Plan
 def decide(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
     """The plan: the one that was given, or one of the strategy that was asked for, or of the best one."""
     if order.plan is not None:
-        return check_given(order.plan, seat.names)
+        return fit_plan(order.plan, seat.names)
     if order.strategy in ("auto", "data"):
         return _decide_data(work, world, seat, order)
     return decide_division(work, world, seat, order)

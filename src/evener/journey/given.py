@@ -47,16 +47,21 @@ def take_plan(order: Order, plan: Plan) -> Order:
     return wanted
 
 
-def check_given(plan: Plan, names: Sequence[str]) -> Plan:
-    """`plan`, whose ranks are some of the nodes `names`, in their order.
+def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
+    """`plan` with its ranks in the order of the nodes `names`, some of which they are.
 
     Raises:
-        InvalidInput: a node is missing or elsewhere in the order.
+        InvalidInput: a node is missing, or ranks of one replica are not neighbours in that order.
     """
-    wanted = [a.node for a in plan.assignments]
-    missing = [name for name in wanted if name not in names]
+    missing = [a.node for a in plan.assignments if a.node not in names]
     if missing:
         raise InvalidInput(f"the plan is for node {missing[0]}, which is not here: there are {', '.join(names)}")
-    if wanted != [name for name in names if name in wanted]:
-        raise InvalidInput(f"the plan's ranks are {', '.join(wanted)}; start the nodes in this order")
-    return plan
+    ordered = sorted(plan.assignments, key=lambda a: names.index(a.node))
+    fitted = msgspec.structs.replace(
+        plan, assignments=tuple(msgspec.structs.replace(a, rank=rank) for rank, a in enumerate(ordered))
+    )
+    ranks = [rank for row in fitted.replica_ranks for rank in row]
+    if not is_pipeline(plan.strategy) and ranks != sorted(ranks):
+        wanted = ", ".join(a.node for a in plan.assignments)
+        raise InvalidInput(f"nodes of one replica have to be neighbours; start the nodes in the order {wanted}")
+    return fitted

@@ -96,7 +96,11 @@ def predicted_table(record: TrainRecord) -> Table:
         rows = [
             _against("whole step", prediction.step_seconds, typical.step_seconds),
             _against("computing (slowest rank)", prediction.compute_seconds, typical.compute_seconds),
-            _against("communication it waits for", prediction.communication_seconds, typical.communication_seconds),
+            _against(
+                "waiting for others",
+                prediction.communication_seconds + prediction.waiting_seconds,
+                typical.communication_seconds,
+            ),
             _bytes_against("sent by a rank", prediction.sent_bytes, typical.sent_bytes),
         ]
     rebalanced = sum(event.kind == "rebalanced" for event in record.events)

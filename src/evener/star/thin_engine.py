@@ -6,6 +6,7 @@ run side by side. Gradients are written by the backward pass into one flat array
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -56,6 +57,7 @@ class ThinEngine:
         self._views: dict[int, tuple[Flat, Mapping[str, NDArray[Any]]]] = {}
         self._pace = Pace(workshop.speed)
         self._order = lru_cache(maxsize=2)(self._order_of)
+        _give_back_memory()
 
     @property
     def layout(self) -> Layout:
@@ -223,3 +225,10 @@ def _only(sections: tuple[Any, ...]) -> Any:
     """The parameters of a thin model, which are of one type."""
     (parameters,) = sections
     return parameters
+
+
+def _give_back_memory() -> None:
+    """Have glibc return what reading the data has freed, which it would keep: some 10 MB of a thin worker's 60."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)

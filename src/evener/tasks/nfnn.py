@@ -12,7 +12,8 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from evener.task import Task
-from evener.tasks.thin.nfnn import BATCH, CLASSES, FOLDER, HIDDEN, LEARNING_RATE, NUM_TRAIN, PIXELS, read_part
+from evener.tasks.mnist import Normalise
+from evener.tasks.thin.nfnn import BATCH, CLASSES, FOLDER, HIDDEN, LEARNING_RATE, PIXELS, WHITE, read_part
 
 
 def task(data_dir: Path | None = None) -> Task:
@@ -30,8 +31,8 @@ def task(data_dir: Path | None = None) -> Task:
         name="nfnn",
         model=nfnn_model,
         loss=nll_loss,
-        train_data=partial(_data, folder, slice(NUM_TRAIN)),
-        validation_data=partial(_data, folder, slice(NUM_TRAIN, None)),
+        train_data=partial(_data, folder, 0),
+        validation_data=partial(_data, folder, 1),
         optimizer=partial(SGD, lr=LEARNING_RATE),
         batch_size=BATCH,
         epochs=4,
@@ -39,13 +40,19 @@ def task(data_dir: Path | None = None) -> Task:
 
 
 def nfnn_model() -> nn.Module:
-    """[N, 784] -> log-probabilities [N, 10]."""
-    model = nn.Sequential(nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES), nn.LogSoftmax(1))
+    """Bytes [N, 784] -> log-probabilities [N, 10]."""
+    model = nn.Sequential(
+        Normalise(mean=0, std=WHITE),
+        nn.Linear(PIXELS, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, CLASSES),
+        nn.LogSoftmax(1),
+    )
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -1.0, 1.0)
     return model
 
 
-def _data(folder: Path, part: slice) -> TensorDataset:
+def _data(folder: Path, part: int) -> TensorDataset:
     images, labels = read_part(folder, part)
     return TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))

@@ -94,6 +94,16 @@ class Backend(ABC):
         arena = self.place.arena
         return self.empty(shape, dtype) if arena is None else arena.take(shape, dtype)
 
+    def mark(self) -> Any:
+        """Where the thread's arena is now, for `rewind`."""
+        arena = self.place.arena
+        return None if arena is None else arena.mark()
+
+    def rewind(self, mark: Any) -> None:
+        """Take back what `new` has given out since `mark`: the intermediate arrays of a primitive."""
+        if mark is not None:
+            mark.arena.rewind(mark)
+
     @abstractmethod
     def empty(self, shape: Shape, dtype: NativeType) -> Array:
         """An array with unspecified contents, from the system."""

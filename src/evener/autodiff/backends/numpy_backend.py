@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Elementwise = Callable[..., Any]
 
 ALIGNMENT = 64
 """Bytes of a cache line, and of an AVX-512 register."""
+
+TAPS_BYTES = 1 << 20
+"""What a convolution gathers at a time; for all of a batch it would be kernel height x width as much as the images."""
 
 _ERFC = {
     8: (
@@ -255,30 +259,64 @@ class NumpyBackend(Backend):
         return np.matmul(a, b, out)
 
     def conv2d(self, x: Array, w: Array, window: Window, groups: int) -> tuple[Array, Any]:
-        n, c, *image = x.shape
-        rows, columns = window.results(*image)
-        taps = self.new((n, groups, c // groups * w[0, 0].size, rows * columns), x.dtype)
-        np.copyto(taps.reshape(n, c, *window.kernel, rows, columns), _windows(self._pad(x, window, 0), window))
-        y = self.matmul(w.reshape(groups, len(w) // groups, -1), taps)
-        return y.reshape(n, len(w), rows, columns), taps
+        y = self.new((len(x), len(w), *window.results(*x.shape[2:])), x.dtype)
+        weight, parts = _by_group(w, groups), _parts(len(x), w, y, groups)
+        kept = self._taps(x, window, groups) if len(parts) == 1 else None
+        for part in self._one_by_one(parts):
+            taps = self._taps(x[part], window, groups) if kept is None else kept
+            _from_samples_last(self.matmul(weight, taps), y[part])
+        return y, (x, window, kept)
 
     def conv2d_input(self, g: Array, w: Array, shape: Shape, window: Window, groups: int) -> Array:
-        n, filters, rows, columns = g.shape
-        samples_last = self.copy(g.transpose(1, 2, 3, 0), self.new((filters, rows, columns, n), g.dtype))
-        weight = w.reshape(groups, filters // groups, -1).transpose(0, 2, 1)
-        taps = self.matmul(weight, samples_last.reshape(groups, filters // groups, -1))
-        parts = taps.reshape(shape[1], *window.kernel, rows, columns, n).transpose(1, 2, 5, 0, 3, 4)
-        _, c, high, wide = _padded(shape, window)
-        padded = self.zeros((c, high, wide, n), g.dtype).transpose(3, 0, 1, 2)
-        for (i, j), seen in _each_tap(padded, window):
-            np.add(seen, parts[i, j], seen)  # rows of W' * N elements: twice as fast as rows of W'
-        return self._contiguous(_inside(padded, window))
+        weight, out = _by_group(w, groups).transpose(0, 2, 1), self.new(shape, g.dtype)
+        _, c, rows, columns = _padded(shape, window)
+        for part in self._one_by_one(_parts(len(g), w, g, groups)):
+            some = g[part]
+            taps = self.matmul(weight, self._samples_last(some, groups))
+            taps = taps.reshape(c, *window.kernel, *some.shape[2:], len(some))
+            padded = self.zeros((c, rows, columns, len(some)), g.dtype)
+            for (i, j), seen in _each_tap(padded.transpose(3, 0, 1, 2), window):
+                last = seen.transpose(1, 2, 3, 0)
+                np.add(last, taps[:, i, j], last)
+            np.copyto(out[part], _inside(padded.transpose(3, 0, 1, 2), window))
+        return out
 
     def conv2d_weight(self, g: Array, saved: Any, w: Array, groups: int, out: Array | None) -> Array:
-        n, _, _, results = saved.shape
-        rows = self._contiguous(g).reshape(n, groups, len(w) // groups, results)
-        per_sample = self.matmul(rows, saved.transpose(0, 1, 3, 2))
-        return self.sum(per_sample.reshape(n, *w.shape), (0,), False, out)
+        x, window, kept = saved
+        total = self.new(w.shape, w.dtype) if out is None else out
+        for part in self._one_by_one(_parts(len(g), w, g, groups)):
+            taps = self._taps(x[part], window, groups) if kept is None else kept
+            rows, columns = self._samples_last(g[part], groups), taps.transpose(0, 2, 1)
+            if part.start == 0:
+                np.matmul(rows, columns, _by_group(total, groups))
+            else:
+                np.add(total, self.matmul(rows, columns).reshape(w.shape), total)
+        return total
+
+    def _taps(self, x: Array, window: Window, groups: int) -> Array:
+        """What every element of the kernel sees, [G, C/G * kh * kw, H' * W' * N]; samples last makes long runs."""
+        n, c, rows, columns = _padded(x.shape, window)
+        padded = self.new((c, rows, columns, n), x.dtype)
+        if window.padding != (0, 0):
+            padded.fill(0)
+        np.copyto(_inside(padded.transpose(3, 0, 1, 2), window), x)
+        seen = _windows(padded, window)
+        taps = self.new((groups, seen.size // groups // prod(seen.shape[3:]), prod(seen.shape[3:])), x.dtype)
+        np.copyto(taps.reshape(seen.shape), seen)
+        return taps
+
+    def _samples_last(self, g: Array, groups: int) -> Array:
+        """[N, F, H', W'] as [G, F/G, H' * W' * N]."""
+        n, filters, rows, columns = g.shape
+        last = self.copy(g.transpose(1, 2, 3, 0), self.new((filters, rows, columns, n), g.dtype))
+        return last.reshape(groups, filters // groups, -1)
+
+    def _one_by_one(self, parts: Sequence[slice]) -> Iterator[slice]:
+        """The parts of a batch; memory that is taken for one is taken back before the next."""
+        for part in parts:
+            mark = self.mark()
+            yield part
+            self.rewind(mark)
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Any]:
         padded = self._pad(x, window, -np.inf)
@@ -368,12 +406,31 @@ def _each_tap(padded: Array, window: Window) -> Iterator[tuple[tuple[int, int], 
 
 
 def _windows(padded: Array, window: Window) -> Array:
-    """All taps of a contiguous padded image at once: a view [N,C,kh,kw,H',W']."""
-    n, c, *image = padded.shape
+    """All taps of a contiguous padded image [C,H,W,N] at once: a view [C,kh,kw,H',W',N]."""
+    c, *image, n = padded.shape
     rows, columns = window._replace(padding=(0, 0)).results(*image)
-    sample, channel, down, right = padded.strides
+    channel, down, right, sample = padded.strides
     strides = (
-        sample, channel, down * window.dilation[0], right * window.dilation[1],
-        down * window.stride[0], right * window.stride[1],
+        channel, down * window.dilation[0], right * window.dilation[1],
+        down * window.stride[0], right * window.stride[1], sample,
     )  # fmt: skip
-    return np.ndarray((n, c, *window.kernel, rows, columns), padded.dtype, padded.data, 0, strides)
+    return np.ndarray((c, *window.kernel, rows, columns, n), padded.dtype, padded.data, 0, strides)
+
+
+def _by_group(w: Array, groups: int) -> Array:
+    """A kernel's weights [F, C/G, kh, kw] as matrices [G, F/G, C/G * kh * kw]."""
+    return w.reshape(groups, len(w) // groups, -1)
+
+
+def _from_samples_last(product: Array, y: Array) -> None:
+    """Write [G, F/G, H' * W' * N] into y[N, F, H', W']."""
+    n, filters, rows, columns = y.shape
+    np.copyto(y, product.reshape(filters, rows, columns, n).transpose(3, 0, 1, 2))
+
+
+def _parts(n: int, w: Array, y: Array, groups: int) -> Sequence[slice]:
+    """Slices of a batch whose taps fit a cache; all of a batch if that is so of it."""
+    sample_bytes = groups * w[0].size * y[0, 0].size * y.itemsize
+    count = max(1, min(n, -(-n * sample_bytes // TAPS_BYTES)))
+    size = max(1, -(-n // count))
+    return [slice(start, min(start + size, n)) for start in range(0, max(n, 1), size)]

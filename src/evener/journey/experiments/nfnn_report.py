@@ -27,8 +27,9 @@ class Cell(Part, frozen=True, kw_only=True):
         seconds: from the first lease to the last update, mean of the runs.
         seconds_interval: half of its 95 % confidence interval; None for a single run.
         accuracy: on the validation data, mean of the runs.
-        bytes_sent: by all workers together in a run, framing included, mean.
-        bytes_received: likewise.
+        accuracy_interval: half of its 95 % confidence interval; None for a single run.
+        bytes_sent: gradients of all workers together in a run, mean; what frames them is less than 1 % more.
+        bytes_received: weights, likewise.
         updates_per_second: of the common weights.
         updates: of a run.
     """
@@ -38,6 +39,7 @@ class Cell(Part, frozen=True, kw_only=True):
     seconds: float
     seconds_interval: float | None
     accuracy: float
+    accuracy_interval: float | None
     bytes_sent: int
     bytes_received: int
     updates_per_second: float
@@ -50,27 +52,41 @@ def show(cells: Sequence[Cell], console: Console, output: Path) -> None:
     write_whole(output / "nfnn.csv", _csv(cells).encode())
     for table in tables(cells):
         console.print(table)
-    _draw(cells, output / "nfnn.png")
-    console.print(f"wrote {output}")
+    written = "nfnn.csv"
+    if importlib.util.find_spec("matplotlib") is not None:
+        _draw(cells, output / "nfnn.png")
+        written += " and nfnn.png"
+    else:
+        console.print("there is no figure, which needs matplotlib: pip install 'evener[report]'")
+    console.print(f"wrote {written} into {output}")
 
 
 def tables(cells: Sequence[Cell]) -> Iterator[Table]:
     """Seconds, then accuracy and traffic, beside the published ones."""
     heads = ("mode", ">workers", ">seconds", ">95 %", ">updates/s", ">published s", ">times faster")
     yield grid("Seconds", heads, [_seconds_row(cell) for cell in cells], "published: 5000 updates in a data centre")
-    columns = ("mode", ">workers", ">accuracy", ">published", ">points", ">MB sent", ">MB received", ">MB published")
+    columns = (
+        "mode",
+        ">workers",
+        ">accuracy",
+        ">95 %",
+        ">published",
+        ">points",
+        ">MB sent",
+        ">MB received",
+        ">MB published",
+    )
     yield grid("Accuracy and traffic, all workers together", columns, [_accuracy_row(cell) for cell in cells])
 
 
 def _seconds_row(cell: Cell) -> tuple[str, ...]:
     known = published.SECONDS.get((cell.mode, cell.workers))
     ours = cell.seconds * published.UPDATES / cell.updates
-    interval = "-" if cell.seconds_interval is None else f"±{cell.seconds_interval:.2f}"
     return (
         cell.mode,
         str(cell.workers),
         f"{cell.seconds:.2f}",
-        interval,
+        _plus_minus(cell.seconds_interval),
         f"{cell.updates_per_second:,.0f}",
         "-" if known is None else f"{known:.0f}",
         "-" if known is None else f"{known / ours:.0f}",
@@ -84,6 +100,7 @@ def _accuracy_row(cell: Cell) -> tuple[str, ...]:
         cell.mode,
         str(cell.workers),
         f"{cell.accuracy:.2%}",
+        _plus_minus(cell.accuracy_interval, 100),
         "-" if known is None else f"{known:.2%}",
         "-" if known is None else f"{100 * (cell.accuracy - known):+.2f}",
         f"{cell.bytes_sent / 1e6:,.1f}",
@@ -92,12 +109,15 @@ def _accuracy_row(cell: Cell) -> tuple[str, ...]:
     )
 
 
+def _plus_minus(interval: float | None, scale: int = 1) -> str:
+    return "-" if interval is None else f"±{scale * interval:.2f}"
+
+
 def line(cell: Cell) -> str:
     """What is said when a cell is done."""
-    return (
-        f"{cell.mode}, {cell.workers} workers: {cell.seconds:.2f} s, {cell.updates_per_second:,.0f} updates/s, "
-        f"accuracy {cell.accuracy:.2%}"
-    )
+    who = "1 worker" if cell.workers == 1 else f"{cell.workers} workers"
+    speed = f"{cell.seconds:.2f} s, {cell.updates_per_second:,.0f} updates/s"
+    return f"{cell.mode}, {who}: {speed}, accuracy {cell.accuracy:.2%}"
 
 
 def words(cell: Cell) -> dict[str, object]:
@@ -114,9 +134,7 @@ def _csv(cells: Sequence[Cell]) -> str:
 
 
 def _draw(cells: Sequence[Cell], path: Path) -> None:
-    """Seconds and accuracy by workers, ours and published; nothing where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return
+    """Seconds and accuracy by workers, ours and published."""
     from evener.report.canvas import canvas, png
 
     with canvas(9, 3.6, "NfNN's experiment") as figure:
