@@ -6,17 +6,23 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from commands import command, evener, processes_of
 
+from evener.star.control import Control, find_master
+from evener.star.home import Home
+from evener.star.situation import NodeState, Situation
+
 WAIT_SECONDS = 60.0
+_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli import main; main()"
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
@@ -40,7 +46,8 @@ class Cluster:
 
     def up(self, *words: str) -> None:
         """Start the master of this home, for the first time or again."""
-        self.master = self._start("up", "--json", "--home", str(self.home), *words, output="up.json")
+        typed = command("up", "--json", "--home", str(self.home), *words)
+        self.master = self._start(typed, output="up.json")
         found = wait_until(lambda: (self.folder / "up.json").read_text(), "that the master is up")
         said = json.loads(found)
         if self.address:
@@ -48,40 +55,52 @@ class Cluster:
         self.address, self.token = said["address"], said["token"]
         assert said["pid"] == self.master.pid
 
-    def join(self, name: str, *words: str) -> None:
-        """Start a node."""
-        cache = ("--cache", str(self.folder / f"cache-{name}"))
-        words = ("join", self.address, "--token", self.token, "--name", name, "--device", "cpu", *cache, *words)
-        self.nodes[name] = self._start(*words, output=f"{name}.out")
+    def join(self, name: str, *words: str, has_torch: bool = True) -> None:
+        """Start a node; or one that cannot import PyTorch."""
+        own = ("--name", name, "--device", "cpu", "--cache", str(self.folder / f"cache-{name}"))
+        words = ("join", self.address, "--token", self.token, *own, *words)
+        typed = command(*words) if has_torch else [sys.executable, "-c", _WITHOUT_TORCH, *words]
+        self.nodes[name] = self._start(typed, output=f"{name}.out")
 
-    def wait_for_nodes(self) -> dict[str, Any]:
+    def wait_for_nodes(self) -> dict[str, NodeState]:
         """All nodes by name, once all that were started are measured."""
 
-        def joined() -> dict[str, Any]:
-            found = {node["name"]: node for node in self.ask()["nodes"]}
-            return found if all(found.get(name, {}).get("score") for name in self.nodes) else {}
+        def joined() -> dict[str, NodeState]:
+            found = {node.name: node for node in self.ask().nodes}
+            return found if all(name in found and found[name].score for name in self.nodes) else {}
 
-        found: dict[str, Any] = wait_until(joined, "that all nodes join")
+        found: dict[str, NodeState] = wait_until(joined, "that all nodes join")
         return found
 
-    def ask(self) -> Any:
-        """What `evener nodes --json` says."""
-        result = self.evener("nodes", "--json", "--home", str(self.home))
-        return json.loads(result.stdout)
+    def ask(self) -> Situation:
+        """What `evener nodes` is told, without a process that starts only for that."""
+        with Control(*find_master(Home(self.home), None, None)) as control:
+            return control.ask()
+
+    def version(self) -> int:
+        """Updates of the run that goes on; 0 if there is none."""
+        run = self.ask().run
+        return run.version if run else 0
+
+    def state(self, name: str) -> str:
+        """Of a node; empty if it was never there."""
+        return next((node.state for node in self.ask().nodes if node.name == name), "")
 
     def evener(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """A command to its end."""
         return evener(*words, cwd=self.folder, timeout=timeout)
 
-    def train(self, *words: str, timeout: float = 90) -> Any:
-        """What `evener train ... --json` says."""
-        result = self.evener("train", *words, "--home", str(self.home), "--json", timeout=timeout)
+    def train(self, *words: str, has_torch: bool = True) -> Any:
+        """What `evener train ... --json` says, where PyTorch is or where it is missing."""
+        words = ("train", *words, "--home", str(self.home), "--json")
+        typed = command(*words) if has_torch else [sys.executable, "-c", _WITHOUT_TORCH, *words]
+        result = subprocess.run(typed, cwd=self.folder, capture_output=True, text=True, timeout=90, check=False)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout.strip().splitlines()[-1])
 
     def start_training(self, *words: str) -> subprocess.Popen[bytes]:
         """`evener train` in the background; its output is in train.out."""
-        return self._start("train", *words, "--home", str(self.home), output="train.out")
+        return self._start(command("train", *words, "--home", str(self.home)), output="train.out")
 
     def down(self) -> None:
         """`evener down`; then nothing is left running."""
@@ -102,12 +121,12 @@ class Cluster:
 
     _started: list[subprocess.Popen[bytes]]
 
-    def _start(self, *words: str, output: str) -> subprocess.Popen[bytes]:
+    def _start(self, typed: Sequence[str], output: str) -> subprocess.Popen[bytes]:
         name, value = self.marker.split("=")
         path = self.folder / output
         with path.open("wb") as out, path.with_suffix(".err").open("ab") as err:
             process = subprocess.Popen(
-                command(*words),
+                typed,
                 cwd=self.folder,
                 stdout=out,
                 stderr=err,

@@ -47,17 +47,19 @@ def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -
     assert record.validations[-1].loss == pytest.approx(alone_record.validations[-1].loss, abs=1e-10)
 
 
+QUICK = [Way(protocol="sync"), Way(protocol="average", compress="int8", overlap=True, local_steps="2")]
+SLOW = [
+    Way(protocol="async"),
+    Way(protocol="bounded", staleness=2),
+    Way(protocol="average", local_steps="4"),
+    Way(protocol="diloco", local_steps="2"),
+    Way(protocol="sync", compress="bf16"),
+]
+
+
 @pytest.mark.parametrize(
     "way",
-    [
-        Way(protocol="sync"),
-        Way(protocol="async"),
-        Way(protocol="bounded", staleness=2),
-        Way(protocol="average", local_steps="4"),
-        Way(protocol="average", compress="int8", overlap=True, local_steps="2"),
-        Way(protocol="diloco", local_steps="2"),
-        Way(protocol="sync", compress="bf16"),
-    ],
+    [*QUICK, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW)],
     ids=lambda way: f"{way.protocol} {way.compress or ''}".strip(),
 )
 def test_every_agreement_learns_the_digits_on_three_uneven_nodes(tmp_path: Path, way: Way) -> None:

@@ -18,12 +18,13 @@ from safetensors.numpy import load
 
 from evener.profile import DeviceProfile
 from evener.record import TrainRecord
+from evener.star.abilities import Abilities
 from evener.star.control import Control
 from evener.star.home import Home
 from evener.star.job import Job
 from evener.star.master import Master, Setting
 from evener.star.messages import Letter, ToNode
-from evener.star.node import Abilities, Node
+from evener.star.node import Node
 from evener.star.reception import Versions
 from evener.star.settlement import Result
 from evener.star.words import Word

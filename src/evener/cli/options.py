@@ -19,6 +19,9 @@ Memory = Annotated[str | None, typer.Option(help="Memory of every node, such as 
 Home = Annotated[Path | None, typer.Option(help="Folder of the master; $EVENER_HOME, or ~/.local/state/evener.")]
 Master = Annotated[str | None, typer.Option(help="Address of the master, if it is not that of this machine's home.")]
 Token = Annotated[str | None, typer.Option(help="Of that master, as `evener up` printed it.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the token, which `ps` does not show; or set $EVENER_TOKEN.")
+]
 Patience = Annotated[float, typer.Option(help="Seconds of silence after which a node is given up.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evener.cli.options import Home, Json, Master, Token, home_of
+from evener.cli.options import Home, Json, Master, Token, TokenFile, home_of
 
 
 def up(
@@ -30,7 +30,8 @@ def up(
 
 def join(
     address: Annotated[str, typer.Argument(help="Of the master, as `evener up` printed it.")],
-    token: Annotated[str, typer.Option(help="As `evener up` printed it.")],
+    token: Annotated[str | None, typer.Option(help="As `evener up` printed it.")] = None,
+    token_file: TokenFile = None,
     name: Annotated[str | None, typer.Option(help="Of this node; the machine's by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, or a device such as cuda:0; the best by default.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data on this node.")] = None,
@@ -45,6 +46,7 @@ def join(
     star_nodes.join(
         address=address,
         token=token,
+        token_file=token_file,
         name=name,
         device=device,
         data=data,
@@ -56,15 +58,23 @@ def join(
     )
 
 
-def nodes(home: Home = None, master: Master = None, token: Token = None, as_json: Json = False) -> None:
+def nodes(
+    home: Home = None,
+    master: Master = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
     """Show the nodes of a master, and the run that goes on."""
-    from evener.journey import star_nodes
+    from evener.journey import star_nodes, star_options
 
+    token = star_options.given_token(token, token_file, os.environ if master else {})
     star_nodes.nodes(home=home_of(home), master=master, token=token, as_json=as_json)
 
 
-def down(home: Home = None, master: Master = None, token: Token = None) -> None:
+def down(home: Home = None, master: Master = None, token: Token = None, token_file: TokenFile = None) -> None:
     """End a master's run, its nodes, and the master."""
-    from evener.journey import star_nodes
+    from evener.journey import star_nodes, star_options
 
+    token = star_options.given_token(token, token_file, os.environ if master else {})
     star_nodes.down(home=home_of(home), master=master, token=token)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from evener.cli.options import Home, Json, Master, Memory, Patience, Speeds, Token, home_of, options_of
+from evener.cli.options import Home, Json, Master, Memory, Patience, Speeds, Token, TokenFile, home_of, options_of
 
 
 def train(
@@ -72,6 +72,7 @@ def train(
     home: Home = None,
     master: Master = None,
     token: Token = None,
+    token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
@@ -115,6 +116,7 @@ def train(
         patience=patience,
         started=time.time(),
     )
+    token = star_options.given_token(token, token_file, os.environ if master else {})
     where = Where(local_nodes, home_of(home), master, token, ship_data)
     if agreement is not None:
         from evener.journey.star_train import train_on_star

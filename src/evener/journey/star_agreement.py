@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec.structs import replace
-from torch import nn
 
 from evener.errors import InvalidInput, InvalidValue, require
 from evener.journey.star_options import Way
-from evener.star.torch_schedule import outer_of
 from evener.sync import family
-from evener.sync.agreement import Agreement
-from evener.task import Task
+from evener.sync.agreement import Agreement, Outer
 
 _GRADIENTS = ("sync", "async", "bounded")
 """The server makes the steps; with the others every node makes its own."""
 
 
-def agreement_of(way: Way, task: Task, model: nn.Module, *, batch: int, num_steps: int) -> Agreement:
+def agreement_of(way: Way, outer: Callable[[], Outer], *, clips: bool, batch: int) -> Agreement:
     """How the nodes agree.
 
     Args:
         way: that was asked for.
-        task: gives the server's optimiser where the server makes the steps.
-        model: the task's.
+        outer: gives the optimiser that does as the task's, where the server makes the steps.
+        clips: whether the task bounds the norm of the gradient.
         batch: samples.
-        num_steps: of the run, as one process would make them.
 
     Raises:
         InvalidInput: the server cannot do as the task's optimiser does, or a value is not allowed.
@@ -36,24 +33,21 @@ def agreement_of(way: Way, task: Task, model: nn.Module, *, batch: int, num_step
     require(momentum is None or 0 < momentum < 1, "--outer-momentum", momentum, "between 0 and 1")
     require(way.staleness is None or way.staleness > 0, "--staleness", way.staleness, "positive")
     compression: Any = way.compress or "none"
-    return replace(
-        _plain(way, task, model, batch, num_steps), push=compression, pull=compression, is_overlapped=way.overlap
-    )
+    return replace(_plain(way, outer, clips, batch), push=compression, pull=compression, is_overlapped=way.overlap)
 
 
-def _plain(way: Way, task: Task, model: nn.Module, batch: int, num_steps: int) -> Agreement:
+def _plain(way: Way, outer: Callable[[], Outer], clips: bool, batch: int) -> Agreement:
     if way.protocol in _GRADIENTS:
-        outer = outer_of(task, model, num_steps)
         if way.protocol == "async":
-            return family.asynchronous(batch=batch, outer=outer)
+            return family.asynchronous(batch=batch, outer=outer())
         if way.protocol == "bounded":
-            return family.bounded(batch=batch, outer=outer, **_given(staleness=way.staleness))
-        if task.clip_norm is not None:
+            return family.bounded(batch=batch, outer=outer(), **_given(staleness=way.staleness))
+        if clips:
             raise InvalidInput(
                 "--agreement sync cannot bound the norm of the gradient of all nodes (clip_norm of the task); "
                 "the other protocols bound that of each node"
             )
-        return family.synchronous(batch=batch, outer=outer)
+        return family.synchronous(batch=batch, outer=outer())
     steps = _local_steps(way.local_steps)
     if way.protocol == "average":
         return family.averaging(batch=batch, **_given(local_steps=steps))

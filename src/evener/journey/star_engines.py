@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from evener.errors import MissingExtra
 from evener.star.engine import NodeEngine, Workshop
 from evener.tasks import has_thin_task, load_task, load_thin_task
+from evener.tasks.file import import_file
+from evener.tasks.load import is_path, thin_twin
 
 
 def build(workshop: Workshop) -> NodeEngine:
@@ -16,7 +19,9 @@ def build(workshop: Workshop) -> NodeEngine:
         MissingExtra: the job needs PyTorch, which is not installed.
         InvalidInput: task or data are not those of the job.
     """
-    return build_torch(workshop) if importlib.util.find_spec("torch") else build_thin(workshop)
+    if importlib.util.find_spec("torch") is None or is_thin(_reference(workshop)):
+        return build_thin(workshop)
+    return build_torch(workshop)
 
 
 def build_thin(workshop: Workshop) -> NodeEngine:
@@ -43,6 +48,29 @@ def build_torch(workshop: Workshop) -> NodeEngine:
     task = load_task(_reference(workshop), workshop.data, job.options)
     arithmetic = Arithmetic(job.precision, torch.device(workshop.device))  # type: ignore[arg-type]  # was checked
     return TorchEngine(task, workshop, arithmetic)
+
+
+def is_thin(reference: str) -> bool:
+    """Whether here only the thin engine can do a task: PyTorch is missing, or the task is said for that engine alone.
+
+    Args:
+        reference: name, or path of a file.
+
+    Raises:
+        EvenerError: the file cannot be run.
+    """
+    if is_path(reference) and not Path(reference).is_file():
+        return False  # PyTorch's way says what is wrong
+    if importlib.util.find_spec("torch") is None:
+        return has_thin_task(reference)
+    return is_path(reference) and _defines_only_thin_task(Path(reference))
+
+
+def _defines_only_thin_task(path: Path) -> bool:
+    if thin_twin(path) is not None or not has_thin_task(str(path)):
+        return False
+    module = import_file(path)
+    return hasattr(module, "thin_task") and not hasattr(module, "task")
 
 
 def _reference(workshop: Workshop) -> str:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,12 +18,15 @@ from typing import Any
 import torch
 
 from evener.cluster import LocalNode
+from evener.cluster.parent import end_with_parent
 from evener.errors import NodeLost
 from evener.journey.star_engines import build
-from evener.journey.star_nodes import facts, serve, versions
+from evener.journey.star_machine import facts, versions
+from evener.journey.star_nodes import dialling
+from evener.star.abilities import Abilities
 from evener.star.home import Home
 from evener.star.master import Master, Setting
-from evener.star.node import Abilities
+from evener.star.node import Node
 from evener.star.strength import measure_strength
 from evener.wire import Address, Identity, Token, make_identity
 
@@ -110,7 +112,7 @@ def local_cluster(nodes: Sequence[LocalNode], patience: float) -> Iterator[Local
 
 
 def _be_master(folder: Path, identity: Identity, address: Address, patience: float, ready: Pipe) -> None:
-    _end_with_parent()
+    _belong_to_parent()
     master = Master(Setting(Home(folder), identity, versions(), facts(), patience, _keep_silent))
     master.listen(address)
     ready.send_bytes(b"listening")
@@ -119,7 +121,7 @@ def _be_master(folder: Path, identity: Identity, address: Address, patience: flo
 
 
 def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None:
-    _end_with_parent()
+    _belong_to_parent()
     if node.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, node.cores)
     if node.threads:
@@ -135,21 +137,15 @@ def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None
         measure=partial(measure_strength, node.name, speed, _MEASURE_SECONDS),
         build=build,
     )
-    serve(abilities, address, Token.parse(token), _keep_silent)
+    with dialling(address, Token.parse(token)) as dial:
+        Node(abilities, dial, _keep_silent).serve()
 
 
 def _keep_silent(_: str) -> None:
     """The command that the user typed tells what happens."""
 
 
-def _end_with_parent() -> None:
-    """End this process when the one that started it is gone, however it went; Ctrl-C is that one's business."""
+def _belong_to_parent() -> None:
+    """End with the command; Ctrl-C is that one's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(NodeLost.exit_code)
-
-    threading.Thread(target=follow, name="evener-parent", daemon=True).start()
+    end_with_parent()

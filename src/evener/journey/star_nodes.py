@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import platform
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
-import psutil
+import msgspec
 from rich.console import Console
-from rich.table import Table
 
-from evener import __version__
-from evener.errors import InvalidInput, InvalidValue, require
+from evener.errors import InvalidInput, require
 from evener.journey.star_engines import build, build_thin
-from evener.profile import DeviceProfile
-from evener.report import human_bytes
-from evener.report.grid import grid
+from evener.journey.star_machine import choose_device, facts, reachable_address, versions
+from evener.journey.star_options import TOKEN_VARIABLE, check_security, given_token
+from evener.journey.star_profile import measuring
+from evener.journey.star_table import run_line, situation_table
+from evener.star.abilities import Abilities
 from evener.star.control import Control, find_master
 from evener.star.home import Beacon, Home, default_cache
+from evener.star.line import Dial
 from evener.star.master import Master, Setting
 from evener.star.messages import Letter, ToNode
-from evener.star.node import Abilities, Node
-from evener.star.reception import Versions
-from evener.star.situation import NodeState, Situation
-from evener.star.strength import measure_strength
+from evener.star.node import Node
 from evener.wire import Address, Connection, Limits, Token, connect
+from evener.wire.dialling import JOIN_SECONDS
 
 DEFAULT_PORT = 7117
-_MEASURE_SECONDS = 2.0
 _WIDTH_IN_FILES = 160
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None, as_json: bool) -> None:
@@ -89,7 +82,7 @@ def join_line(address: Address, token: str) -> str:
 def join(
     *,
     address: str,
-    token: str,
+    token: str | None,
     name: str | None,
     device: str | None,
     data: Path | None,
@@ -98,41 +91,58 @@ def join(
     insecure: bool,
     thin: bool,
     environment: Mapping[str, str],
+    token_file: Path | None = None,
 ) -> None:
     """`evener join`: be a node of a master until it says goodbye, Ctrl-C or SIGTERM."""
-    where, secret = Address.parse(address), Token.parse(token)
+    where, secret = Address.parse(address), _secret(token, token_file, environment)
     check_security(secret, insecure)
     require(0 < speed <= 1, "--speed", speed, "above 0 and at most 1")
     require(data is None or data.is_dir(), "--data", str(data), "a folder that is there")
     require(not thin or device in (None, "cpu"), "--device", device, "cpu with --thin")
-    chosen = "cpu" if thin else _choose_device(device)
+    with sigterm_is_ctrl_c(), dialling(where, secret) as dial:  # first of all: who cannot join is told at once
+        Node(_abilities(name, device, data, speed, cache or default_cache(environment), thin), dial, say).serve()
+
+
+def _abilities(
+    name: str | None, device: str | None, data: Path | None, speed: float, folder: Path, thin: bool
+) -> Abilities:  # fmt: skip
+    """What this machine brings, in the user's words and in those that were left to it; may import PyTorch."""
+    chosen = "cpu" if thin else choose_device(device)
     own_name = name or socket.gethostname() + (f"-{chosen.replace(':', '')}" if device else "")
-    abilities = Abilities(
+    here = versions()
+    return Abilities(
         name=own_name,
         device=chosen,
         speed=speed,
         data=data.resolve() if data else None,
-        cache=cache or default_cache(environment),
-        versions=versions(),
-        measure=partial(measure_strength, own_name, speed) if thin else partial(_measure, own_name, chosen, speed),
+        cache=folder,
+        versions=here,
+        measure=measuring(own_name, chosen, speed, thin=thin, versions=here, cache=folder),
         build=build_thin if thin else build,
     )
-    with sigterm_is_ctrl_c():
-        serve(abilities, where, secret, say)
 
 
-def serve(abilities: Abilities, address: Address, token: Token, say: Callable[[str], None]) -> None:
-    """Be a node.
+def _secret(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> Token:
+    given = given_token(token, token_file, environment)
+    if given is None:
+        raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
+    return Token.parse(given)
+
+
+@contextmanager
+def dialling(address: Address, token: Token) -> Iterator[Dial]:
+    """What makes connections to a master; the first one stands already, and is closed with the block.
 
     Raises:
         CannotJoin: the master cannot be reached; says where, why and what to do.
-        NodeLost: the master refuses the node.
     """
 
     def dial(seconds: float, patience: float) -> Connection[Letter]:
         return connect(address, token, ToNode, Limits(patience=patience), seconds=seconds)
 
-    Node(abilities, dial, say).serve()
+    with dial(JOIN_SECONDS, Limits().patience) as first:
+        standing = [first]
+        yield lambda seconds, patience: standing.pop() if standing else dial(seconds, patience)
 
 
 def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -> None:
@@ -140,8 +150,6 @@ def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -
     with Control(*find_master(Home(home), master, token)) as control:
         situation = control.ask()
     if as_json:
-        import msgspec
-
         sys.stdout.write(msgspec.json.encode(situation).decode() + "\n")
         return
     console = Console(highlight=False)
@@ -149,7 +157,7 @@ def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -
         console.width = _WIDTH_IN_FILES
     console.print(situation_table(situation))
     if situation.run is not None:
-        console.print(_run_line(situation))
+        console.print(run_line(situation.run))
 
 
 def down(*, home: Path, master: str | None, token: str | None) -> None:
@@ -159,131 +167,12 @@ def down(*, home: Path, master: str | None, token: str | None) -> None:
     sys.stdout.write("the master and its nodes have ended\n")
 
 
-def situation_table(situation: Situation) -> Table:
-    """All nodes."""
-    heads = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
-    return grid(f"Nodes of the master at {situation.address}", heads, [_row(node) for node in situation.nodes])
-
-
-def _row(node: NodeState) -> tuple[str, ...]:
-    return (
-        node.name,
-        node.address,
-        node.device,
-        "" if node.score is None else f"{node.score:,.0f}",
-        node.doing,
-        f"{node.samples_per_second:,.0f}" if node.samples_per_second else "",
-        human_bytes(node.bytes_sent),
-        human_bytes(node.bytes_received),
-        state_words(node),
-    )
-
-
-def state_words(node: NodeState) -> str:
-    """The state of a node, with what is left of it and why: `benched for 12 s: ...`."""
-    seconds = "" if node.seconds is None else f" for {node.seconds:.0f} s"
-    return node.state if node.state == "present" else f"{node.state}{seconds}: {node.reason}"
-
-
-def _run_line(situation: Situation) -> str:
-    run = situation.run
-    assert run is not None
-    accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
-    epochs = f" of {run.epochs}" if run.epochs else ""
-    return (
-        f"run {run.run} ({run.protocol}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
-        f"{accuracy}; results will be in {run.folder}"
-    )
-
-
-def check_security(token: Token, insecure: bool) -> None:
-    """Refuse what the user and the token disagree about. Raises InvalidInput."""
-    if insecure and not token.insecure:
-        raise InvalidInput("--insecure: this token is of a master that encrypts; leave --insecure out")
-    if token.insecure and not insecure:
-        raise InvalidInput("this token is of a master without encryption: add --insecure if that is what you want")
-
-
-def versions() -> Versions:
-    """What runs here; PyTorch is not imported."""
-    return Versions(__version__, platform.python_version(), _version("torch"))
-
-
-def facts() -> dict[str, str]:
-    """Versions and host, for records."""
-    here = versions()
-    return {
-        "evener": here.evener,
-        "python": here.python,
-        "torch": here.torch or "not installed",
-        "os": platform.platform(),
-        "host": socket.gethostname(),
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def reachable_address(bound: Address) -> Address:
-    """The address under which other machines find what listens at `bound`."""
-    if bound.path or bound.host not in ("", "0.0.0.0", "::"):
-        return bound
-    return Address(_own_address(), bound.port)
-
-
-def _own_address() -> str:
-    """The address with which this machine speaks to others; the loopback's if it has no network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))  # sends nothing: asks the system for the way to anywhere
-            return str(sock.getsockname()[0])
-        except OSError:
-            pass
-    for addresses in psutil.net_if_addrs().values():
-        for address in addresses:
-            if address.family == socket.AF_INET and not address.address.startswith("127."):
-                return address.address
-    return _LOOPBACK[0]
-
-
 def _last_beacon(home: Home) -> Beacon | None:
     """How the last master of this home was reached; None if there was none."""
     try:
         return home.beacon()
     except InvalidInput:
         return None
-
-
-def _choose_device(device: str | None) -> str:
-    """The device that the user named, or the best that is here."""
-    if device in (None, "cpu") and importlib.util.find_spec("torch") is None:
-        return "cpu"
-    if device == "cpu":
-        return "cpu"
-    if importlib.util.find_spec("torch") is None:
-        raise InvalidValue("--device", device, "cpu, for PyTorch is not installed")
-    import torch
-
-    known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    if device is None:
-        return known[1] if len(known) > 1 else "cpu"
-    require(device in known, "--device", device, f"one of {', '.join(known)}")
-    return device
-
-
-def _measure(name: str, device: str, speed: float) -> DeviceProfile:
-    """The profile of this node's device."""
-    if importlib.util.find_spec("torch") is None:
-        return measure_strength(name, speed, _MEASURE_SECONDS)
-    import torch
-
-    from evener.benchmark import profile_device
-
-    return profile_device(name, torch.device(device), speed=speed, seconds=_MEASURE_SECONDS)
 
 
 def say(sentence: str) -> None:

@@ -86,10 +86,15 @@ class Where(NamedTuple):
     ship_data: bool
 
 
-def refuse_collective(order: Order, *, strategy: str, devices: str, memory: str | None) -> None:
+def refuse_collective(order: Order, *, plan: Path | None, devices: str, memory: str | None) -> None:
     """Refuse options of the collective plane beside --agreement. Raises InvalidInput."""
     given = {
-        "--strategy": strategy != "auto",
+        "--strategy": order.strategy != "auto",
+        "--replicas": order.replicas is not None,
+        "--micro-batches": order.micro_batches is not None,
+        "--schedule": order.schedule != "1f1b",
+        "--rematerialise": order.rematerialise != "auto",
+        "--plan": plan is not None,
         "--devices": devices != "all",
         "--memory": memory is not None,
         "--shares": order.shares != "measured",
@@ -122,3 +127,33 @@ def check_where(where: Where, order: Order) -> None:
         raise InvalidInput("--ship-data: local nodes read the data where they are: leave it out")
     if where.ship_data and order.data_dir is None:
         raise InvalidInput("--ship-data needs --data DIR: what is to be sent")
+
+
+def given_token(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The token that the user gave in one of three ways; None if in none.
+
+    Args:
+        token: as an option.
+        token_file: that holds it.
+        environment: may hold it as $EVENER_TOKEN, which the other two come before.
+
+    Raises:
+        InvalidInput: both options are given.
+        MissingFile: the file cannot be read.
+    """
+    if token is not None and token_file is not None:
+        raise InvalidInput("--token and --token-file say the same: leave one of them out")
+    if token_file is None:
+        return token or environment.get(TOKEN_VARIABLE) or None
+    try:
+        return token_file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MissingFile(f"cannot read --token-file {token_file}: {error.strerror}") from error
+
+
+def check_security(token: Token, insecure: bool) -> None:
+    """Refuse what the user and the token disagree about. Raises InvalidInput."""
+    if insecure and not token.insecure:
+        raise InvalidInput("--insecure: this token is of a master that encrypts; leave --insecure out")
+    if token.insecure and not insecure:
+        raise InvalidInput("this token is of a master without encryption: add --insecure if that is what you want")

@@ -34,7 +34,7 @@ from evener.star.situation import Situation, decode_situation
 from evener.star.words import Word, decode_words
 from evener.sync.flat import Flat
 from evener.wire import Address, CannotJoin, Connection, ConnectionLost, Frame, Limits, Token, connect
-from evener.wire.reconnecting import pauses
+from evener.wire.pauses import pauses
 
 _CHECK_SECONDS = 0.5
 _RETURN = 8

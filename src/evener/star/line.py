@@ -19,8 +19,8 @@ from evener.star.messages import THE_END, Beat, Join, Letter
 from evener.wire import BadFrame, CannotJoin, Connection, ConnectionLost, Frame, Limits, Traffic
 from evener.wire.dialling import JOIN_SECONDS
 from evener.wire.frame import Buffer, allocate
+from evener.wire.pauses import pauses
 from evener.wire.reader import Place
-from evener.wire.reconnecting import pauses
 
 _BEATS = 5
 """Within the patience, at least."""

@@ -97,10 +97,13 @@ def _hear(roster: Roster, name: str, now: float) -> Outcome:
 
 
 def _contribute(roster: Roster, name: str, now: float) -> Outcome:
-    if not roster.nodes[name].is_member:
+    node = roster.nodes[name]
+    if not node.is_member:
         return _enter(roster, name, now)
-    roster, decisions = _hear(roster, name, now)
-    return Outcome(replace(_change(roster, name, lapses=0), awaited=roster.awaited - {name}), decisions)
+    outcome = Outcome(roster) if node.state == "present" else _enter(roster, name, now)
+    nodes = {**roster.nodes, name: replace(outcome.roster.nodes[name], heard=now, lapses=0)}  # every update comes here
+    awaited = outcome.roster.awaited - {name}
+    return Outcome(replace(outcome.roster, nodes=nodes, awaited=awaited), outcome.decisions)
 
 
 def _refuse(roster: Roster, name: str, now: float) -> Outcome:

@@ -34,9 +34,9 @@ class Memory(Part, frozen=True, kw_only=True):
         job: of the run.
         ledger: what happened so far.
         used: samples of each epoch that has begun and not ended, that were learned from.
-        due: epoch and version of the weights of validations that had not ended.
+        due: epochs whose validation had not ended.
         begun: clock when work began, seconds since 1970; 0 if it had not.
-        startup: seconds until then.
+        submitted: clock when the run was asked for.
         roster: who took part, with times counted from the moment of writing.
     """
 
@@ -44,9 +44,9 @@ class Memory(Part, frozen=True, kw_only=True):
     job: Job
     ledger: LedgerState
     used: dict[int, int]
-    due: tuple[tuple[int, int], ...]
+    due: tuple[int, ...]
     begun: float
-    startup: float
+    submitted: float
     roster: Roster
 
 

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 from evener.errors import EvenerError, NodeLost
 from evener.profile import DeviceProfile
+from evener.star.abilities import Abilities, workshop_for
 from evener.star.employment import Employment
-from evener.star.engine import Build, Workshop
 from evener.star.inbox import BusyInbox, Inbox, RunEnded
 from evener.star.job import Job, decode_job
 from evener.star.line import Dial, Line
@@ -43,32 +41,7 @@ from evener.star.messages import (
     Welcome,
 )
 from evener.star.parcels import Collector
-from evener.star.reception import Versions
 from evener.wire import ConnectionLost, Frame
-
-
-class Abilities(NamedTuple):
-    """What a node is and has.
-
-    Attributes:
-        name: of the node.
-        device: that computes.
-        speed: 1, or the fraction to which it is slowed down.
-        data: folder of its own data; None if it has none.
-        cache: folder of what is sent to it.
-        versions: of what runs on it.
-        measure: the profile of its device; takes a few seconds.
-        build: makes engines.
-    """
-
-    name: str
-    device: str
-    speed: float
-    data: Path | None
-    cache: Path
-    versions: Versions
-    measure: Callable[[], DeviceProfile]
-    build: Build
 
 
 class Node:
@@ -201,7 +174,7 @@ class Node:
         if job is None or self._employment is not None or not self._collector.is_complete:
             return
         try:
-            engine = self._abilities.build(self._workshop(job))
+            engine = self._abilities.build(workshop_for(job, self._abilities, self._collector, self._look_up))
             unit_seconds = engine.unit_seconds()
         except Exception as error:
             self._resign(error)
@@ -211,18 +184,6 @@ class Node:
             self._inbox = BusyInbox(self._line)
         self._say(f"ready for {job.title}")
         self._inbox.send(Ready(run=job.run, unit_seconds=unit_seconds))
-
-    def _workshop(self, job: Job) -> Workshop:
-        own = self._abilities
-        shared = Path(job.data_dir) if job.data_dir else None
-        return Workshop(
-            job=job,
-            code=self._collector.folder_of(job.code) if job.code else None,
-            data=self._collector.folder_of(job.data) if job.data else shared and (own.data or shared),
-            device=own.device,
-            speed=own.speed,
-            between_steps=self._look_up,
-        )
 
     def _look_up(self) -> None:
         self._inbox.look_up()

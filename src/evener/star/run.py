@@ -7,68 +7,27 @@ who takes part.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf, isfinite
-from statistics import median
-from typing import Protocol
-
-import msgspec
+from math import inf
 
 from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
 from evener.oracle import Worker
-from evener.record import Event, Validation
+from evener.record import Event
+from evener.star.belief import Beliefs
 from evener.star.decision import What
+from evener.star.entry import Work
 from evener.star.job import Job, encode_job
-from evener.star.ledger import Ledger, Work
+from evener.star.ledger import Ledger
 from evener.star.members import Member
-from evener.star.messages import Assess, Assessed, Contribution, Letter, Prepare, Told
-from evener.star.validation import Assessment
-from evener.star.words import Word
-from evener.sync.messages import Lease, Outcome, Push, Reply, Update
+from evener.star.messages import Assessed, Contribution, Prepare, Told
+from evener.star.post import Post
+from evener.star.validations import Validations
+from evener.sync.messages import Lease, Outcome, Reply, Update
 from evener.sync.server import Server
-from evener.wire.frame import Buffer
 
 _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""
-
-_MOST_SLOWING = 4.0
-"""By which one measurement may exceed what is known of a node's seconds a sample."""
-_NEWEST = 0.25
-"""Weight of the newest measurement of these, as at the server."""
-
-
-class Post(Protocol):
-    """Where a run puts what has to leave."""
-
-    def send(self, name: str, header: Letter, buffers: Sequence[Buffer] = ()) -> None:
-        """Send to a node, if it has a connection."""
-        ...
-
-    def tell(self, word: Word) -> None:
-        """Tell whoever watches the run."""
-        ...
-
-
-@dataclass
-class _Pending:
-    """A validation that is due or under way.
-
-    Attributes:
-        epoch: that has ended.
-        version: of the weights.
-        weights: a copy of them.
-        assessment: once it is under way.
-        begun: when that was.
-    """
-
-    epoch: int
-    version: int
-    weights: memoryview
-    assessment: Assessment | None = None
-    begun: float = 0.0
 
 
 class Run:
@@ -78,7 +37,7 @@ class Run:
         job: to be done.
         server: that agrees on the weights.
         ledger: that remembers.
-        post: see above.
+        post: takes what has to leave.
         clock: seconds.
         patience: seconds that everybody waits for one.
 
@@ -96,24 +55,20 @@ class Run:
         self.failure: EvenerError | None = None
         self.has_begun = False
         self._post, self._clock, self._patience = post, clock, patience
-        self._unit_seconds: dict[str, float] = {}
+        self._beliefs = Beliefs()
         self._leases: dict[str, dict[int, Lease]] = {}
         self._taken: dict[str, dict[int, Lease]] = {}
         self._used: dict[int, int] = {}
-        self._validations: deque[_Pending] = deque()
-        self._next_slice = 0
+        self._validations = Validations(job, post, clock, self._seconds_per_sample)
         self._refused_in_a_row = 0
         self._first_ready = inf
         self._progress = self._updated_at = clock()
 
-    def resume(
-        self, used: Mapping[int, int], due: Sequence[tuple[int, int]], unit_seconds: Mapping[str, float]
-    ) -> None:
-        """Go on with the run of a master that was killed: with these samples used, and these validations due."""
-        self._used, self._unit_seconds = dict(used), dict(unit_seconds)
-        for epoch, version in due:
-            if version == self.server.version:  # the weights of others are gone
-                self._validate(epoch)
+    def resume(self, used: Mapping[int, int], due: Sequence[int], unit_seconds: Mapping[str, float]) -> None:
+        """Go on with the run of a master that was killed: with these samples used, and these epochs to validate."""
+        self._used, self._beliefs = dict(used), Beliefs(unit_seconds)
+        for epoch in due:
+            self._validate(epoch)  # with the present weights: those of the epoch's end may be gone
         self.note("master restarted", f"the master goes on from update {self.server.version}")
 
     @property
@@ -122,19 +77,22 @@ class Run:
         return dict(self._used)
 
     @property
-    def due(self) -> tuple[tuple[int, int], ...]:
-        """Epoch and version of the weights of validations that have not ended."""
-        return tuple((pending.epoch, pending.version) for pending in self._validations)
+    def due(self) -> tuple[int, ...]:
+        """Epochs whose validation has not ended."""
+        return self._validations.due
 
     @property
     def is_complete(self) -> bool:
         """Whether everything is done, validation too."""
-        return not self._validations and self.server.is_over
+        return self.server.is_over and not self.due
 
     @property
     def costs(self) -> dict[str, Worker]:
         """What samples cost everybody who works."""
-        return {name: Worker(unit_seconds=self._unit_seconds[name]) for name in self.server.workers}
+        return {name: Worker(unit_seconds=seconds) for name, seconds in self._seconds_per_sample().items()}
+
+    def _seconds_per_sample(self) -> dict[str, float]:
+        return self._beliefs.of(self.server.workers)
 
     def take_in(self, member: Member) -> None:
         """Let a node that is a member now make ready, or work if it is ready and work has begun."""
@@ -150,8 +108,7 @@ class Run:
 
     def ready(self, member: Member, unit_seconds: float) -> None:
         """A node is ready."""
-        if isfinite(unit_seconds) and unit_seconds > 0:
-            self._unit_seconds[member.name] = unit_seconds
+        self._beliefs.benchmarked(member.name, unit_seconds)
         member.ready = self.job.run
         self._first_ready = min(self._first_ready, self._clock())
         self.take_in(member)
@@ -181,18 +138,16 @@ class Run:
         if not self.server.workers:
             self._updated_at = self._clock()  # nobody worked until now
         self.ledger.know(name)
-        known = self._unit_seconds.values()
-        seconds = self._unit_seconds.setdefault(name, median(known) if known else 1.0)
-        self._follow(self.server.admit(name, Worker(unit_seconds=seconds)))
-        self._send_slices([name])
-        self._give_out_slices()
+        self._follow(self.server.admit(name, Worker(unit_seconds=self._beliefs.expect(name))))
+        self._validations.send([name])
+        self._validations.give_out()
 
     def lose(self, name: str) -> None:
         """Have what a node has begun done by others."""
         self._leases.pop(name, None)
         self._taken.pop(name, None)
         self._follow(self.server.dismiss(name))
-        self._give_out_slices()
+        self._validations.give_out()
 
     def inbox(self, name: str, contribution: Contribution, num_bytes: int) -> memoryview | None:
         """Where the bytes of a contribution belong; None if they are not wanted."""
@@ -211,31 +166,25 @@ class Run:
         push = contribution.push
         lease = self._leases.get(name, {}).pop(push.number, None)
         if lease is not None:
-            push = self._measured(name, push, lease.num_samples)
+            push = self._beliefs.observe(name, push, lease.num_samples)
             self._progress = self._clock()
             self._taken.setdefault(name, {})[push.number] = lease
             saved = self.job.layout.num_bytes - num_bytes
             self.ledger.contributed(name, Work(lease.num_samples, push.seconds, sent=num_bytes, saved=saved))
         self._follow(self.server.push(name, push, num_bytes))
 
-    def _measured(self, name: str, push: Push, num_samples: int) -> Push:
-        """Learn a node's speed; `push` with seconds that are believed: who was stopped once is not slow for good."""
-        before = self._unit_seconds[name]
-        seconds = min(push.seconds / num_samples, _MOST_SLOWING * before)
-        self._unit_seconds[name] = before + _NEWEST * (seconds - before)
-        is_usual = seconds < _MOST_SLOWING * before
-        return push if is_usual else msgspec.structs.replace(push, seconds=seconds * num_samples)
-
     def assessed(self, header: Assessed) -> None:
         """A slice of the validation data has been answered for."""
-        pending = self._validations[0] if self._validations else None
-        if header.run != self.job.run or pending is None or pending.assessment is None:
+        if header.run != self.job.run:
             return
-        if pending.assessment.answer(header.number, header.loss, header.correct):
+        is_news, validation = self._validations.answer(header)
+        if is_news:
             self._progress = self._clock()
-        if pending.assessment.is_complete:
-            self._validated(self._validations.popleft(), pending.assessment)
-            self._give_out_slices()  # of the next one, if epochs are shorter than their validation
+        if validation is not None:
+            self._updated_at = self._clock()  # the time of validation is nobody's update
+            self.ledger.validations.append(validation)
+            self._post.tell(validation)
+            self._validations.give_out()  # of the next one, if epochs are shorter than their validation
 
     def tick(self) -> None:
         """Look for those for whom everybody has waited long enough."""
@@ -246,7 +195,7 @@ class Run:
         busy = [name for name in self.server.workers if self._leases.get(name)]
         if 0 < len(busy) < len(self.server.workers) and not self.server.is_over:
             self.happenings += [("late", name) for name in busy]
-        self._give_out_slices(also_of_the_late=True)
+        self._validations.give_out(also_of_the_late=True)
 
     def note(self, kind: str, message: str) -> None:
         """Write an event down and tell it."""
@@ -305,50 +254,7 @@ class Run:
     def _validate(self, epoch: int) -> None:
         """Have the present weights validated."""
         if self.job.num_validation:
-            weights = self.server.weights.copy().memory.data
-            self._validations.append(_Pending(epoch, self.server.version, weights))
-            self._give_out_slices()
-
-    def _give_out_slices(self, also_of_the_late: bool = False) -> None:
-        """Begin the next validation, or give what the lost (or late) have not answered for to others."""
-        workers = self.costs
-        if not self._validations or not workers:
-            return
-        pending = self._validations[0]
-        if pending.assessment is None:
-            unit_seconds = {name: cost.unit_seconds for name, cost in workers.items()}
-            pending.assessment = Assessment(self.job.num_validation, unit_seconds, self._next_slice)
-            pending.begun, self._next_slice = self._clock(), pending.assessment.next_number
-            self._send_slices(pending.assessment.owners)
-            return
-        for owner in pending.assessment.owners:
-            if owner not in workers or also_of_the_late:
-                others = [name for name in workers if name != owner]
-                moved = pending.assessment.lease_again(owner, others)
-                self._send_slices([name for _, name in moved])
-
-    def _send_slices(self, names: Sequence[str]) -> None:
-        """Send these nodes what they still have to answer for."""
-        pending = self._validations[0] if self._validations else None
-        if pending is None or pending.assessment is None:
-            return
-        for name in dict.fromkeys(names):
-            for part in pending.assessment.slices_of(name):
-                header = Assess(run=self.job.run, number=part.number, first=part.first, size=part.size)
-                self._post.send(name, header, [pending.weights])
-
-    def _validated(self, pending: _Pending, assessment: Assessment) -> None:
-        now = self._clock()
-        validation = Validation(
-            step=pending.version,
-            epoch=pending.epoch,
-            loss=assessment.loss if isfinite(assessment.loss) else sys.float_info.max,
-            accuracy=assessment.accuracy if self.job.has_accuracy else None,
-            seconds=now - pending.begun,
-        )
-        self._updated_at = now
-        self.ledger.validations.append(validation)
-        self._post.tell(validation)
+            self._validations.add(epoch, self.server.version, self.server.weights)
 
 
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"

@@ -15,8 +15,9 @@ from evener.noun import write_whole
 from evener.oracle import Worker, apportion
 from evener.plan import Assignment, Plan
 from evener.record import NodeSummary, TrainRecord
+from evener.star.entry import Work
 from evener.star.job import Job
-from evener.star.ledger import Ledger, Work
+from evener.star.ledger import Ledger
 from evener.star.members import Member
 from evener.sync.flat import Flat
 from evener.sync.messages import Tally

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -11,6 +12,7 @@ from evener.profile import DeviceProfile
 from evener.star.ledger import Ledger
 from evener.star.members import Member
 from evener.star.roster import Roster
+from evener.star.run import Run
 
 
 class NodeState(Part, frozen=True, kw_only=True):
@@ -107,6 +109,22 @@ def node_states(
     absent = {name: Member(name, 0, None, "", "") for name in roster.nodes if name not in members}
     known = {**absent, **members}
     return tuple(node_state(known[name], roster, ledger, now) for name in sorted(known) if name in roster.nodes)
+
+
+def run_state(run: Run, folder: Path) -> RunState:
+    """How a run is doing, whose result will lie in `folder`."""
+    validations = run.ledger.validations
+    return RunState(
+        run=run.job.run,
+        task=run.job.title,
+        protocol=run.job.protocol,
+        version=run.server.version,
+        epoch=run.ledger.epoch,
+        epochs=run.job.workload.num_epochs,
+        loss=run.ledger.loss,
+        accuracy=validations[-1].accuracy if validations else None,
+        folder=str(folder),
+    )
 
 
 def encode_situation(situation: Situation) -> bytes:

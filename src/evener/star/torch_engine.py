@@ -68,7 +68,8 @@ class TorchEngine:
         self._between_steps = workshop.between_steps
         self._device = torch.device(workshop.device)
         self._train = task.train_data()
-        self._validation = task.validation_data() if task.validation_data else None
+        is_validated = workshop.job.num_validation > 0
+        self._validation = task.validation_data() if task.validation_data and is_validated else None
         self._check_data()
         seed_all(self._seed)
         self._model = precision.prepare_model(task.model())

@@ -6,7 +6,7 @@ given to another one. A slice counts once, whoever answers for it first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -75,11 +75,12 @@ class Assessment:
         self._correct += correct
         return True
 
-    def lease_again(self, lost: str, to: Sequence[str]) -> list[tuple[Slice, str]]:
-        """Give what `lost` has not answered for to the others, in turn: who gets which slice now."""
+    def lease_again(self, owners: Collection[str], to: Sequence[str]) -> list[tuple[Slice, str]]:
+        """Give what `owners` have not answered for to others, in turn: who gets which slice now."""
         moved = []
-        for turn, part in enumerate(self.slices_of(lost) if to else ()):
-            owner = to[turn % len(to)]
-            self._open[part.number] = part, owner
-            moved.append((part, owner))
+        for turn, (part, owner) in enumerate([entry for entry in self._open.values() if entry[1] in owners]):
+            others = [name for name in to if name != owner]
+            if others:
+                self._open[part.number] = moved_to = part, others[turn % len(others)]
+                moved.append(moved_to)
         return moved

@@ -12,7 +12,6 @@ from evener.wire.frame import Buffer, Frame, allocate
 from evener.wire.hub import Hub
 from evener.wire.identity import Identity, make_identity
 from evener.wire.limits import Limits
-from evener.wire.reconnecting import Reconnecting
 from evener.wire.refusals import (
     BadFrame,
     BadToken,
@@ -23,7 +22,6 @@ from evener.wire.refusals import (
     MasterFull,
     NoAnswer,
     NotAMaster,
-    NotDelivered,
     NothingListens,
     OtherMaster,
     TransportDiffers,
@@ -53,11 +51,9 @@ __all__ = [
     "Message",
     "NoAnswer",
     "NotAMaster",
-    "NotDelivered",
     "NothingListens",
     "Opened",
     "OtherMaster",
-    "Reconnecting",
     "Refused",
     "Sent",
     "Tally",

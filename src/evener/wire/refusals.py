@@ -7,7 +7,6 @@ EvenerError
 |- BadFrame                 bytes are not the frame that was due; the connection is closed
 `- NodeLost
    |- ConnectionLost        a connection ended, broke, or made no progress within the patience
-   |- NotDelivered          the same, but it stands again: what was in flight has to be sent anew
    `- CannotJoin            no connection to the master
       |- CannotResolve        its name is not known
       |- NothingListens       refused
@@ -41,10 +40,6 @@ class BadFrame(EvenerError):
 
 class ConnectionLost(NodeLost):
     """A connection ended, broke, or made no progress within the patience; names the peer."""
-
-
-class NotDelivered(NodeLost):
-    """The connection broke and stands again; what was sent since the last answer has to be sent anew."""
 
 
 class CannotJoin(NodeLost):

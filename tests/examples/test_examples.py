@@ -1,0 +1,42 @@
+"""The examples run by themselves, on one machine, and show what their texts say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    """What an example prints."""
+    typed = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(typed, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_parameter_server_learns_in_three_ways_and_only_rounds_are_never_stale(tmp_path: Path) -> None:
+    found = re.findall(
+        r"^(\w+) +(\d+) updates .*accuracy ([\d.]+)%  at most (\d+) ", run("03_parameter_server.py", tmp_path), re.M
+    )
+    assert [name for name, *_ in found] == ["sync", "async", "bounded"]
+    assert all(float(accuracy) > 85 for _, _, accuracy, _ in found)
+    stale = {name: int(most) for name, _, _, most in found}
+    assert stale["sync"] == 0 < stale["bounded"]
+    assert stale["bounded"] <= (3 - 1) * (2 * 2 + 1)
+
+
+def test_averaging_sends_a_fraction_of_the_bytes_and_outlives_a_node(tmp_path: Path) -> None:
+    found = re.findall(
+        r"^(\w+) .* ([\d.]+) MB sent  accuracy ([\d.]+)%", run("04_averaging_many_machines.py", tmp_path), re.M
+    )
+    sent = {name: float(megabytes) for name, megabytes, _ in found}
+    assert list(sent) == ["sync", "average", "diloco"]
+    assert sent["sync"] > 10 * sent["average"] > 20 * sent["diloco"]
+    assert all(float(accuracy) > 85 for *_, accuracy in found)

@@ -1,0 +1,69 @@
+"""A task that takes time without computing: faults can be made for minutes while the machine's cores are at rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SAMPLES, BATCH, UPDATES_AN_EPOCH = 240, 24, 10
+
+_DATA = """
+import numpy as np
+
+def blobs(count, seed):
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, 4, count)
+    centres = np.random.default_rng(0).standard_normal((4, 6))
+    return (centres[labels] + 0.9 * draw.standard_normal((count, 6))).astype(np.float32), labels.astype(np.int64)
+"""
+
+_THIN = """
+import time
+from blobs import blobs
+from evener.autodiff import functional as F
+from evener.autodiff import nn, optim
+from evener.task import ThinTask
+
+def thin_task(pause: float = 0.0, epochs: int = 20) -> ThinTask:
+    def loss(outputs, targets):
+        time.sleep(pause)
+        return F.cross_entropy(outputs, targets)
+
+    return ThinTask(
+        name="pausing",
+        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)),
+        loss=loss,
+        train_data=lambda: blobs(240, 1),
+        validation_data=lambda: blobs(48, 2),
+        optimizer=lambda parameters: optim.SGD(parameters, lr=0.05),
+        batch_size=24,
+        epochs=epochs,
+    )
+"""
+
+_TASK = """
+import torch
+from blobs import blobs
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+def task(pause: float = 0.0, epochs: int = 20) -> Task:
+    read = lambda *words: TensorDataset(*map(torch.from_numpy, blobs(*words)))
+    return Task(
+        name="pausing",
+        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)),
+        loss=nn.functional.cross_entropy,
+        train_data=lambda: read(240, 1),
+        validation_data=lambda: read(48, 2),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        batch_size=24,
+        epochs=epochs,
+    )
+"""
+
+
+def write_pausing_task(folder: Path) -> str:
+    """The path of the task's file, once it and what belongs to it lie in `folder`."""
+    for name, text in (("blobs.py", _DATA), ("pausing_thin.py", _THIN), ("pausing.py", _TASK)):
+        (folder / name).write_text(text)
+    return str(folder / "pausing.py")
