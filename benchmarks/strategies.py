@@ -2,12 +2,12 @@
 
     python benchmarks/strategies.py filter [--ranks 2] [--network resnet152] [--size 64] [--batch 8] [--rounds 3]
     python benchmarks/strategies.py spatial [--ranks 2] [--network resnet50] [--size 512] [--batch 1] [--rounds 3]
-    python benchmarks/strategies.py memory [--ranks 4] [--network resnet50] [--size 1024] [--batch 1]
+    python benchmarks/strategies.py memory [--ranks 4] [--network unet] [--size 1024] [--division spatial]
 
 Ranks are processes of one thread each. `filter`: mode `out` as published against ours, in turn; ratios of the rounds'
 seconds and of the bytes sent. `spatial`: the step of one process on the whole image, the step of all ranks together,
 and, as the limit of the machine, all ranks at once with an image of their own of the height of a strip, alone and
-without exchange. `memory`: peak of a step beyond what the process had before, each way in processes of its own.
+without exchange. `memory`: what the fullest rank holds against one process, tensors and the process's own peak.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import gc
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import torchvision_operators  # noqa: F401, isort: skip
 
+import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -34,6 +36,7 @@ from evener.cluster import LocalNode, Seat, run_local
 from evener.comm import Group, join_group, leave_group
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
+from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.place import take_place
 from evener.parallel.sharded import ShardedModel
 
@@ -63,13 +66,14 @@ def stepper(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
     return step
 
 
-def divided(group: Group, division: Any, order: dict[str, Any]) -> Callable[[], None]:
-    """A training step of all ranks together."""
+def divided(group: Group, division: Any, order: dict[str, Any]) -> tuple[nn.Module, Callable[[], None]]:
+    """This rank's part, and a training step of all ranks together."""
     model, x, y = network(order)
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * group.size),))
     part = ShardedModel(model, take_place(group, arrangement), [x])
+    del model
     GradientSums(part)
-    return stepper(part, x, y)
+    return part, stepper(part, x, y)
 
 
 def timed(group: Group, step: Callable[[], None]) -> tuple[float, float]:
@@ -119,7 +123,7 @@ def compare_filter(seat: Seat, order: dict[str, Any]) -> None:
     sent = {}
     steps = {}
     for way in ("out", "sharded"):
-        steps[way] = divided(group, way, order)
+        _, steps[way] = divided(group, way, order)
         before = group.traffic.sent_bytes
         steps[way]()
         sent[way] = group.traffic.sent_bytes - before
@@ -134,7 +138,7 @@ def compare_filter(seat: Seat, order: dict[str, Any]) -> None:
 def compare_spatial(seat: Seat, order: dict[str, Any]) -> None:
     """One rank: one process, all together, and all at once without exchange, in turn."""
     group = join(seat)
-    together = divided(group, "spatial", order)
+    _, together = divided(group, "spatial", order)
     model, x, y = network(order)
     strip = stepper(model, x[:, :, : order["size"] // group.size].contiguous(), y)
     whole = stepper(network(order)[0], x, y) if seat.rank == 0 else lambda: None
@@ -148,16 +152,42 @@ def compare_spatial(seat: Seat, order: dict[str, Any]) -> None:
 
 
 def measure_memory(seat: Seat, order: dict[str, Any]) -> None:
-    """One rank: the peak of two steps, less what the process had before."""
+    """One rank: bytes of weights and momentum, peak of a step's tensors beside, peak of the process."""
     group = join(seat)
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = divided(group, order["division"], order) if group.size > 1 else stepper(*network(order))
-    for _ in range(2):
+    if group.size > 1:
+        model, step = divided(group, order["division"], order)
+    else:
+        model, x, y = network(order)
+        step = stepper(model, x, y)
+    step()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    with LiveBytes() as live:
         step()
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    print(f"  {order['division']:8} rank {seat.rank} of {group.size}: {peak / MIB:8.0f} MiB", flush=True)
+    weights = sum(p.nbytes * 2 for p in model.parameters())
+    own = np.array([weights, live.peak, weights + live.peak, grown], dtype=np.float64)
+    rows = [np.frombuffer(row) for row in group.all_gather_bytes(own.tobytes())]
+    if group.is_leader:
+        Path(order["file"]).write_text(" ".join(str(most) for most in np.max(rows, axis=0)))
+    group.barrier()
     leave_group()
+
+
+HELD = ("weights and momentum", "peak of a step beside them", "both together", "peak of the process")
+
+
+def compare_memory(ranks: int, order: dict[str, Any]) -> None:
+    """The fullest rank against one process, each way in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = []
+        for size in (ranks, 1):
+            file = Path(folder, str(size))
+            nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(size)]
+            run_local(measure_memory, nodes, {**order, "file": str(file)}, patience=600, on_word=print)
+            found.append([float(text) for text in file.read_text().split()])
+    for what, own, whole in zip(HELD, *found, strict=True):
+        print(f"  {what:30} {own / MIB:8.0f} MiB of {whole / MIB:8.0f} MiB: {own / whole:.1%}")
 
 
 def main() -> None:
@@ -167,7 +197,7 @@ def main() -> None:
     defaults = {
         "filter": (2, "resnet152", 64, 8),
         "spatial": (2, "resnet50", 512, 1),
-        "memory": (4, "resnet50", 1024, 1),
+        "memory": (4, "unet", 1024, 1),
     }
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--network")
@@ -184,10 +214,12 @@ def main() -> None:
         f"{args.what}: {order['network']}, {order['batch']} images of {order['size']}, {ranks} ranks, "
         f"PyTorch {torch.__version__}"
     )
-    programs = {"filter": compare_filter, "spatial": compare_spatial, "memory": measure_memory}
-    for size in (ranks, 1) if args.what == "memory" else (ranks,):
-        nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(size)]
-        run_local(programs[args.what], nodes, order, patience=600, on_word=print)
+    if args.what == "memory":
+        compare_memory(ranks, order)
+        return
+    nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)]
+    program = compare_filter if args.what == "filter" else compare_spatial
+    run_local(program, nodes, order, patience=600, on_word=print)
 
 
 if __name__ == "__main__":

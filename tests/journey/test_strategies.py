@@ -52,13 +52,15 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("spatial", "1,1", {"shares": "2,1"}),
         ("data+sharded", "1,1,1", {"shares": "2,1,4", "replicas": "2,1"}),
         ("data+spatial", "1,1,1", {"shares": "1,2,3"}),
+        ("data+sharded", "1,1,1", {"shares": "2,1,4", "options": {"dropout": "0.5"}}),
     ],
 )
 def test_divided_layers_equal_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str, speeds: str, words: dict[str, Any]
 ) -> None:
-    if "accumulate" in words:
-        alone = train(tmp_path / "alone", accumulate=words["accumulate"])
+    learnt = {name: words[name] for name in ("accumulate", "options") if name in words}
+    if learnt:
+        alone = train(tmp_path / "alone", **learnt)
     assert distance(alone, train(tmp_path / "run", speeds, strategy=strategy, **words)) < TOLERANCE
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     assert record.plan.strategy == strategy
@@ -89,6 +91,7 @@ def test_stages_equal_one_process(tmp_path: Path, strategy: str, speeds: str, wo
     record, other = (read_noun(tmp_path / name / "record.json", TrainRecord) for name in ("run", "alone"))
     assert [v.loss for v in record.validations] == pytest.approx([v.loss for v in other.validations], rel=1e-9)
     assert [v.accuracy for v in record.validations] == [v.accuracy for v in other.validations]
+    assert {"timeline.json", "timeline.png"} <= {path.name for path in (tmp_path / "run").iterdir()}
     assert {a.stage for a in record.plan.assignments} == set(range(len(record.plan.replica_ranks[0])))
     assert sum(node.share for node in record.nodes) == pytest.approx(1)
 

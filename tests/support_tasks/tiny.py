@@ -14,7 +14,7 @@ def data(count: int, seed: int) -> TensorDataset:
     return TensorDataset(images, targets)
 
 
-def model() -> nn.Module:
+def model(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),
         nn.BatchNorm2d(4),
@@ -22,11 +22,12 @@ def model() -> nn.Module:
         nn.Flatten(),
         nn.Linear(64, 8),
         nn.BatchNorm1d(8),
+        *([nn.Dropout(dropout)] if dropout else []),
         nn.Linear(8, 3),
     )
 
 
-def task(samples: int = 50, lr: float = 0.1, explode_at: int = 0, schedule: bool = False) -> Task:
+def task(samples: int = 50, lr: float = 0.1, explode_at: int = 0, schedule: bool = False, dropout: float = 0.0) -> Task:
     """A task of `samples` samples whose loss becomes NaN in call `explode_at` of the training loss (0: never)."""
     calls = [0]
 
@@ -37,7 +38,7 @@ def task(samples: int = 50, lr: float = 0.1, explode_at: int = 0, schedule: bool
 
     return Task(
         name="tiny",
-        model=model,
+        model=lambda: model(dropout),
         loss=loss,
         train_data=lambda: data(samples, 1),
         validation_data=lambda: data(23, 2),

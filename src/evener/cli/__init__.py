@@ -1,7 +1,7 @@
 """The command line: parse, call one function, print. PyTorch is imported only by what needs it."""
 
 from evener.cli.app import app, experiment, main
-from evener.cli.experiments import nfnn, oracle_abci
+from evener.cli.experiments import gpipe, nfnn, oracle_abci, resnet152_strategies
 from evener.cli.looking import benchmark, demo, report, trace, version
 from evener.cli.planning import plan
 from evener.cli.star import down, join, nodes, up
@@ -11,6 +11,6 @@ __all__ = ["main"]
 
 for _command in (train, plan, benchmark, trace, report, demo, up, join, nodes, down, version):
     app.command()(_command)
-for _command in (nfnn, oracle_abci):
+for _command in (nfnn, oracle_abci, resnet152_strategies, gpipe):
     experiment.command()(_command)
 app.add_typer(experiment, name="experiment")

@@ -15,6 +15,7 @@ from evener.cluster import Seat
 from evener.comm import leave_group
 from evener.journey.assemble import assemble
 from evener.journey.decide import decide
+from evener.journey.draw import draw_timeline
 from evener.journey.load import load
 from evener.journey.order import Order
 from evener.journey.prepare import prepare
@@ -39,6 +40,7 @@ def train_rank(seat: Seat, order: Order) -> None:
     startup = time.time() - order.started
     history = train(run)
     record = write_down(run, history, startup)
+    draw_timeline(run.model, Path(order.output))
     weights = run.model.gather_weights()
     if group.is_leader:
         save_weights(weights, Path(order.output) / "model.safetensors")

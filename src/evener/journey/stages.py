@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from evener.oracle import ring_bytes
@@ -53,17 +55,24 @@ def _row(plan: Plan, model: StagedModel) -> _Row:
     design, layout, micro = model.pipeline.design, model.pipeline.design.layout, plan.accumulate
     stage = layout.ranks.index(model.group.rank)
     samples = plan.replica_samples[model.replica] * micro
-    gradients = sum(p.nbytes for p in model.pipeline.parameters() if p.requires_grad)
-    told = sum(model.pipeline.bytes_to_send(samples).values())
+    told = sum(model.pipeline.bytes_to_send(samples).values()) + _bytes_of_gradients(model)
     return _Row(
         stage=stage,
         first_layer=layout.first_operation(stage),
-        share=design.seconds[stage] / sum(design.seconds),
+        share=design.work[stage],
         memory_bytes=design.weight_bytes[stage] + micro * (design.boundary_bytes[stage] + design.kept_bytes[stage]),
         seconds=design.division.step_seconds(micro) if design.division else 0.0,
         computing=micro * design.seconds[stage],
-        sent_bytes=told + ring_bytes(gradients, len(plan.replica_ranks)),
+        sent_bytes=told,
     )
+
+
+def _bytes_of_gradients(model: StagedModel) -> float:
+    """Bytes that this rank sends to sum gradients of weights that others hold, too: replicas, or tied ones."""
+    own = dict(model.pipeline.named_parameters())
+    rows = model.group.all_gather_bytes(msgspec.json.encode(list(own)))
+    holders = Counter(name for row in rows for name in msgspec.json.decode(row, type=list[str]))
+    return sum(ring_bytes(p.nbytes, holders[name]) for name, p in own.items() if p.requires_grad)
 
 
 def _prediction(rows: list[_Row]) -> Prediction | None:

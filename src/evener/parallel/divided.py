@@ -31,6 +31,9 @@ class DividedModel:
         reader: of the model, if it was read already.
     """
 
+    dice = 0
+    """What is random is drawn for the samples of all replicas, as in one process."""
+
     def __init__(
         self,
         model: nn.Module,

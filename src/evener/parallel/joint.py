@@ -41,11 +41,13 @@ class JointModel(Protocol):
     Attributes:
         group: all ranks of the run.
         replica: that this rank belongs to, from 0.
+        dice: ranks with the same number draw the same random numbers, others do not.
         speaks: whether this rank's losses and outputs count: one rank's of each replica.
     """
 
     group: Group
     replica: int
+    dice: int
     speaks: bool
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -30,7 +30,7 @@ class ReplicatedModel:
     speaks = True
 
     def __init__(self, model: nn.Module, group: Group, criterion: Criterion, compiled: bool = False) -> None:
-        self.group, self.replica = group, group.rank
+        self.group, self.replica, self.dice = group, group.rank, group.rank
         self._model, self._criterion = model, criterion
         self._parallel = DataParallel(model, group, forward=_compiled(model) if compiled else None)
 

@@ -10,6 +10,7 @@ from evener.report.profile_tables import links_table, profile_table, timing_tabl
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.tensorboard import ScalarWriter, open_scalars
 from evener.report.text import human_bytes, human_count, human_seconds, percent
+from evener.report.timeline import timeline_figure
 
 __all__ = [
     "ScalarWriter",
@@ -34,6 +35,7 @@ __all__ = [
     "require_matplotlib",
     "summary",
     "throughput_figure",
+    "timeline_figure",
     "timing_table",
     "write_page",
 ]

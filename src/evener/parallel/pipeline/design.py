@@ -65,6 +65,7 @@ class Design:
         kept_bytes: of every stage: activations of one micro-batch.
         seconds: of every stage on its device for one micro-batch, forward and backward; where they were not measured,
             estimates of which only the ratios mean something.
+        work: of every stage, the fraction of all work: of the seconds that everything takes on one device.
     """
 
     layout: Layout
@@ -74,6 +75,7 @@ class Design:
     boundary_bytes: tuple[int, ...]
     kept_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
+    work: tuple[float, ...]
 
     def most_kept(self, stage: int, waiting: int, scale: float = 1.0) -> float:
         """Number of micro-batches whose activations fit, beside the inputs of `waiting` ones.
@@ -138,6 +140,7 @@ def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, second
         positions = tuple(model.ends[end - 1] for end in division.ends[:-1])
         ranks = [ranks[device] for device in division.devices]
     spans = list(pairwise([0, *positions, len(model.spent)]))
+    alike = seconds[min(ranks)]
     return Design(
         layout=lay_out(model, positions, ranks),
         division=division,
@@ -146,6 +149,7 @@ def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, second
         boundary_bytes=tuple(model.boundary_bytes(begin) for begin, _ in spans),
         kept_bytes=tuple(model.kept_bytes(*span) for span in spans),
         seconds=tuple(_between(model, seconds[rank], *span) for rank, span in zip(ranks, spans, strict=True)),
+        work=tuple(_between(model, alike, *span) / sum(alike) for span in spans),
     )
 
 

@@ -169,6 +169,8 @@ class Pipeline:
             runner.run(with_recomputing(actions, again), self._inputs(inputs, sizes))
             return stage.total
 
+        for clock in self._clocks.values():
+            clock.clear()
         self._shared.begin()
         losses = self._run(work, announced.seed)
         self._shared.sum_gradients()
@@ -194,7 +196,8 @@ class Pipeline:
         def work(number: int, post: Post) -> list[Any]:
             own = [row[number] for row in programs]
             stage = Stage(self._parts[number], own, self._dice[number])
-            runner = Runner(stage, own, post, self._clocks[number])
+            clock = Clock(number, self._site.devices[number], self._site.pace)
+            runner = Runner(stage, own, post, clock)
             return runner.run(evaluation(len(sizes)), self._inputs(inputs, sizes))
 
         made = self._run(work, announced.seed)
@@ -251,7 +254,7 @@ class Pipeline:
         }
 
     def timeline(self) -> Timeline:
-        """Of the last step or evaluation, over all stages; every process of the pipeline calls this."""
+        """Of the last step, over all stages; every process of the pipeline calls this."""
         own = encode_events([event for clock in self._clocks.values() for event in clock.events()])
         events = [event for row in self._gather(own) for event in decode_events(row)]
         return Timeline(num_stages=self.num_stages, events=tuple(sorted(events, key=lambda event: event.begin)))
@@ -290,9 +293,8 @@ class Pipeline:
         return recomputed(policy, actions, self.design.most_kept(stage, most_waiting(actions), scale))
 
     def _run(self, work: Callable[[int, Post], T], seed: int) -> dict[int, T]:
-        for stage, dice in self._dice.items():
+        for dice in self._dice.values():
             dice.seed = mix(seed, self._replica)
-            self._clocks[stage].clear()
         try:
             return self._site.run(work)
         except BaseException:

@@ -30,7 +30,7 @@ class StagedModel:
     """
 
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
-        self.group, self.replica = group, replica
+        self.group, self.replica, self.dice = group, replica, replica
         self._criterion = criterion
         self._order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)

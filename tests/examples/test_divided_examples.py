@@ -1,0 +1,42 @@
+"""The examples of divided models run by themselves, on one machine, and show what their texts say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    """What an example prints."""
+    typed = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(typed, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_nodes_hold_parts_of_large_images_and_learn_the_same(tmp_path: Path) -> None:
+    shown = run("05_large_images.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
+    alone, together = losses[: len(losses) // 2], losses[len(losses) // 2 :]
+    assert together == pytest.approx(alone, abs=1e-4)
+    (whole,) = (float(mib) for mib in re.findall(r"of 1 held (\d+) MiB", shown))
+    larger, smaller = (float(mib) for mib in re.findall(r"of 2 held (\d+) MiB", shown))
+    assert smaller < 0.5 * whole
+    assert smaller < larger < 0.8 * whole
+
+
+def test_a_pipeline_of_uneven_nodes_learns_and_leaves_its_timeline(tmp_path: Path) -> None:
+    shown = run("06_pipeline.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
+    assert losses[-1] < losses[0]
+    events = json.loads((tmp_path / "pipeline.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events} == {0, 1}
+    assert len(re.findall(r"node-\d holds \d+ parameters", shown)) == 2

@@ -1,0 +1,85 @@
+"""The translation example: pairs are drawn by temperature, sentences become numbers, a pipeline trains them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evener.cluster import parse_local_nodes
+from evener.errors import MissingFile
+from evener.journey.commands import perform
+from evener.journey.order import Order
+from evener.noun import read_noun
+from evener.record import TrainRecord
+from evener.tasks.file import import_file
+
+FILE = Path(__file__).parents[2] / "examples" / "07_translation.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    return import_file(FILE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A thousand pairs of sentences in which each word has one translation."""
+    made = tmp_path_factory.mktemp("text")
+    lines = [f"I see {i % 7} cat{i % 3}.\tich sehe {i % 7} katze{i % 3} ." for i in range(1000)]
+    with zipfile.ZipFile(made / "deu-eng.zip", "w") as archive:
+        archive.writestr("deu.txt", "\n".join([*lines, "too long " * 20 + "\tzu lang"]))
+    return made
+
+
+def test_a_higher_temperature_draws_the_small_pair_more_often(example: Any) -> None:
+    sizes = [1000, 10]
+    shares = [float(example.probabilities(sizes, temperature)[1]) for temperature in (1, 2, 5, 1e9)]
+    assert shares[0] == pytest.approx(10 / 1010)
+    assert shares[1] == pytest.approx(1 / 11)
+    assert shares == sorted(shares)
+    assert shares[3] == pytest.approx(0.5)
+
+
+def test_a_sample_is_a_source_with_its_language_and_a_target_with_its_successors(example: Any, folder: Path) -> None:
+    data = example.Sentences(folder, 40, samples=300, temperature=5.0, held_out=False)
+    words = {number: word for word, number in data.numbers.items()}
+    tags = set()
+    for (source, target), successors in (data[i] for i in range(len(data))):
+        assert source.shape == target.shape == successors.shape == (example.LONGEST + 1,)
+        tags.add(int(source[0]))
+        length = int((target != example.PADDING).sum())
+        assert target[0] == example.BEGIN
+        assert torch.equal(target[1:length], successors[: length - 1])
+        assert successors[length - 1] == example.END
+        first = "ich" if source[0] == example.TO_GERMAN else "i"
+        assert words[int(successors[0])] == first
+    assert tags == {example.TO_GERMAN, example.TO_ENGLISH}
+
+
+def test_what_is_too_long_is_left_out(example: Any, folder: Path) -> None:
+    assert len(example.pairs(folder)) == 1000
+
+
+def test_missing_data_is_told(example: Any, tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match=r"--data has to name the folder with deu-eng\.zip"):
+        example.task(data_dir=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_uneven_nodes_learns_to_translate(folder: Path, tmp_path: Path) -> None:
+    order = Order(
+        task=str(FILE),
+        data_dir=str(folder),
+        options={"samples": "1500", "layers": "1", "dim": "32", "words": "40"},
+        strategy="pipeline",
+        epochs=3,
+        output=str(tmp_path / "run"),
+        started=0.0,
+    )
+    perform(order, parse_local_nodes("1.0,0.5"))
+    found = read_noun(tmp_path / "run" / "record.json", TrainRecord).validations
+    assert found[-1].loss < 0.5 * found[0].loss
