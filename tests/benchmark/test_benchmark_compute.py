@@ -38,9 +38,15 @@ def test_every_rung_is_larger_than_the_one_below_but_by_no_more_than_four_times(
 
 
 def test_two_measures_agree_and_are_those_of_a_processor() -> None:
-    first, second = (measure_throughput(CPU, "fp32", 0.6) for _ in range(2))
-    assert second.matmul_flops == pytest.approx(first.matmul_flops, rel=0.3)
-    assert second.conv_flops == pytest.approx(first.conv_flops, rel=0.3)
+    for patience in (2, 1, 0):  # others may use the machine meanwhile
+        first, second = (measure_throughput(CPU, "fp32", 0.6) for _ in range(2))
+        agree = all(
+            getattr(second, field) == pytest.approx(getattr(first, field), rel=0.3)
+            for field in ("matmul_flops", "conv_flops")
+        )
+        assert agree or patience
+        if agree:
+            break
     assert first.reason == ""
     assert first.matmul_flops is not None
     assert 1e8 < first.matmul_flops < 1e13

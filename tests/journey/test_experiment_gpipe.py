@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import evener
+from commands import evener, evener_here
 
 from evener.journey.experiments.gpipe import gpipe
 from evener.journey.experiments.gpipe_memory import Largest, _most
@@ -30,6 +30,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
     return folder, gpipe(**words, output=folder, as_json=False, scales=[TINY])
 
 
+@pytest.mark.slow
 def test_more_devices_train_a_larger_model_within_their_memory(done: tuple[Path, dict[str, list[Any]]]) -> None:
     _, tables = done
     naive, one, two = tables["1"]
@@ -41,6 +42,7 @@ def test_more_devices_train_a_larger_model_within_their_memory(done: tuple[Path,
         assert 0.5 < row["fullest"] / row["memory"] < 1.1, row
 
 
+@pytest.mark.slow
 def test_every_number_of_micro_batches_is_timed_once(done: tuple[Path, dict[str, list[Any]]]) -> None:
     _, tables = done
     assert [(row["stages"], row["micro_batches"]) for row in tables["2"]] == [(2, 1), (2, 4)]
@@ -48,6 +50,7 @@ def test_every_number_of_micro_batches_is_timed_once(done: tuple[Path, dict[str,
     assert all(0 < row["bubble"] < 1 for row in tables["2"])
 
 
+@pytest.mark.slow
 def test_the_files_hold_the_tables(done: tuple[Path, dict[str, list[Any]]]) -> None:
     folder, tables = done
     for number, rows in tables.items():
@@ -102,7 +105,7 @@ def test_wrong_words_are_one_sentence_before_anything_starts(tmp_path: Path) -> 
         ("--micro-batches", "1,65"): "--micro-batches must be at most 64",
         ("--full", "--stages", "99"): "--full is for 99 GPUs",
     }.items():
-        result = evener("experiment", "gpipe", *words, cwd=tmp_path)
+        result = evener_here("experiment", "gpipe", *words, cwd=tmp_path)
         assert result.returncode == 2
         assert sentence in " ".join(result.stderr.split())
     assert not list(tmp_path.iterdir())

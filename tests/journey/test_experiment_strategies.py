@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import evener
+from commands import evener, evener_here
 from rich.console import Console
 
 from evener.errors import InvalidInput
@@ -41,6 +41,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     )
 
 
+@pytest.mark.slow
 def test_every_cell_is_timed_one_process_first(done: list[Row]) -> None:
     names = ["serial", "data", "spatial", "filter", "sharded", "pipeline"]
     assert [(r.cell.batch, r.cell.strategy) for r in done] == [(4, name) for name in names]
@@ -57,6 +58,7 @@ def predicted(cell: Cell) -> float:
     return max(sum(sent for sent, _ in row.values()) for row in step_traffic(plans, arrangement, 4))
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_the_table(done: list[Row]) -> None:
     for row in done:
         assert row.timing is not None
@@ -129,7 +131,7 @@ def test_wrong_words_are_one_sentence_before_anything_starts(tmp_path: Path) -> 
         ("--full", "--ranks", "99"): "--full is for 99 GPUs",
         ("--steps", "0"): "--steps must be positive, got 0",
     }.items():
-        result = evener("experiment", "resnet152-strategies", *words, cwd=tmp_path)
+        result = evener_here("experiment", "resnet152-strategies", *words, cwd=tmp_path)
         assert result.returncode == 2
         assert sentence in " ".join(result.stderr.split())
     assert not list(tmp_path.iterdir())

@@ -122,7 +122,9 @@ def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("nodes", [(), TWO], ids=["alone", "two nodes"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "sigterm"]
+)
 def test_a_run_that_is_asked_to_stop_writes_a_checkpoint_and_ends(
     tmp_path: Path, nodes: tuple[str, ...], number: signal.Signals
 ) -> None:

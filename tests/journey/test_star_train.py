@@ -34,7 +34,9 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adamw"))]
+)
 def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -> None:
     words: dict[str, Any] = {"precision": "fp64", "options": {"optimizer": optimizer}}
     order = Order(task=SMOOTH, seed=3, started=0.0, output=str(tmp_path / "alone"), **words)

@@ -46,12 +46,12 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     ("strategy", "speeds", "words"),
     [
         ("filter", "1,0.5", {}),
-        ("channel", "1,1", {"shares": "3,1"}),
+        pytest.param("channel", "1,1", {"shares": "3,1"}, marks=pytest.mark.slow),
         ("sharded", "1,1,1", {"shares": "5,3,2"}),
         ("sharded", "1,1", {"rematerialise": "always", "accumulate": 3, "shares": "1,2"}),
         ("spatial", "1,1", {"shares": "2,1"}),
-        ("data+sharded", "1,1,1", {"shares": "2,1,4", "replicas": "2,1"}),
-        ("data+spatial", "1,1,1", {"shares": "1,2,3"}),
+        pytest.param("data+sharded", "1,1,1", {"shares": "2,1,4", "replicas": "2,1"}, marks=pytest.mark.slow),
+        pytest.param("data+spatial", "1,1,1", {"shares": "1,2,3"}, marks=pytest.mark.slow),
         ("data+sharded", "1,1,1", {"shares": "2,1,4", "options": {"dropout": "0.5"}}),
     ],
 )
@@ -80,7 +80,7 @@ def unnormalised(folder: Path, speeds: str = "1", **words: Any) -> dict[str, tor
 @pytest.mark.parametrize(
     ("strategy", "speeds", "words"),
     [
-        ("pipeline", "1,0.5", {}),
+        pytest.param("pipeline", "1,0.5", {}, marks=pytest.mark.slow),
         ("pipeline", "1,1,1", {"micro_batches": 4, "schedule": "gpipe", "rematerialise": "always"}),
         ("data+pipeline", "1,1,1", {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
     ],
@@ -96,10 +96,19 @@ def test_stages_equal_one_process(tmp_path: Path, strategy: str, speeds: str, wo
     assert sum(node.share for node in record.nodes) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("strategy", ["sharded", "spatial", "pipeline"])
+@pytest.mark.parametrize("strategy", ["sharded", "spatial", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_reduced_precision_learns_too(tmp_path: Path, strategy: str) -> None:
     train(tmp_path / "run", "1,1", strategy=strategy, precision="bf16", epochs=8)
     assert (read_noun(tmp_path / "run" / "record.json", TrainRecord).validation_accuracy or 0) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["filter", "sharded", "spatial", "data+sharded"])
+def test_compiled_between_exchanges_the_weights_are_the_same(
+    tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str
+) -> None:
+    train(tmp_path / "run", "1,1,1", strategy=strategy, shares="2,1,1", compile=True)
+    assert distance(alone, load_file(tmp_path / "run" / "model.safetensors")) < TOLERANCE
 
 
 def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
@@ -179,6 +188,7 @@ def test_a_plan_fits_nodes_in_another_order() -> None:
         ({"strategy": "pipeline", "schedule": "zigzag"}, "--schedule must be one of"),
         ({"strategy": "spatial", "rematerialise": "sometimes"}, "--rematerialise must be one of"),
         ({"strategy": "spatial", "precision": "fp16"}, "take bf16"),
+        ({"strategy": "pipeline", "compile": True}, "--compile does not go with --strategy pipeline"),
         ({"strategy": "sharded", "stationary": True}, "--stationary does not go with"),
         ({"strategy": "data", "rematerialise": "always"}, "--rematerialise does not go with"),
     ],

@@ -50,7 +50,13 @@ def test_alone_it_learns_and_prints_the_promised_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "shares"), [("1.0,0.5", "measured"), ("1,1,1", "7,2,1"), ("1,1", "1,0"), ("1,1", "equal")]
+    ("speeds", "shares"),
+    [
+        ("1.0,0.5", "measured"),
+        ("1,1,1", "7,2,1"),
+        pytest.param("1,1", "1,0", marks=pytest.mark.slow),
+        pytest.param("1,1", "equal", marks=pytest.mark.slow),
+    ],
 )
 def test_the_weights_do_not_depend_on_the_nodes(tmp_path: Path, speeds: str, shares: str) -> None:
     assert distance(train(tmp_path, "alone"), train(tmp_path, "nodes", speeds, shares=shares)) < 1e-10
@@ -92,7 +98,9 @@ def test_the_record_says_what_happened(tmp_path: Path) -> None:
     assert all(node.compute_seconds > 0 for node in step.nodes)
 
 
-@pytest.mark.parametrize(("speeds", "accumulate"), [("1,1", 1), ("1,1,1", 1), ("1,1", 2)])
+@pytest.mark.parametrize(
+    ("speeds", "accumulate"), [("1,1", 1), pytest.param("1,1,1", 1, marks=pytest.mark.slow), ("1,1", 2)]
+)
 def test_predicted_bytes_are_the_bytes_that_were_sent(tmp_path: Path, speeds: str, accumulate: int) -> None:
     train(tmp_path, "run", speeds, shares="equal", accumulate=accumulate)
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)

@@ -110,7 +110,7 @@ def close(value: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> Non
     assert error <= tolerance, f"{what}: {error}"
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shares", [(7, 2, 1), (9, 0, 1), (5, 5), (3, 1, 1, 5)], ids=str)
 def test_uneven_shares_equal_one_process(shares: tuple[int, ...], dtype: str) -> None:
     nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(len(shares))]

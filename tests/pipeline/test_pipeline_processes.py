@@ -27,7 +27,9 @@ def compare(seat: Seat, orders: list[tuple[str, int, int, Options]]) -> None:
     leave_group()
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 5]
+)
 def test_a_stage_on_every_rank(ranks: int) -> None:
     orders: list[tuple[str, int, int, Options]] = []
     for name in ("residual", "tied", "branches"):
@@ -66,6 +68,8 @@ def train_replicas(seat: Seat, order: dict[str, Any]) -> None:
     leave_group()
 
 
-@pytest.mark.parametrize("replicas", [((0, 1, 2), (3, 4)), ((4,), (1, 0, 2, 3))], ids=str)
+@pytest.mark.parametrize(
+    "replicas", [pytest.param(((0, 1, 2), (3, 4)), marks=pytest.mark.slow), ((4,), (1, 0, 2, 3))], ids=str
+)
 def test_replicas_of_different_numbers_of_stages_are_one_process(replicas: tuple[tuple[int, ...], ...]) -> None:
     start(train_replicas, 5, {"replicas": replicas, "cases": ["residual", "tied", "branches", "transformer"]})

@@ -154,6 +154,7 @@ def measure_memory(seat: Seat, _order: None) -> None:
     leave_group()
 
 
+@pytest.mark.slow
 def test_peak_activations_grow_with_the_batch_and_with_layers_of_a_stage_times_a_micro_batch() -> None:
     start(measure_memory, 4)
 

@@ -50,7 +50,7 @@ def _divided(work: Work, plan: Plan, group: Group, order: Order, criterion: Crit
     reader = Reader(work.model)
     operations = len(reader.read(DividedModel.tensors(inputs)).network.operations)
     chunks = isqrt(operations) if order.rematerialise == "always" else 1  # which keeps the least at once
-    return DividedModel(work.model, place, inputs, criterion, chunks, reader)
+    return DividedModel(work.model, place, inputs, criterion, chunks, reader, work.settings.compile)
 
 
 def _staged(

@@ -41,7 +41,7 @@ def check_strategy(order: Order) -> None:
         _refuse(order, order.rematerialise != "auto", "--rematerialise", "models that are divided")
         return
     _refuse(order, order.stationary, "--stationary", "data parallelism: nodes that share a model share its samples")
-    _refuse(order, order.compile, "--compile", "data parallelism")
+    _refuse(order, order.compile and pipeline, "--compile", "others than pipelines")
     _refuse(order, order.precision == "fp16", "--precision fp16", "data parallelism; take bf16")
     if not pipeline:
         allowed = ("auto", "never", "always")

@@ -29,6 +29,7 @@ class DividedModel:
         criterion: how the loss is computed.
         chunks: into which the operations are cut to save memory; 1 keeps all activations.
         reader: of the model, if it was read already.
+        compiles: whether what lies between exchanges is compiled.
     """
 
     dice = 0
@@ -42,10 +43,11 @@ class DividedModel:
         criterion: Criterion,
         chunks: int = 1,
         reader: Reader | None = None,
+        compiles: bool = False,
     ) -> None:
         self.group, self.replica, self.speaks = place.world, place.index, place.group.is_leader
         self._criterion = criterion
-        self._model = ShardedModel(model, place, self.tensors(example), reader, chunks)
+        self._model = ShardedModel(model, place, self.tensors(example), reader, chunks, compiles)
         self._sums = GradientSums(self._model)
 
     @property

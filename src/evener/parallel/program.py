@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from evener.parallel.normalisation import untracked
 from evener.parallel.operations import Nest, Reading, filled
 from evener.parallel.pieces import Piece, Workbench, piece
 from evener.parallel.place import Place
+from evener.parallel.stretch import Row, compiled, is_local
 
 Held: TypeAlias = tuple[int, Layout]
 """A value in one of its layouts."""
@@ -33,6 +35,7 @@ class Instruction:
         piece: what is computed; None for an input of the model.
         output: what it makes.
         done: what nobody needs afterwards.
+        is_local: whether the piece needs nothing of other ranks.
     """
 
     moves: tuple[tuple[Held, Held, Mover], ...]
@@ -40,6 +43,42 @@ class Instruction:
     piece: Piece | None
     output: Held
     done: tuple[Held, ...]
+    is_local: bool = False
+
+    def perform(self, held: dict[Held, Tensor]) -> None:
+        """Add what this operation brings and makes to what is there."""
+        for source, target, move in self.moves:
+            held[target] = move(held[source])
+        if self.piece is not None:
+            held[self.output] = self.piece([held[name] for name in self.inputs])
+
+
+class Stretch:
+    """Consecutive instructions without exchanges, compiled.
+
+    Args:
+        instructions: in order; none of them moves anything.
+
+    Attributes:
+        done: what nobody needs afterwards.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        made = [one.output for one in instructions]
+        reads = dict.fromkeys(held for one in instructions for held in one.inputs if held not in made)
+        self.done = tuple(held for one in instructions for held in one.done)
+        places = {held: i for i, held in enumerate((*reads, *made))}
+        self._reads, self._makes = tuple(reads), tuple(held for held in made if held not in self.done)
+        rows = [
+            Row(one.piece, tuple(places[held] for held in one.inputs), places[one.output])
+            for one in instructions
+            if one.piece is not None
+        ]
+        self._run = compiled(rows, len(reads), [places[held] for held in self._makes])
+
+    def perform(self, held: dict[Held, Tensor]) -> None:
+        """Add what the instructions make to what is there."""
+        held.update(zip(self._makes, self._run(*(held[name] for name in self._reads)), strict=True))
 
 
 class Program:
@@ -52,6 +91,7 @@ class Program:
         place: of this rank.
         samples: (first one of this replica, number over all replicas) of the batch that is being computed.
         chunks: of the operations, of each of which backward keeps the ends and computes the rest again; 1 keeps all.
+        compiles: whether what lies between exchanges is compiled.
     """
 
     def __init__(
@@ -62,6 +102,7 @@ class Program:
         place: Place,
         samples: Callable[[], tuple[int, int]],
         chunks: int = 1,
+        compiles: bool = False,
     ) -> None:
         self._outputs, self._model = reading.outputs, model
         operations = reading.network.operations
@@ -78,18 +119,20 @@ class Program:
                     piece=None if operation.kind in ("input", "output") else piece(bench),
                     output=(index, step.choice.gives),
                     done=tuple(held for held, user in last.items() if user == index),
+                    is_local=is_local(bench) if operation.kind not in ("input", "output", "constant") else False,
                 )
             )
         self._given = [one.output for one, made in zip(instructions, operations, strict=True) if made.kind == "input"]
         self._results = instructions[-1].inputs
         length = -(-len(instructions) // chunks)
-        self._chunks = [Chunk(instructions[i : i + length]) for i in range(0, len(instructions), length)]
+        self._recomputes = chunks > 1
+        self._chunks = [Chunk(instructions[i : i + length], compiles) for i in range(0, len(instructions), length)]
 
     def __call__(self, inputs: Sequence[Tensor]) -> Nest:
         """The model's outputs for `inputs`, whole on every rank."""
         held: dict[Held, Tensor] = dict(zip(self._given, inputs, strict=True))
         for chunk in self._chunks:
-            again = len(self._chunks) > 1 and torch.is_grad_enabled()
+            again = self._recomputes and torch.is_grad_enabled()
             made = self._recomputed(chunk, held) if again else chunk.run(*(held[one] for one in chunk.reads))
             for one in chunk.drops:
                 held.pop(one, None)
@@ -112,6 +155,7 @@ class Chunk:
 
     Args:
         instructions: in order.
+        compiles: whether what lies between exchanges is compiled.
 
     Attributes:
         reads: what has to be there before.
@@ -119,8 +163,8 @@ class Chunk:
         drops: what nobody needs any more.
     """
 
-    def __init__(self, instructions: Sequence[Instruction]) -> None:
-        self._instructions = instructions
+    def __init__(self, instructions: Sequence[Instruction], compiles: bool = False) -> None:
+        self._parts = _stretches(instructions) if compiles else list(instructions)
         reads: dict[Held, None] = {}
         made: dict[Held, None] = {}
         for one in instructions:
@@ -137,11 +181,8 @@ class Chunk:
         """What the chunk makes of what it reads."""
         held = dict(zip(self.reads, tensors, strict=True))
         del tensors
-        for one in self._instructions:
-            for source, target, move in one.moves:
-                held[target] = move(held[source])
-            if one.piece is not None:
-                held[one.output] = one.piece([held[name] for name in one.inputs])
+        for one in self._parts:
+            one.perform(held)
             for name in one.done:
                 held.pop(name, None)
         return tuple(held[name] for name in self.makes)
@@ -158,3 +199,17 @@ def _last_uses(plan: ReplicaPlan) -> dict[Held, int]:
             last[value, need] = index
     final = len(plan.steps) - 1
     return {held: index for held, index in last.items() if index < final}
+
+
+def _stretches(instructions: Sequence[Instruction]) -> list[Instruction | Stretch]:
+    """The same work, with what lies between exchanges compiled."""
+    apart: list[Instruction] = []
+    for one in instructions:
+        if one.moves and one.is_local:
+            apart.append(replace(one, inputs=(), piece=None, done=(), is_local=False))
+        apart.append(replace(one, moves=()) if one.is_local else one)
+    found: list[Instruction | Stretch] = []
+    for local, group in groupby(apart, lambda one: one.is_local):
+        members = list(group)
+        found += [Stretch(members)] if local else members
+    return found

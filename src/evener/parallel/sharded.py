@@ -39,6 +39,7 @@ class ShardedModel(nn.Module):
         reader: of the model, if it was read already.
         chunks: into which the operations are cut to save memory: backward keeps what is between chunks and computes the
             rest again; 1 keeps everything.
+        compiles: whether what lies between exchanges is compiled.
 
     Attributes:
         part: this rank's part of the model, with the names of the model.
@@ -57,9 +58,10 @@ class ShardedModel(nn.Module):
         inputs: Sequence[Tensor],
         reader: Reader | None = None,
         chunks: int = 1,
+        compiles: bool = False,
     ) -> None:
         super().__init__()
-        self.place, self._chunks = place, chunks
+        self.place, self._chunks, self._compiles = place, chunks, compiles
         self._reader = reader or Reader(model)
         reading = self._reader.read(inputs)
         self.plans = plan_replicas(reading.network, place.arrangement)
@@ -112,7 +114,7 @@ class ShardedModel(nn.Module):
         self.share = counts[index] / sum(counts)
 
     def _program(self, reading: Reading, plan: ReplicaPlan) -> Program:
-        return Program(reading, plan, self.part, self.place, lambda: self._samples, self._chunks)
+        return Program(reading, plan, self.part, self.place, lambda: self._samples, self._chunks, self._compiles)
 
     def _normalise(self) -> None:
         """Let BatchNorms whose samples or pixels are divided have the statistics of all."""

@@ -57,6 +57,11 @@ def make_parts(
         targets: of every stage, what it uses.
         devices: of the stages of this process.
     """
+    alive = [
+        *model.modules(),
+        *model.parameters(),
+        *model.buffers(),
+    ]  # whose ids are asked for, so none may be given anew
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[int, Part] = {}
     taken: set[int] = set()
@@ -70,6 +75,7 @@ def make_parts(
         held = {name: getattr(root.get_submodule(path), last) for (path, last), name in identity.items()}
         norms = {path: m for path, m in root.named_modules() if isinstance(m, DeferredBatchNorm) and m.tracks}
         found[stage] = Part(root=root, parameters=held, norms=norms)
+    del alive
     return found
 
 
