@@ -6,8 +6,16 @@ from evener.cluster import Seat
 from evener.comm import Group, Pace, join_group
 
 
-def join_world(seat: Seat) -> Group:
-    """The group of all ranks, with the pace of this rank's node. Raises NodeLost if one does not come."""
+def join_world(seat: Seat, backend: str | None = None) -> Group:
+    """The group of all ranks, with the pace of this rank's node.
+
+    Args:
+        seat: of this rank.
+        backend: `nccl` or `gloo` for tensors; by default what suits the devices.
+
+    Raises:
+        NodeLost: a rank does not come.
+    """
     return join_group(
         rank=seat.rank,
         nodes=seat.names,
@@ -15,6 +23,6 @@ def join_world(seat: Seat) -> Group:
         store=seat.store,
         patience=seat.patience,
         address=seat.address,
-        backend=seat.backend,
+        backend=backend or seat.backend,
         pace=Pace(seat.device, seat.node.speed_at(0)),
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evener.comm import Group
+from evener.parallel.joint import call
 from evener.parallel.normalisation import uncounted
 
 _BUFFERS_ARE_OURS: dict[str, Any] = (
@@ -49,12 +50,7 @@ class DataParallel:
 
     def __call__(self, inputs: Any) -> Any:
         """The model's outputs for this rank's `inputs`: a tensor, or positional or named arguments."""
-        module = self._replica if self._replica is not None else self._forward
-        if isinstance(inputs, dict):
-            return module(**inputs)
-        if isinstance(inputs, tuple | list):
-            return module(*inputs)
-        return module(inputs)
+        return call(self._replica if self._replica is not None else self._forward, inputs)
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Inside, gradients stay on this rank: for all but the last micro-batch of a step."""

@@ -51,5 +51,10 @@ def compiled(rows: Sequence[Row], inputs: int, outputs: Sequence[int]) -> Run:
 
 def _with_code_of_its_own(function: Any) -> Any:
     """A copy of `function`: compilers count what they have compiled by code object, and give up after a few."""
-    code = function.__code__.replace(co_name=f"{function.__name__}")
-    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )

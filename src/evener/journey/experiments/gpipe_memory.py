@@ -16,11 +16,12 @@ import msgspec
 import torch
 
 from evener.cluster import Seat, run_local
-from evener.comm import Group, join_group, leave_group
+from evener.comm import Group, leave_group
 from evener.errors import DoesNotFit
 from evener.journey.experiments.gpipe_models import Scale
 from evener.journey.experiments.gpipe_published import NAIVE
 from evener.journey.experiments.strategies_nodes import equal_nodes
+from evener.journey.world import join_world
 from evener.noun import Part, write_whole
 from evener.oracle.stages import Team
 from evener.parallel.pipeline import Pipeline
@@ -133,14 +134,7 @@ def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:
 
 def _hold(seat: Seat, order: _Order) -> None:
     """One stage: the second step of the model, counted."""
-    group = join_group(
-        rank=seat.rank,
-        nodes=seat.names,
-        device=seat.device,
-        store=seat.store,
-        patience=seat.patience,
-        backend=seat.backend,
-    )
+    group = join_world(seat)
     scale, wish = order.scale, _wish(order.scale, order.stages)
     inputs, targets = scale.batch(scale.samples)
     pipeline = Pipeline(

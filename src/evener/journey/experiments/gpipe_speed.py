@@ -12,8 +12,9 @@ import msgspec
 import torch
 
 from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, Pace, join_group, leave_group
+from evener.comm import Group, leave_group
 from evener.journey.experiments.gpipe_models import Scale
+from evener.journey.world import join_world
 from evener.noun import Part, write_whole
 from evener.parallel.pipeline import Pipeline
 
@@ -74,15 +75,7 @@ def speeds(
 
 def _time(seat: Seat, order: _Order) -> None:
     """What every rank does."""
-    group = join_group(
-        rank=seat.rank,
-        nodes=seat.names,
-        device=seat.device,
-        store=seat.store,
-        patience=seat.patience,
-        backend=order.backend,
-        pace=Pace(seat.device, seat.node.speed_at(0)),
-    )
+    group = join_world(seat, order.backend)
     found = [_timed(group, order, micro_batches) for micro_batches in order.micro_batches]
     if group.is_leader:
         write_whole(Path(order.file), msgspec.json.encode(found))

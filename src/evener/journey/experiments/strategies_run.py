@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, Pace, join_group, leave_group
+from evener.comm import Group, leave_group
 from evener.errors import DoesNotFit, EvenerError
 from evener.journey.strategy import division_of, is_pipeline, replica_rows
+from evener.journey.world import join_world
 from evener.models import resnet152
 from evener.noun import Part, write_whole
 from evener.oracle.divided import samples_of_replicas
@@ -128,15 +129,7 @@ def time_cell(cell: Cell, network: Network, nodes: Sequence[LocalNode], steps: i
 
 def _time(seat: Seat, order: _Order) -> None:
     """What every rank does."""
-    group = join_group(
-        rank=seat.rank,
-        nodes=seat.names,
-        device=seat.device,
-        store=seat.store,
-        patience=seat.patience,
-        backend=seat.backend,
-        pace=Pace(seat.device, seat.node.speed_at(0)),
-    )
+    group = join_world(seat)
     timing = _timed(group, order)
     if group.is_leader:
         write_whole(Path(order.file), msgspec.json.encode(timing))
