@@ -1,7 +1,8 @@
 """Evener trains one PyTorch model on uneven machines. What is named here is imported when it is first asked for."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evener.lazy import lazily
 
 if TYPE_CHECKING:
     from evener.errors import EvenerError
@@ -25,8 +26,4 @@ _HOMES = {
     "TrainRecord": "record",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"evener.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)

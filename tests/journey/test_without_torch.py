@@ -34,3 +34,8 @@ def test_a_report_needs_no_pytorch(tmp_path: Path) -> None:
     result = evener("report", "none.json", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == "evener: cannot read none.json: No such file or directory\n"
+
+
+def test_a_private_star_needs_none() -> None:
+    code = "import sys; sys.modules['torch'] = None; import evener.journey.star_local, evener.journey.star_train"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

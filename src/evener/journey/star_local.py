@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -14,8 +15,6 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from evener.cluster import LocalNode
 from evener.cluster.parent import end_with_parent
@@ -124,7 +123,9 @@ def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None
     _belong_to_parent()
     if node.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, node.cores)
-    if node.threads:
+    if node.threads and importlib.util.find_spec("torch") is not None:
+        import torch
+
         torch.set_num_threads(node.threads)
     speed = node.speed_at(0)
     abilities = Abilities(

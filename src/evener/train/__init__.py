@@ -3,8 +3,9 @@
 `settings`, which has no PyTorch in it, is imported by machines without; what is named here, when it is first asked for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evener.lazy import lazily
 
 if TYPE_CHECKING:
     from evener.train.checkpoint import Checkpoints, save_weights
@@ -26,8 +27,4 @@ _HOMES = {
     "train": "loop",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"evener.train.{_HOMES[name]}"), name)
+__getattr__ = lazily(__name__, _HOMES)
