@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evener.star.job import Job
 from evener.sync.flat import Flat
 from evener.sync.worker import Engine
@@ -48,6 +51,15 @@ class Workshop(NamedTuple):
     device: str
     speed: float
     between_steps: Callable[[], None]
+
+
+def enough(indices: NDArray[np.int64], *, normalises: bool) -> NDArray[np.int64]:
+    """Samples [N] to learn from; one alone is taken twice if a layer normalises over the batch, which refuses one.
+
+    The mean loss, its gradient and the mean of the statistics are those of the sample; shares are uneven, and nobody
+    chose to have one sample only.
+    """
+    return indices.repeat(2) if normalises and len(indices) == 1 else indices
 
 
 Build = Callable[[Workshop], NodeEngine]

@@ -6,7 +6,6 @@ run side by side. Gradients are written by the backward pass into one flat array
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from evener import autodiff as ad
 from evener.data import permutation
 from evener.errors import InvalidInput, require
-from evener.star.engine import Workshop
+from evener.star.engine import Workshop, enough
 from evener.star.pace import Pace
 from evener.sync.flat import Flat
 from evener.sync.layout import Layout, layout_of
@@ -57,7 +56,6 @@ class ThinEngine:
         self._views: dict[int, tuple[Flat, Mapping[str, NDArray[Any]]]] = {}
         self._pace = Pace(workshop.speed)
         self._order = lru_cache(maxsize=2)(self._order_of)
-        _give_back_memory()
 
     @property
     def layout(self) -> Layout:
@@ -170,6 +168,7 @@ class ThinEngine:
         ad.manual_seed(int(np.random.SeedSequence((self._seed, *seeds)).generate_state(1)[0]))
         with self._memory:
             self._optimizer.zero_grad()
+            indices = enough(indices, normalises=bool(self._buffers))
             inputs, targets = (ad.from_numpy(array[indices]) for array in self._train)
             loss = self._task.loss(self._model(inputs), targets)
             loss.backward()
@@ -225,10 +224,3 @@ def _only(sections: tuple[Any, ...]) -> Any:
     """The parameters of a thin model, which are of one type."""
     (parameters,) = sections
     return parameters
-
-
-def _give_back_memory() -> None:
-    """Have glibc return what reading the data has freed, which it would keep: some 10 MB of a thin worker's 60."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-    if trim is not None:
-        trim(0)

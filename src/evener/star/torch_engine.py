@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.data import collect, permutation, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
-from evener.star.engine import Workshop
+from evener.star.engine import Workshop, enough
 from evener.star.pace import Pace
 from evener.star.torch_schedule import apply, optimizer_of, schedule_of, settings_at
 from evener.star.torch_state import TorchState, layout_of_model
@@ -75,6 +76,7 @@ class TorchEngine:
         self._model = precision.prepare_model(task.model())
         if layout_of_model(self._model) != workshop.job.layout:
             raise InvalidInput("the task's model has other arrays here than where the run was submitted")
+        self._normalises = any(isinstance(module, _BatchNorm) for module in self._model.modules())
         self._state = TorchState(self._model, workshop.job.layout)
         self._kept = Flat(workshop.job.layout)
         self._optimizer = optimizer_of(task, self._model.parameters())
@@ -191,7 +193,7 @@ class TorchEngine:
 
     def _backward(self, indices: NDArray[np.int64], epoch: int, *seeds: int) -> Tensor:
         """The mean loss of some samples; its gradient is in the state's memory."""
-        inputs, targets = self._batch(self._train, indices, epoch)
+        inputs, targets = self._batch(self._train, enough(indices, normalises=self._normalises), epoch)
         seed_all(self._seed, *seeds, device=self._device)
         self._state.zero_gradients()
         with self._precision.autocast():
