@@ -123,10 +123,8 @@ def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None
     _belong_to_parent()
     if node.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, node.cores)
-    if node.threads and importlib.util.find_spec("torch") is not None:
-        import torch
-
-        torch.set_num_threads(node.threads)
+    if node.threads:
+        _limit_threads(node.threads)
     speed = node.speed_at(0)
     abilities = Abilities(
         name=node.name,
@@ -140,6 +138,17 @@ def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None
     )
     with dialling(address, Token.parse(token)) as dial:
         Node(abilities, dial, _keep_silent).serve()
+
+
+def _limit_threads(threads: int) -> None:
+    """Have NumPy and PyTorch compute in so many: on a core of the node's own, more of them wait for each other."""
+    from threadpoolctl import threadpool_limits  # here, for it changes the environment when it is imported
+
+    threadpool_limits(threads)
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def _keep_silent(_: str) -> None:
