@@ -84,6 +84,8 @@ class Mood:
         refuses: why it cannot be made; empty if it can.
         fails_at: call that raises an error; 0 for none.
         seconds: that every call takes.
+        step_seconds: that every local step takes besides.
+        unit_seconds: that it says that a sample takes.
         gate: closed while the engine is to stand still.
         calls: made so far.
         made: engines made so far.
@@ -94,6 +96,8 @@ class Mood:
     refuses: str = ""
     fails_at: int = 0
     seconds: float = 0.001
+    step_seconds: float = 0.0
+    unit_seconds: float = 1e-3
     gate: threading.Event = field(default_factory=threading.Event)
     calls: int = 0
     made: int = 0
@@ -138,12 +142,14 @@ class LinearEngine:
             dw, db, loss = gradient(state["w"], state["b"], x[part], y[part])
             self._state.fill({"w": state["w"] - RATE * dw, "b": state["b"] - RATE * db})
             losses += loss * len(y[part])
+            if self._mood.step_seconds:
+                time.sleep(self._mood.step_seconds)
             self._between()
         into.copy_from(self._state)
         return self._misbehave(into, losses / len(y))
 
     def unit_seconds(self) -> float:
-        return 1e-3
+        return self._mood.unit_seconds
 
     def assess(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
         x, y = (part[first : first + size] for part in self._validation)

@@ -26,6 +26,13 @@ def test_a_benchmark_that_makes_no_sense_is_not_believed(seconds: float) -> None
     assert beliefs.of(["a"]) == {"a": 0.5}
 
 
+def test_who_was_late_is_taken_to_be_half_as_fast_each_time() -> None:
+    beliefs = Beliefs({"a": 1.0, "b": 1.0})
+    beliefs.disappointed("a")
+    beliefs.disappointed("a")
+    assert beliefs.of(["a", "b"]) == {"a": 4.0, "b": 1.0}
+
+
 def test_a_measurement_counts_a_quarter() -> None:
     beliefs = Beliefs({"a": 1.0})
     push = Push(number=7, seconds=20.0)

@@ -67,6 +67,12 @@ def test_staleness_is_in_the_record_and_within_its_bound() -> None:
     assert any(step.staleness > 0 for step in record.steps)
 
 
+def test_all_who_are_ready_have_a_part_in_the_first_round() -> None:
+    with plane("a", "b", "c") as star:
+        record, _ = star.run(job(WAYS["average"], epochs=1, protocol="average"), weights())
+    assert [node.contributions for node in record.nodes] == [1, 1, 1]
+
+
 def test_a_node_that_joins_amid_a_run_takes_part() -> None:
     with plane() as star:
         star.join("first", Mood(seconds=0.005))
@@ -172,6 +178,25 @@ def test_a_node_that_stands_still_is_benched_and_its_work_done_by_the_others() -
     waits = [step.seconds for step in record.steps]
     assert max(waits) < 3 * 0.6
     assert next(node.late for node in record.nodes if node.name == "still") >= 1
+
+
+def test_local_steps_that_take_much_longer_than_the_patience_are_waited_for() -> None:
+    with plane("fast", patience=0.5) as star:
+        star.join("slow", Mood(step_seconds=0.3))  # three steps of an epoch's five, if it is taken to be as fast
+        record, _ = star.run(job(WAYS["average"], epochs=2, protocol="average"), weights())
+    assert not [event.message for event in record.events if event.kind in ("benched", "passed over")]
+    assert max(step.seconds for step in record.steps) > 0.6
+    assert record.nodes[1].contributions >= 1
+
+
+def test_a_step_that_takes_longer_than_the_patience_is_waited_for_once_it_is_known_to() -> None:
+    with plane("fast", patience=0.5) as star:
+        star.nodes[0].mood.seconds = 0.1
+        star.join("slow", Mood(seconds=1.2, unit_seconds=1 / 12))  # of six: with the patience not enough
+        record, _ = star.run(job(replace(SYNC, division="fixed"), epochs=2), weights())
+    assert [event.kind for event in record.events].count("benched") == 1
+    assert record.nodes[1].contributions >= 2
+    assert sum(step.samples for step in record.steps) == 2 * SAMPLES
 
 
 def test_ctrl_c_of_the_command_ends_the_run_with_what_it_has_reached() -> None:

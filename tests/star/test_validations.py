@@ -24,6 +24,9 @@ class Box:
     def send(self, name: str, header: Any, buffers: Sequence[Any] = ()) -> None:
         self.sent.append((name, header, bytes(buffers[0])))
 
+    def is_sending(self, name: str) -> bool:
+        raise AssertionError(f"the run asks for {name}")
+
     def tell(self, word: Any) -> None:
         raise AssertionError("the run tells")
 

@@ -12,6 +12,8 @@ from evener.sync.messages import Push
 
 MOST_SLOWING = 4.0
 """By which one measurement may exceed what is known of a node's seconds a sample: it may have been stopped once."""
+DISAPPOINTMENT = 2.0
+"""By which a node is taken to be slower that was late; so the time for one that is much slower is found soon."""
 NEWEST = 0.25
 """Weight of the newest measurement of these, as at the server."""
 
@@ -39,6 +41,10 @@ class Beliefs:
         """What the node takes; a middling one's if nothing is known of it."""
         known = self._seconds.values()
         return self._seconds.setdefault(name, median(known) if known else 1.0)
+
+    def disappointed(self, name: str) -> None:
+        """The node has not done a step in the time in which it was believed to do it: it is slower than that."""
+        self._seconds[name] *= DISAPPOINTMENT
 
     def observe(self, name: str, push: Push, num_samples: int) -> Push:
         """Learn from a contribution; it is returned with seconds that can be believed."""

@@ -109,6 +109,9 @@ class Conversation:
 
     def _on_beat(self, member: Member, header: say.Beat) -> None:
         member.peak_memory_bytes = header.peak_memory_bytes
+        if header.steps != member.steps and self._employer.run is not None:
+            self._employer.run.gets_on(member.name)
+        member.steps = header.steps
 
     def _on_leave(self, member: Member, _: say.Leave) -> None:
         self._consequences.of("goodbye", member)
@@ -124,9 +127,9 @@ class Conversation:
         if self._employer.run is not None:
             self._employer.run.contribute(member.name, header, 0)
 
-    def _on_assessed(self, _: Member, header: say.Assessed) -> None:
+    def _on_assessed(self, member: Member, header: say.Assessed) -> None:
         if self._employer.run is not None:
-            self._employer.run.assessed(header)
+            self._employer.run.assessed(member.name, header)
 
     def _on_fetch(self, peer: int, header: say.Fetch, _: object) -> None:
         self._employer.fetch(peer, header)

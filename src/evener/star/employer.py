@@ -33,6 +33,7 @@ class Employer:
         home: where results go.
         members: those who may work.
         send: to a connection.
+        is_sending: whether a connection has not taken all yet.
         clock: seconds.
         patience: that everybody has.
         environment: versions, for records.
@@ -47,12 +48,14 @@ class Employer:
         home: Home,
         members: Members,
         send: Send,
+        is_sending: Callable[[int], bool],
         clock: Callable[[], float],
         patience: float,
         environment: dict[str, str],
         say: Callable[[str], None],
     ) -> None:
         self._home, self._members, self._send, self._clock = home, members, send, clock
+        self._is_sending = is_sending
         self._patience, self._environment, self._say = patience, environment, say
         self._submissions, self._supplier = Submissions(home.parcels, send), Supplier(home.parcels)
         self._audience = Audience(send, members.by_name)
@@ -185,6 +188,11 @@ class Employer:
         member = self._members.by_name.get(name)
         if member is not None and member.peer is not None:
             self._send(member.peer, header, buffers)
+
+    def is_sending(self, name: str) -> bool:
+        """Whether a node's connection has not taken all yet."""
+        member = self._members.by_name.get(name)
+        return member is not None and member.peer is not None and self._is_sending(member.peer)
 
     def tell(self, word: Word) -> None:
         """Tell those who watch."""

@@ -9,8 +9,6 @@ What was in flight when it broke may be lost. Over a new connection the line fir
 from __future__ import annotations
 
 import contextlib
-import resource
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from random import Random
@@ -36,6 +34,7 @@ class Line:
     Args:
         dial: makes a connection within the seconds given, with this patience.
         introduce: what the node says first over every new connection.
+        beat: what it says again and again.
         on_break: told why, whenever a connection broke, and when another one stands (with an empty string).
 
     Raises:
@@ -46,9 +45,11 @@ class Line:
         self,
         dial: Dial,
         introduce: Callable[[], Join],
+        beat: Callable[[], Beat],
         on_break: Callable[[str], None],
     ) -> None:
         self._dial, self._introduce, self._on_break = dial, introduce, on_break
+        self._next_beat = beat
         self._random = Random()
         self._renewing = threading.Lock()
         self._ended = threading.Event()
@@ -119,7 +120,7 @@ class Line:
     def _beat(self) -> None:
         while not self._ended.wait(min(_LONGEST_INTERVAL, self.patience / _BEATS)):
             try:
-                self.send(Beat(peak_memory_bytes=_peak_memory()))
+                self.send(self._next_beat())
             except (CannotJoin, ConnectionLost):
                 return  # whoever receives is told
 
@@ -158,8 +159,3 @@ class Line:
                 self._connection = connection
                 self._on_break("")
                 return
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

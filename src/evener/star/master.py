@@ -71,7 +71,14 @@ class Master:
         )
         self._members = Members(Roster(patience=patience))
         self._employer = Employer(
-            setting.home, self._members, self._hub.send, clock, patience, setting.environment, tell
+            setting.home,
+            self._members,
+            self._hub.send,
+            self._hub.is_sending,
+            clock,
+            patience,
+            setting.environment,
+            tell,
         )
         self._consequences = Consequences(self._hub, self._members, self._employer, clock, tell)
         self._landing = Landing(self._members, self._employer, self._consequences)

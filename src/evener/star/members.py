@@ -29,6 +29,7 @@ class Member:
         reason: of its present standing.
         doing: in words.
         peak_memory_bytes: of its process.
+        steps: that it has done since its process started.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Member:
     reason: str = ""
     doing: str = "waits"
     peak_memory_bytes: int = 0
+    steps: int = 0
 
 
 class Members:

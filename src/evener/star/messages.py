@@ -59,9 +59,11 @@ class Beat(Letter, frozen=True, kw_only=True):
 
     Attributes:
         peak_memory_bytes: of a node's process.
+        steps: that a node has done since its process started, so that slow work can be told from none.
     """
 
     peak_memory_bytes: int = 0
+    steps: int = 0
 
 
 class Leave(Letter, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ that the master knows that the node lives, and finds the master again when the c
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Callable
 
@@ -26,6 +28,7 @@ from evener.star.line import Dial, Line
 from evener.star.messages import (
     PROTOCOL,
     Assess,
+    Beat,
     Bench,
     Chunk,
     Farewell,
@@ -68,7 +71,8 @@ class Node:
         self._job: Job | None = None
         self._employment: Employment | None = None
         self._collector = Collector(abilities.cache / "parcels")
-        self._line = Line(dial, self._introduce, self._report_break)
+        self._steps = 0
+        self._line = Line(dial, self._introduce, self._beat, self._report_break)
         self._inbox: Inbox | BusyInbox = Inbox(self._line)
 
     def serve(self) -> None:
@@ -110,6 +114,9 @@ class Node:
             run=employment.job.run if employment else "",
             profile=self._profile,
         )
+
+    def _beat(self) -> Beat:
+        return Beat(peak_memory_bytes=_peak_memory(), steps=self._steps)
 
     def _report_break(self, why: str) -> None:
         self._say(f"{why}; looking for the master" if why else "the master is there again")
@@ -186,6 +193,7 @@ class Node:
         self._inbox.send(Ready(run=job.run, unit_seconds=unit_seconds))
 
     def _look_up(self) -> None:
+        self._steps += 1
         self._inbox.look_up()
 
     def _on_told(self, told: Told, image: memoryview | None) -> None:
@@ -247,3 +255,9 @@ def explain(error: Exception) -> str:
         return str(error)
     first = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _peak_memory() -> int:
+    """Bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

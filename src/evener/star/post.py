@@ -17,6 +17,10 @@ class Post(Protocol):
         """Send to a node, if it has a connection."""
         ...
 
+    def is_sending(self, name: str) -> bool:
+        """Whether something is still on its way to a node."""
+        ...
+
     def tell(self, word: Word) -> None:
         """Tell whoever watches the run."""
         ...

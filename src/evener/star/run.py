@@ -16,6 +16,7 @@ from evener.oracle import Worker
 from evener.record import Event
 from evener.star.belief import Beliefs
 from evener.star.decision import What
+from evener.star.diligence import Diligence
 from evener.star.entry import Work
 from evener.star.job import Job, encode_job
 from evener.star.ledger import Ledger
@@ -55,6 +56,7 @@ class Run:
         self.failure: EvenerError | None = None
         self.has_begun = False
         self._post, self._clock, self._patience = post, clock, patience
+        self._diligence = Diligence(patience, clock())
         self._beliefs = Beliefs()
         self._leases: dict[str, dict[int, Lease]] = {}
         self._taken: dict[str, dict[int, Lease]] = {}
@@ -62,7 +64,7 @@ class Run:
         self._validations = Validations(job, post, clock, self._seconds_per_sample)
         self._refused_in_a_row = 0
         self._first_ready = inf
-        self._progress = self._updated_at = clock()
+        self._updated_at = clock()
 
     def resume(self, used: Mapping[int, int], due: Sequence[int], unit_seconds: Mapping[str, float]) -> None:
         """Go on with the run of a master that was killed: with these samples used, and these epochs to validate."""
@@ -130,9 +132,10 @@ class Run:
             self.failure = TrainingFailed(f"no node can take part in the run: {reasons}")
         waited = self._clock() - self._first_ready
         if ready and not self.has_begun and (len(ready) == len(fit) or waited > self._patience):
-            self.has_begun = True
+            self.has_begun, self.server.quorum = True, len(ready)
             for member in ready:
                 self.take_in(member)
+            self.server.quorum = 1  # whoever comes or goes from now on, the others go on
 
     def _admit(self, name: str) -> None:
         if not self.server.workers:
@@ -146,6 +149,7 @@ class Run:
         """Have what a node has begun done by others."""
         self._leases.pop(name, None)
         self._taken.pop(name, None)
+        self._diligence.forget(name)
         self._follow(self.server.dismiss(name))
         self._validations.give_out()
 
@@ -157,6 +161,7 @@ class Run:
 
     def arrived(self, name: str, contribution: Contribution, num_bytes: int) -> None:
         """So much of a contribution is here."""
+        self.gets_on(name)
         self.server.arrived(name, contribution.push.number, num_bytes)
 
     def contribute(self, name: str, contribution: Contribution, num_bytes: int) -> None:
@@ -167,35 +172,47 @@ class Run:
         lease = self._leases.get(name, {}).pop(push.number, None)
         if lease is not None:
             push = self._beliefs.observe(name, push, lease.num_samples)
-            self._progress = self._clock()
+            self.gets_on(name)
             self._taken.setdefault(name, {})[push.number] = lease
             saved = self.job.layout.num_bytes - num_bytes
             self.ledger.contributed(name, Work(lease.num_samples, push.seconds, sent=num_bytes, saved=saved))
         self._follow(self.server.push(name, push, num_bytes))
 
-    def assessed(self, header: Assessed) -> None:
+    def assessed(self, name: str, header: Assessed) -> None:
         """A slice of the validation data has been answered for."""
         if header.run != self.job.run:
             return
         is_news, validation = self._validations.answer(header)
         if is_news:
-            self._progress = self._clock()
+            self.gets_on(name)
         if validation is not None:
             self._updated_at = self._clock()  # the time of validation is nobody's update
             self.ledger.validations.append(validation)
             self._post.tell(validation)
             self._validations.give_out()  # of the next one, if epochs are shorter than their validation
 
+    def gets_on(self, name: str) -> None:
+        """A node has done a part of its work."""
+        self._diligence.sign(name, self._clock())
+
     def tick(self) -> None:
         """Look for those for whom everybody has waited long enough."""
         now = self._clock()
-        if now - self._progress <= self._patience:
-            return
-        self._progress = now
         busy = [name for name in self.server.workers if self._leases.get(name)]
+        for name in filter(self._post.is_sending, busy):
+            self._diligence.sign(name, now)
         if 0 < len(busy) < len(self.server.workers) and not self.server.is_over:
-            self.happenings += [("late", name) for name in busy]
-        self._validations.give_out(also_of_the_late=True)
+            for name in self._diligence.late({name: self._step_seconds(name) for name in busy}, now):
+                self._beliefs.disappointed(name)
+                self.happenings.append(("late", name))
+        if now - self._diligence.latest > self._patience:
+            self._diligence.latest = now
+            self._validations.give_out(also_of_the_late=True)
+
+    def _step_seconds(self, name: str) -> float:
+        """What a step of a node's present work is believed to take."""
+        lease = next(iter(self._leases[name].values()))
+        return self._beliefs.expect(name) * lease.num_samples / lease.num_steps
 
     def note(self, kind: str, message: str) -> None:
         """Write an event down and tell it."""
@@ -217,7 +234,7 @@ class Run:
         name, lease, image = reply.worker, reply.answer.lease, reply.image
         if lease is not None:
             self._leases.setdefault(name, {})[lease.number] = lease
-            self._progress = self._clock()
+            self.gets_on(name)
         if image is not None:
             self.ledger.sent(name, len(image), self.job.layout.num_bytes - len(image))
         self._post.send(name, Told(run=self.job.run, answer=reply.answer), () if image is None else (image,))

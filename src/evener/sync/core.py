@@ -76,6 +76,7 @@ class Core:
         pulls: of weights.
         cores: that compute.
         merged: memory to merge into.
+        quorum: workers that have to be here for work to begin or go on.
         members: who is here, by name, in the order in which they came.
         tallies: of everybody who ever was.
     """
@@ -89,6 +90,7 @@ class Core:
     pulls: Pulls
     cores: Cores
     merged: Flat
+    quorum: int = 1
     members: dict[str, Member] = field(default_factory=dict)
     tallies: dict[str, Tally] = field(default_factory=dict)
 

@@ -47,11 +47,10 @@ class Rounds:
 
     Args:
         core: of the server.
-        quorum: workers that have to be here before a round is opened.
     """
 
-    def __init__(self, core: Core, quorum: int) -> None:
-        self._core, self._quorum = core, quorum
+    def __init__(self, core: Core) -> None:
+        self._core = core
         self._rounds: deque[Round] = deque()
 
     def join(self, member: Member) -> Outcome:  # noqa: ARG002  # like the others of its kind
@@ -148,5 +147,5 @@ class Rounds:
 
     def _may_open(self) -> bool:
         core, num_open = self._core, len(self._rounds)
-        has_quorum = len(core.members) >= max(1, self._quorum)
+        has_quorum = len(core.members) >= max(1, core.quorum)
         return has_quorum and num_open < core.agreement.depth and core.may_update(num_open)

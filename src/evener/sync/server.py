@@ -63,8 +63,9 @@ class Server:
             pulls=Pulls(agreement, common, cores),
             cores=cores,
             merged=Flat(layout),
+            quorum=quorum,
         )
-        self._pace = Rounds(self._core, quorum) if agreement.staleness == 0 else Turns(self._core, quorum)
+        self._pace = Rounds(self._core) if agreement.staleness == 0 else Turns(self._core)
 
     @classmethod
     def resume(cls, snapshot: Snapshot, *, first_number: int, cores: Cores | None = None, quorum: int = 1) -> Server:
@@ -93,6 +94,15 @@ class Server:
     def workers(self) -> tuple[str, ...]:
         """Names of those who are here."""
         return tuple(self._core.members)
+
+    @property
+    def quorum(self) -> int:
+        """Workers that have to be here for work to begin or go on."""
+        return self._core.quorum
+
+    @quorum.setter
+    def quorum(self, quorum: int) -> None:
+        self._core.quorum = quorum
 
     @property
     def leases(self) -> dict[str, tuple[Lease, ...]]:

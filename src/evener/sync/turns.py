@@ -15,11 +15,10 @@ class Turns:
 
     Args:
         core: of the server.
-        quorum: workers that have to be here before anybody begins.
     """
 
-    def __init__(self, core: Core, quorum: int) -> None:
-        self._core, self._quorum = core, quorum
+    def __init__(self, core: Core) -> None:
+        self._core = core
 
     def join(self, member: Member) -> Outcome:
         """Somebody came, and counts as having had as many turns as the slowest."""
@@ -72,7 +71,7 @@ class Turns:
 
     def _may_begin(self, member: Member) -> bool:
         core, bound = self._core, self._core.agreement.staleness
-        if len(member.leases) >= core.agreement.depth or len(core.members) < self._quorum:
+        if len(member.leases) >= core.agreement.depth or len(core.members) < core.quorum:
             return False
         if not core.may_update(sum(len(other.leases) for other in core.members.values())):
             return False

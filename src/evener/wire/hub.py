@@ -133,6 +133,11 @@ class Hub(Generic[H]):
         if not waited:
             self._transmit(link)
 
+    def is_sending(self, peer: int) -> bool:
+        """Whether the kernel has not taken all yet that was sent to a peer."""
+        link = self._links.get(peer)
+        return link is not None and link.wants_write
+
     def disconnect(self, peer: int, reason: str) -> None:
         """Close a connection now; the peer is told `reason` unless frames wait for it. `Closed` follows."""
         if (link := self._links.get(peer)) is not None:
