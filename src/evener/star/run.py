@@ -18,13 +18,14 @@ from evener.star.belief import Beliefs
 from evener.star.decision import What
 from evener.star.diligence import Diligence
 from evener.star.entry import Work
+from evener.star.holdings import Holdings
 from evener.star.job import Job, encode_job
 from evener.star.ledger import Ledger
 from evener.star.members import Member
 from evener.star.messages import Assessed, Contribution, Prepare, Told
 from evener.star.post import Post
 from evener.star.validations import Validations
-from evener.sync.messages import Lease, Outcome, Reply, Update
+from evener.sync.messages import Outcome, Reply, Update
 from evener.sync.server import Server
 
 _MOST_REFUSALS = 3
@@ -58,8 +59,7 @@ class Run:
         self._post, self._clock, self._patience = post, clock, patience
         self._diligence = Diligence(patience, clock())
         self._beliefs = Beliefs()
-        self._leases: dict[str, dict[int, Lease]] = {}
-        self._taken: dict[str, dict[int, Lease]] = {}
+        self._holdings = Holdings()
         self._used: dict[int, int] = {}
         self._validations = Validations(job, post, clock, self._seconds_per_sample)
         self._refused_in_a_row = 0
@@ -147,8 +147,7 @@ class Run:
 
     def lose(self, name: str) -> None:
         """Have what a node has begun done by others."""
-        self._leases.pop(name, None)
-        self._taken.pop(name, None)
+        self._holdings.forget(name)
         self._diligence.forget(name)
         self._follow(self.server.dismiss(name))
         self._validations.give_out()
@@ -169,11 +168,10 @@ class Run:
         if contribution.run != self.job.run:
             return
         push = contribution.push
-        lease = self._leases.get(name, {}).pop(push.number, None)
+        lease = self._holdings.answered(name, push.number)
         if lease is not None:
             push = self._beliefs.observe(name, push, lease.num_samples)
             self.gets_on(name)
-            self._taken.setdefault(name, {})[push.number] = lease
             saved = self.job.layout.num_bytes - num_bytes
             self.ledger.contributed(name, Work(lease.num_samples, push.seconds, sent=num_bytes, saved=saved))
         self._follow(self.server.push(name, push, num_bytes))
@@ -198,21 +196,21 @@ class Run:
     def tick(self) -> None:
         """Look for those for whom everybody has waited long enough."""
         now = self._clock()
-        busy = [name for name in self.server.workers if self._leases.get(name)]
+        busy = self._step_seconds()
         for name in filter(self._post.is_sending, busy):
             self._diligence.sign(name, now)
         if 0 < len(busy) < len(self.server.workers) and not self.server.is_over:
-            for name in self._diligence.late({name: self._step_seconds(name) for name in busy}, now):
+            for name in self._diligence.late(busy, now):
                 self._beliefs.disappointed(name)
                 self.happenings.append(("late", name))
         if now - self._diligence.latest > self._patience:
             self._diligence.latest = now
             self._validations.give_out(also_of_the_late=True)
 
-    def _step_seconds(self, name: str) -> float:
-        """What a step of a node's present work is believed to take."""
-        lease = next(iter(self._leases[name].values()))
-        return self._beliefs.expect(name) * lease.num_samples / lease.num_steps
+    def _step_seconds(self) -> dict[str, float]:
+        """What a step is believed to take everybody who is at work."""
+        held = ((name, self._holdings.first(name)) for name in self.server.workers)
+        return {name: self._beliefs.expect(name) * lease.num_samples / lease.num_steps for name, lease in held if lease}
 
     def note(self, kind: str, message: str) -> None:
         """Write an event down and tell it."""
@@ -233,14 +231,14 @@ class Run:
     def _answer(self, reply: Reply) -> None:
         name, lease, image = reply.worker, reply.answer.lease, reply.image
         if lease is not None:
-            self._leases.setdefault(name, {})[lease.number] = lease
+            self._holdings.give(name, lease)
             self.gets_on(name)
         if image is not None:
             self.ledger.sent(name, len(image), self.job.layout.num_bytes - len(image))
         self._post.send(name, Told(run=self.job.run, answer=reply.answer), () if image is None else (image,))
 
     def _judged(self, name: str, number: int, verdict: str, reason: str) -> None:
-        lease = self._taken.get(name, {}).pop(number, None)
+        lease = self._holdings.judged(name, number)
         if verdict == "applied":
             self._refused_in_a_row = 0
             self.happenings.append(("contributed", name))
