@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evener import autodiff as ad
+from evener.autodiff import functional as F
+from evener.autodiff.backends.window import Pair
 from evener.autodiff.rules import RULES
 
 names = pytest.mark.parametrize("name", OPERATIONS)
@@ -61,3 +63,30 @@ def _check(operation: Operation, arrays: list[Any], options: dict[str, Any]) -> 
 def test_every_differentiable_rule_is_among_the_operations_tested() -> None:
     tested = set().union(*(operation.rules for operation in OPERATIONS.values())) | {"dropout"}  # has its own test
     assert tested == {name for name, rule in RULES.items() if rule.vjps != ()}
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "kernel", "padding", "dilation", "groups"),
+    [
+        (4, 4, (3, 3), (1, 1), (1, 1), 1),  # gathered: as many values come back as went in
+        (6, 4, (2, 3), (0, 2), (1, 2), 2),
+        (4, 2, (1, 3), (0, 0), (2, 1), 1),
+        (2, 6, (3, 2), (1, 0), (1, 1), 1),  # scattered: more come back
+        (4, 2, (2, 2), (2, 1), (1, 1), 2),  # scattered: a result lies wholly in the padding
+    ],
+)
+def test_gradients_of_convolutions_with_stride_1_are_pytorchs(
+    channels: int, filters: int, kernel: Pair, padding: Pair, dilation: Pair, groups: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, channels, 6, 7)), rng.standard_normal((filters, channels // groups, *kernel))
+    options: dict[str, Any] = {"padding": padding, "dilation": dilation, "groups": groups}
+    ours = [ad.tensor(array, requires_grad=True) for array in (x, w)]
+    theirs = [torch.from_numpy(array).requires_grad_() for array in (x, w)]
+    y = F.conv2d(ours[0], ours[1], **options)
+    g = rng.standard_normal(y.shape)
+    y.backward(ad.tensor(g))
+    expected = torch.autograd.grad(torch.nn.functional.conv2d(theirs[0], theirs[1], **options), theirs, torch.tensor(g))
+    for leaf, gradient in zip(ours, expected, strict=True):
+        assert leaf.grad is not None
+        np.testing.assert_allclose(leaf.grad.numpy(), gradient.numpy(), atol=1e-12)

@@ -199,7 +199,7 @@ def test_an_element_can_be_set_to_what_another_tensor_holds(backend: ad.Backend)
     ("call", "sentence"),
     [
         (lambda x: x + ad.ones(3), r"add of float32\[2, 2\] and float32\[3\]"),
-        (lambda x: x @ ad.ones(3, 2), r"matmul of float32\[2, 2\] and float32\[3, 2\]"),
+        (lambda x: x @ ad.ones(3, 2), r"as many columns as rows after it, got shapes \(2, 2\) and \(3, 2\)"),
         (lambda x: x @ ad.tensor(2.0), "matmul needs vectors, matrices"),
         (lambda x: x.reshape(3, -1), r"shape \(2, 2\) cannot be reshaped to \(3, -1\)"),
         (lambda x: x.reshape(-1, -1), "cannot be reshaped"),
@@ -224,12 +224,58 @@ def test_an_element_can_be_set_to_what_another_tensor_holds(backend: ad.Backend)
         (lambda x: x.to(np.float16), "bool, integers, float32 or float64, got float16"),
         (lambda x: ad.tensor(["a"]), "bool, integers, float32 or float64"),
         (lambda x: ad.from_numpy(np.ones(2, ">f4")), "native byte order"),
+        (lambda x: x @ ad.ones(2, 3, 2), r"as many columns as rows after it, got shapes \(2, 2\) and \(2, 3, 2\)"),
+        (
+            lambda x: F.linear(x.to(np.int64), ad.ones(3, 2)),
+            "linear needs floating-point input and weights, got int64 and float32",
+        ),
+        (
+            lambda x: F.conv2d(x.reshape(1, 1, 2, 2).to(np.uint8), ad.ones(1, 1, 2, 2)),
+            "conv2d needs floating-point input and weights, got uint8",
+        ),
+        (lambda x: x.requires_grad_().sum().backward(np.ones(())), "a gradient is a tensor, got ndarray"),
+        (lambda x: ad.zeros(2, -1), r"sizes must not be negative, got \(2, -1\)"),
+        (lambda x: ad.tensor([[1.0, 2.0], [3.0]]), "nested lists must be of equal lengths"),
+        (lambda x: ad.optim.SGD([x], lr=0.1), r"takes parameters \(nn.Parameter\), got a Tensor"),
         (lambda x: F.scaled_dot_product_attention(x, x, x, x > 0, is_causal=True), "either attn_mask or is_causal"),
     ],
 )
 def test_what_does_not_fit_is_refused(backend: ad.Backend, call: Callable[[ad.Tensor], Any], sentence: str) -> None:
     with pytest.raises(InvalidOperation, match=sentence):
         call(ad.ones(2, 2))
+
+
+def test_what_is_shared_with_a_read_only_array_cannot_be_written_to() -> None:
+    shared = ad.from_numpy(np.broadcast_to(np.float32(1), (2, 2)))
+    assert (shared * 2).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    with pytest.raises(InvalidOperation, match=r"memory that may be written to.*read-only"):
+        shared.copy_(ad.zeros(2, 2))
+
+
+@pytest.mark.parametrize("step", [(-1, -2), (2, 1), (1, -1)])
+def test_strides_of_every_sign_are_read_as_they_lie(step: tuple[int, int]) -> None:
+    values = np.arange(24.0, dtype=np.float32).reshape(4, 6)[:: step[0], :: step[1]]
+    x, w = ad.from_numpy(values).detach().requires_grad_(), ad.ones(3, values.shape[1])
+    y = F.linear(x, w)
+    y.sum().backward()
+    np.testing.assert_array_equal(y.detach().numpy(), values @ np.ones((values.shape[1], 3), np.float32))
+    assert x.grad is not None
+    np.testing.assert_array_equal(x.grad.numpy(), np.full(values.shape, 3))
+
+
+@pytest.mark.parametrize("layer", ["conv2d", "max_pool2d", "avg_pool2d", "linear"])
+def test_a_batch_of_nothing_goes_through_every_layer_and_back(layer: str) -> None:
+    calls: dict[str, Callable[[ad.Tensor], ad.Tensor]] = {
+        "conv2d": lambda x: F.conv2d(x, ad.ones(4, 3, 3, 3), padding=1),
+        "max_pool2d": lambda x: F.max_pool2d(x, 2),
+        "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+        "linear": lambda x: F.linear(x.flatten(1), ad.ones(5, 48)),
+    }
+    x = ad.zeros(0, 3, 4, 4, requires_grad=True)
+    y = calls[layer](x)
+    y.sum().backward()
+    assert x.grad is not None
+    assert (y.shape[0], x.grad.shape) == (0, (0, 3, 4, 4))
 
 
 @pytest.mark.parametrize("call", [lambda x: x + "a", lambda x: x * None, lambda x: len(x.sum()), lambda x: x == [1]])

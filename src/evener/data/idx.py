@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,9 @@ ELEMENTS = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0
 """Third byte of the magic number -> NumPy type of an element, big-endian."""
 
 MOST_DIMENSIONS = 32
+
+PIECE_BYTES = 1 << 18
+"""What is unpacked at a time: a machine of little memory holds the elements once."""
 
 
 def read_idx(path: Path) -> NDArray[Any]:
@@ -31,45 +36,67 @@ def read_idx(path: Path) -> NDArray[Any]:
         MissingFile: the file cannot be read.
         InvalidFile: it is not IDX, is damaged, or holds fewer or more bytes than its header states.
     """
-    data = _unpack(path, _read(path))
-    kind, shape, start = _header(path, data)
+    with _unpacked(path) as file:
+        kind, shape = _header(path, file)
+        array = _room(shape, kind)
+        held = _fill(array, file) + _count(file)
     expected = math.prod(shape) * kind.itemsize
-    if len(data) - start != expected:
+    if held != expected:
         size = "x".join(map(str, shape))
         raise InvalidFile(
-            f"{path} holds {len(data) - start} bytes of elements; its header ({size} of {kind.name}) "
+            f"{path} holds {held} bytes of elements; its header ({size} of {kind.name}) "
             f"states {expected}: fetch it again"
         )
-    return np.frombuffer(data, dtype=kind, offset=start).reshape(shape).astype(kind.newbyteorder("="))
+    return array.astype(kind.newbyteorder("="), copy=False)
 
 
-def _read(path: Path) -> bytes:
+@contextmanager
+def _unpacked(path: Path) -> Iterator[IO[bytes]]:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            yield gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[misc]  # as good as an IO[bytes]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InvalidFile(f"{path} is a damaged gzip file ({error}): fetch it again") from error
     except OSError as error:
         raise MissingFile(f"cannot read {path}: {error.strerror}") from error
 
 
-def _unpack(path: Path, data: bytes) -> bytes:
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InvalidFile(f"{path} is a damaged gzip file ({error}): fetch it again") from error
-
-
-def _header(path: Path, data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Element type, shape, and the position of the first element."""
-    magic = data[:4]
+def _header(path: Path, file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Element type and shape."""
+    magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in ELEMENTS or not 1 <= magic[3] <= MOST_DIMENSIONS:
         raise InvalidFile(
             f"{path} is not an IDX file: it begins with {magic.hex(' ') or 'nothing'}; expected 00 00, "
             f"an element type ({', '.join(f'{code:02x}' for code in ELEMENTS)}) "
             f"and 01 to {MOST_DIMENSIONS:02x} dimensions"
         )
-    start = 4 + 4 * magic[3]
-    if len(data) < start:
-        raise InvalidFile(f"{path} ends inside its header: {len(data)} bytes, expected {start} or more: fetch it again")
-    shape = tuple(int(size) for size in np.frombuffer(data, dtype=">u4", count=magic[3], offset=4))
-    return np.dtype(ELEMENTS[magic[2]]), shape, start
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise InvalidFile(
+            f"{path} ends inside its header: {4 + len(sizes)} bytes, expected {4 + 4 * magic[3]} or more: "
+            "fetch it again"
+        )
+    return np.dtype(ELEMENTS[magic[2]]), tuple(int(size) for size in np.frombuffer(sizes, dtype=">u4"))
+
+
+def _room(shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    """Memory for what the header states; none if no machine has so much, for then the file does not hold it either."""
+    try:
+        return np.empty(shape, kind)
+    except (MemoryError, ValueError):
+        return np.empty(0, kind)
+
+
+def _fill(array: NDArray[Any], file: IO[bytes]) -> int:
+    """Read elements until the array is full or the file ends; returns their bytes."""
+    flat, held = array.reshape(-1).view(np.uint8), 0
+    while held < len(flat) and (count := file.readinto(flat[held : held + PIECE_BYTES])):  # type: ignore[attr-defined]
+        held += count
+    return held
+
+
+def _count(file: IO[bytes]) -> int:
+    """The bytes up to the end, where gzip compares its checksum."""
+    return sum(map(len, iter(lambda: file.read(PIECE_BYTES), b"")))

@@ -19,7 +19,7 @@ Elementwise = Callable[..., Any]
 ALIGNMENT = 64
 """Bytes of a cache line, and of an AVX-512 register."""
 
-TAPS_BYTES = 1 << 20
+TAPS_BYTES = 1 << 21
 """What a convolution gathers at a time; for all of a batch it would be kernel height x width as much as the images."""
 
 _ERFC = {
@@ -268,6 +268,13 @@ class NumpyBackend(Backend):
         return y, (x, window, kept)
 
     def conv2d_input(self, g: Array, w: Array, shape: Shape, window: Window, groups: int) -> Array:
+        back = _backwards(window)
+        if back is not None and prod(g.shape[1:]) <= prod(shape[1:]):  # to gather is cheaper than to scatter
+            return self.conv2d(g, self._turned(w, groups), back, groups)[0]
+        return self._scatter(g, w, shape, window, groups)
+
+    def _scatter(self, g: Array, w: Array, shape: Shape, window: Window, groups: int) -> Array:
+        """Every element of `g` goes to all places that were seen for it."""
         weight, out = _by_group(w, groups).transpose(0, 2, 1), self.new(shape, g.dtype)
         _, c, rows, columns = _padded(shape, window)
         for part in self._one_by_one(_parts(len(g), w, g, groups)):
@@ -281,16 +288,24 @@ class NumpyBackend(Backend):
             np.copyto(out[part], _inside(padded.transpose(3, 0, 1, 2), window))
         return out
 
+    def _turned(self, w: Array, groups: int) -> Array:
+        """The kernel of the way back: [F, C/G, kh, kw] with channels and filters exchanged, turned by 180 degrees."""
+        filters, channels, rows, columns = w.shape
+        by_group = w.reshape(groups, filters // groups, channels, rows, columns)[..., ::-1, ::-1]
+        turned = self.new((groups, channels, filters // groups, rows, columns), w.dtype)
+        return self.copy(by_group.transpose(0, 2, 1, 3, 4), turned).reshape(-1, filters // groups, rows, columns)
+
     def conv2d_weight(self, g: Array, saved: Any, w: Array, groups: int, out: Array | None) -> Array:
         x, window, kept = saved
         total = self.new(w.shape, w.dtype) if out is None else out
         for part in self._one_by_one(_parts(len(g), w, g, groups)):
             taps = self._taps(x[part], window, groups) if kept is None else kept
-            rows, columns = self._samples_last(g[part], groups), taps.transpose(0, 2, 1)
+            columns = self._samples_last(g[part], groups).transpose(0, 2, 1)
+            product = self.matmul(taps, columns).transpose(0, 2, 1)  # a fifth faster than with the sides changed
             if part.start == 0:
-                np.matmul(rows, columns, _by_group(total, groups))
+                np.copyto(_by_group(total, groups), product)
             else:
-                np.add(total, self.matmul(rows, columns).reshape(w.shape), total)
+                np.add(_by_group(total, groups), product, _by_group(total, groups))
         return total
 
     def _taps(self, x: Array, window: Window, groups: int) -> Array:
@@ -301,7 +316,7 @@ class NumpyBackend(Backend):
             padded.fill(0)
         np.copyto(_inside(padded.transpose(3, 0, 1, 2), window), x)
         seen = _windows(padded, window)
-        taps = self.new((groups, seen.size // groups // prod(seen.shape[3:]), prod(seen.shape[3:])), x.dtype)
+        taps = self.new((groups, prod(seen.shape[:3]) // groups, prod(seen.shape[3:])), x.dtype)
         np.copyto(taps.reshape(seen.shape), seen)
         return taps
 
@@ -309,7 +324,7 @@ class NumpyBackend(Backend):
         """[N, F, H', W'] as [G, F/G, H' * W' * N]."""
         n, filters, rows, columns = g.shape
         last = self.copy(g.transpose(1, 2, 3, 0), self.new((filters, rows, columns, n), g.dtype))
-        return last.reshape(groups, filters // groups, -1)
+        return last.reshape(groups, filters // groups, rows * columns * n)
 
     def _one_by_one(self, parts: Sequence[slice]) -> Iterator[slice]:
         """The parts of a batch; memory that is taken for one is taken back before the next."""
@@ -422,6 +437,14 @@ def _by_group(w: Array, groups: int) -> Array:
     return w.reshape(groups, len(w) // groups, -1)
 
 
+def _backwards(window: Window) -> Window | None:
+    """Where an element of the image was seen from, if those places lie side by side and reach to all elements."""
+    (down, right), (top, left) = window.reach, window.padding
+    if window.stride != (1, 1) or top >= down or left >= right:
+        return None
+    return window._replace(padding=(down - 1 - top, right - 1 - left))
+
+
 def _from_samples_last(product: Array, y: Array) -> None:
     """Write [G, F/G, H' * W' * N] into y[N, F, H', W']."""
     n, filters, rows, columns = y.shape
@@ -430,7 +453,7 @@ def _from_samples_last(product: Array, y: Array) -> None:
 
 def _parts(n: int, w: Array, y: Array, groups: int) -> Sequence[slice]:
     """Slices of a batch whose taps fit a cache; all of a batch if that is so of it."""
-    sample_bytes = groups * w[0].size * y[0, 0].size * y.itemsize
+    sample_bytes = groups * prod(w.shape[1:]) * prod(y.shape[2:]) * y.itemsize
     count = max(1, min(n, -(-n * sample_bytes // TAPS_BYTES)))
     size = max(1, -(-n // count))
     return [slice(start, min(start + size, n)) for start in range(0, max(n, 1), size)]

@@ -7,6 +7,7 @@ from functools import lru_cache
 from evener.autodiff.backends.window import Pair, Window
 from evener.autodiff.errors import require
 from evener.autodiff.tensors import Tensor, apply
+from evener.autodiff.tensors.promotion import require_floats
 
 Size = int | tuple[int, int]
 
@@ -32,6 +33,7 @@ def conv2d(
     require(
         fits, "conv2d in {} groups cannot take {} channels to weights of shape {}", groups, x.shape[1], weight.shape
     )
+    require_floats("conv2d", x, weight)
     window = _window((kernel[0], kernel[1]), pair(stride), pair(padding), pair(dilation), x.shape[2:])
     return apply("conv2d", (x, weight, bias), window, groups)
 

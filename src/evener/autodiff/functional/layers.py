@@ -8,12 +8,14 @@ from evener.autodiff.errors import require
 from evener.autodiff.gradient_mode import no_grad
 from evener.autodiff.rules.normalisation import Axes, Running
 from evener.autodiff.tensors import Tensor, apply
+from evener.autodiff.tensors.promotion import require_floats
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x[..., I] weight[O, I]^T + bias[O]."""
     fits = x._array.shape[-1:] == weight._array.shape[1:]
     require(fits, "linear needs {} features in the last dimension, got a tensor of shape {}", weight.shape[-1], x.shape)
+    require_floats("linear", x, weight)
     return apply("linear", (x, weight, bias))
 
 

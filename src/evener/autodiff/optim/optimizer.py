@@ -47,6 +47,8 @@ class Optimizer:
     def __init__(self, params: Parameters, defaults: dict[str, Any]) -> None:
         self.param_groups = [self._checked(group) for group in _groups(params, defaults)]
         everything = [p for group in self.param_groups for p in group["params"]]
+        strangers = [type(p).__name__ for p in everything if not isinstance(p, Parameter)]
+        require(not strangers, "an optimiser takes parameters (nn.Parameter), got a {}", *strangers[:1])
         require(len({id(p) for p in everything}) == len(everything), "a parameter must be in one group only")
         self.arena = arena_of(everything)
         self._flats: dict[str, Array] = {}

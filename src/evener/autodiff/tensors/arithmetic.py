@@ -111,6 +111,8 @@ class Arithmetic(Reducing):
         require(self.ndim > 0 and other.ndim > 0, "matmul needs vectors, matrices or stacks of them, got a number")
         a = self.unsqueeze(0) if self.ndim == 1 else self
         b = other.unsqueeze(1) if other.ndim == 1 else other
+        fits = a._array.shape[-1] == b._array.shape[-2]
+        require(fits, "matmul needs as many columns as rows after it, got shapes {} and {}", self.shape, other.shape)
         if a.ndim > 2 and b.ndim == 2:  # one product instead of a stack of them
             product = a.reshape(-1, a.shape[-1])._with("matmul", b).reshape(*a.shape[:-1], b.shape[-1])
         else:

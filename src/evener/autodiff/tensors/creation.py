@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evener.autodiff.backends import default_backend
-from evener.autodiff.errors import require
+from evener.autodiff.errors import InvalidOperation, require
 from evener.autodiff.tensors.promotion import DEFAULT_FLOAT, DEFAULT_INTEGER, Number, check_type, meet
 from evener.autodiff.tensors.shaping import flat_sizes
 from evener.autodiff.tensors.tensor import Tensor, apply
@@ -23,13 +23,20 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
         dtype: of the elements, if another one is wanted.
         requires_grad: collect a gradient.
     """
-    array = np.asarray(data)
+    array = _array(data)
     given = isinstance(data, np.ndarray | np.generic)
     kind = check_type(dtype or (array.dtype if given or array.dtype.kind != "f" else DEFAULT_FLOAT))
     backend = default_backend()
     source = backend.from_numpy(array.astype(kind, copy=False))
     made = Tensor(backend.copy(source, backend.new(array.shape, source.dtype)), backend.place.lease)
     return made.requires_grad_() if requires_grad else made
+
+
+def _array(data: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(data)
+    except ValueError:
+        raise InvalidOperation("nested lists must be of equal lengths at every depth, at most 64 deep") from None
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
@@ -41,6 +48,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
 
 def full(size: Sequence[int], value: float, dtype: Any = DEFAULT_FLOAT, requires_grad: bool = False) -> Tensor:
     """A tensor filled with `value`."""
+    require(min(size, default=0) >= 0, "sizes must not be negative, got {}", tuple(size))
     backend = default_backend()
     array = backend.fill(backend.new(tuple(size), backend.native(check_type(dtype))), value)
     made = Tensor(array, backend.place.lease)

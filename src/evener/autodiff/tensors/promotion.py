@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evener.autodiff.errors import InvalidOperation
+from evener.autodiff.errors import InvalidOperation, require
 
 if TYPE_CHECKING:
     from evener.autodiff.tensors.base import TensorBase
@@ -47,6 +47,14 @@ def meet_number(dtype: np.dtype[Any], value: object) -> np.dtype[Any]:
     """The type in which a tensor of `dtype` meets a Python number."""
     other = number_type(value)
     return other if _RANK[other.kind] > _RANK[dtype.kind] else dtype
+
+
+def require_floats(operation: str, first: TensorBase, weight: TensorBase) -> None:
+    """Raise InvalidOperation unless both are floating-point: integers are never converted unasked."""
+    fits = first.dtype.kind == weight.dtype.kind == "f"
+    require(
+        fits, "{} needs floating-point input and weights, got {} and {}: use to()", operation, first.dtype, weight.dtype
+    )
 
 
 def meet(a: TensorBase, b: TensorBase) -> np.dtype[Any]:

@@ -81,7 +81,11 @@ class Tensor(Reading):
         backend = self._lease.backend
         array = source._usable() if isinstance(source, Tensor) else backend.from_numpy(np.asarray(source))
         require(tuple(array.shape) == self.shape, "copy_ needs shape {}, got {}", self.shape, tuple(array.shape))
-        backend.copy(array, self._usable())
+        own = self._usable()
+        try:
+            backend.copy(array, own)
+        except backend.failures as error:
+            raise InvalidOperation(f"copy_ needs memory that may be written to: {error}") from error
         if self._edge is not None:
             self._edge.changed_at = next(clock)  # type: ignore[union-attr]
         return self
@@ -134,6 +138,7 @@ class Tensor(Reading):
     def _seed(self, gradient: Tensor | None) -> Array:
         array = self._usable()
         if gradient is not None:
+            require(isinstance(gradient, Tensor), "a gradient is a tensor, got {}", type(gradient).__name__)
             require(gradient.shape == self.shape, "the gradient must have shape {}, got {}", self.shape, gradient.shape)
             return gradient.to(self.dtype)._usable()
         if self.numel() != 1:
