@@ -41,9 +41,9 @@ def join(
     thin: Annotated[bool, typer.Option("--thin", help="Compute without PyTorch, even if it is installed.")] = False,
 ) -> None:
     """Be a node of the master at ADDRESS, until it says goodbye or Ctrl-C. Needs no PyTorch to join."""
-    from evener.journey import star_nodes
+    from evener.journey import star_join
 
-    star_nodes.join(
+    star_join.join(
         address=address,
         token=token,
         token_file=token_file,

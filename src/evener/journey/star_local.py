@@ -20,8 +20,8 @@ from evener.cluster import LocalNode
 from evener.cluster.parent import end_with_parent
 from evener.errors import NodeLost
 from evener.journey.star_engines import build
+from evener.journey.star_join import dialling
 from evener.journey.star_machine import facts, versions
-from evener.journey.star_nodes import dialling
 from evener.star.abilities import Abilities
 from evener.star.home import Home
 from evener.star.master import Master, Setting

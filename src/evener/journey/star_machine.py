@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import platform
 import socket
-from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 
@@ -78,7 +77,9 @@ def _own_address() -> str:
 
 
 def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
+    """Of an installed package; empty for another."""
+    if importlib.util.find_spec(package) is None:
         return ""
+    from importlib.metadata import version  # a MB that a thin node does not need
+
+    return version(package)

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from evener.profile import PRECISIONS, DeviceProfile, Precision, Throughput
 
 _NO_TORCH = "measured without PyTorch"
-_SIZES = (128, 256, 512, 1024)
+_SIZES = (128, 256, 512)
 _DTYPES: dict[Precision, DTypeLike] = {"fp64": np.float64, "fp32": np.float32}
 
 
