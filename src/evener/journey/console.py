@@ -129,7 +129,7 @@ class RunView:
 
 def open_console(to_stderr: bool) -> Console:
     """Where tables are printed: as wide as the terminal; in a file as wide as they need."""
-    console = Console(stderr=to_stderr, highlight=False)
+    console = Console(stderr=to_stderr, highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDTH_IN_FILES
     return console

@@ -73,7 +73,7 @@ def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -
     if as_json:
         sys.stdout.write(msgspec.json.encode(situation).decode() + "\n")
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDTH_IN_FILES
     console.print(situation_table(situation))
