@@ -1,10 +1,8 @@
-"""Evener's pipeline against PyTorch's own, against the ideal, and against what it should hold in memory.
+"""Evener's pipeline against PyTorch's own and against the ideal; what it holds in memory is in pipeline_memory.py.
 
     python benchmarks/pipeline.py overhead       # K=2: a step, relative to torch.distributed.pipelining's
     python benchmarks/pipeline.py bubble         # idle share of stages that wait, against (K-1) / (M+K-1)
     python benchmarks/pipeline.py uneven         # speeds 1 and 1/2: stages chosen for them against equal ones
-    python benchmarks/pipeline.py memory         # AmoebaNet-D: activation bytes with and without recomputing
-    python benchmarks/pipeline.py transformer    # the largest Transformer that a budget of memory a device allows
 
 Ratios are medians of rounds in which the ways took turns.
 """
@@ -29,15 +27,16 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from evener.cluster import LocalNode, Seat, run_local
 from evener.comm import Group, Pace, join_group, leave_group
-from evener.errors import DoesNotFit
-from evener.models import AmoebaNetD, Transformer, resnet152
-from evener.models.transformer import tokens_in, translation_loss
-from evener.oracle.stages import Team
+from evener.models import resnet152
 from evener.parallel.pipeline import Pipeline
-from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.pipeline.schedule import bubble
 
 CPU = torch.device("cpu")
+
+
+def hardware() -> str:
+    """What this is measured on."""
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
 
 
 def ranks(program: Callable[[Seat, Any], None], speeds: list[float], order: dict[str, Any]) -> str:
@@ -199,7 +198,12 @@ def bubbles(_rounds: int) -> None:
 
 
 def uneven_stages(seat: Seat, order: dict[str, Any]) -> None:
-    """One of two ranks of speeds 1 and 1/2, which really compute: chosen stages, equal stages, one rank alone."""
+    """One of two ranks of speeds 1 and 1/2, which really compute: chosen stages, equal stages, the whole model alone.
+
+    A slowed rank is held to twice what its stage takes at full speed, in the same run: idling between short actions
+    costs a processor its caches, so that it would be less than half as fast. The ideal step takes the fast rank's
+    seconds over 1.5, and the bubble's.
+    """
     group, micro_batches, layers = joined(seat), 16, 24
     x, y = torch.randn(micro_batches * 64, 256), torch.randn(micro_batches * 64, 256)
 
@@ -208,23 +212,43 @@ def uneven_stages(seat: Seat, order: dict[str, Any]) -> None:
         model = nn.Sequential(
             *(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)) for _ in range(layers))
         )
-        return Pipeline(model, x, F.mse_loss, stages=stages, micro_batches=micro_batches, on=on, rematerialise="never")
+        return Pipeline(
+            model, x, F.mse_loss, stages=stages, micro_batches=micro_batches, on=on, targets=y, rematerialise="never",
+            schedule=order["schedule"],
+        )  # fmt: skip
 
     chosen, equal, alone = pipeline(None, group), pipeline([str(layers // 2)], group), pipeline(None, [CPU])
+    own: list[float] = []
+
+    def together() -> None:
+        begin = time.perf_counter()
+        alone.step(x, y)
+        own.append(time.perf_counter() - begin)
+
+    def by_both(way: Pipeline) -> None:
+        part = way.design.work[way.design.layout.ranks.index(seat.rank)]
+        group.pace.reference = lambda _samples: part * median(own)
+        group.pace.expect(len(x))
+        way.step(x, y)
+        group.pace.close_step(len(x))
+
     ways: dict[str, Callable[[], object]] = {
-        "chosen": lambda: chosen.step(x, y),
-        "equal": lambda: equal.step(x, y),
         "alone": lambda: alone.step(x, y) if seat.rank == 0 else None,
+        "together": together,
+        "chosen": lambda: by_both(chosen),
+        "equal": lambda: by_both(equal),
     }
     seconds = timed(group, ways, order["rounds"])
     if seat.rank == 0:
-        ideal = [(micro_batches + 1) / micro_batches / 1.5 * one for one in seconds["alone"]]
+        ideal = (micro_batches + 1) / micro_batches / 1.5  # and the bubble
         gain = median(a / b for a, b in zip(seconds["equal"], seconds["chosen"], strict=True))
-        share = median(a / b for a, b in zip(ideal, seconds["chosen"], strict=True))
-        spans = [len({name.split(".")[0] for name in names}) for names in chosen.design.layout.targets]
+        of_alone = median(ideal * a / b for a, b in zip(seconds["alone"], seconds["chosen"], strict=True))
+        of_both = median(ideal * a / b for a, b in zip(own[1:], seconds["chosen"], strict=True))
+        parts = ", ".join(f"{part:.1%}" for part in chosen.design.work)
         Path(order["file"]).write_text(
-            f"{spans} of {layers} layers on ranks {chosen.design.layout.ranks}: {gain:.3f}x faster than equal stages, "
-            f"{share:.1%} of the ideal (the fast rank's seconds alone, over 1.5, and the bubble)"
+            f"{parts} of the work on ranks {chosen.design.layout.ranks}: {gain:.3f}x faster than equal stages; "
+            f"{of_alone:.1%} of the ideal by the fast rank's seconds while the other one rests, "
+            f"{of_both:.1%} by those while both compute"
         )
     group.barrier()
     leave_group()
@@ -232,87 +256,12 @@ def uneven_stages(seat: Seat, order: dict[str, Any]) -> None:
 
 def uneven(rounds: int) -> None:
     """Speeds 1 and 1/2."""
-    print(ranks(uneven_stages, [1.0, 0.5], {"rounds": rounds}), flush=True)
+    for schedule in ("gpipe", "1f1b"):
+        found = ranks(uneven_stages, [1.0, 0.5], {"schedule": schedule, "rounds": rounds})
+        print(f"{schedule:6} {found}", flush=True)
 
 
-def memory(_rounds: int) -> None:
-    """Activation bytes of AmoebaNet-D in one process."""
-    x, y = torch.randn(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
-    for micro_batches in (2, 4, 8):
-        peaks = {}
-        for policy in ("never", "always"):
-            torch.manual_seed(0)
-            pipeline = Pipeline(
-                AmoebaNetD(3, 32, 10), x, F.cross_entropy, on=[CPU], costs="estimated", schedule="gpipe",
-                rematerialise=policy, micro_batches=micro_batches,
-            )  # fmt: skip
-            pipeline.step(x, y)
-            with LiveBytes() as live:
-                pipeline.step(x, y)
-            peaks[policy] = live.peak
-        share = peaks["always"] / peaks["never"]
-        print(
-            f"M={micro_batches}: {peaks['never'] / 1e6:.1f} MB without, {share:.1%} of them with recomputing",
-            flush=True,
-        )
-
-
-def transformer_pipeline(layers: int, on: Group | list[torch.device], budget: float, size: int) -> Pipeline:
-    """A Transformer of so many layers, built without memory, on devices of so much."""
-    with torch.device("meta"):
-        model = Transformer(64, layers, dim=64, heads=4, hidden=256, dropout=0.0, tied=False)
-    tokens = torch.ones(16, 8, dtype=torch.long)
-    team = Team(memory=(budget,) * size)
-    return Pipeline(
-        model, (tokens, tokens), translation_loss, on=on, micro_batches=8, rematerialise="always", costs="estimated",
-        team=team, weigh=lambda targets: float(tokens_in(targets)),
-    )  # fmt: skip
-
-
-def largest(seat: Seat, order: dict[str, Any]) -> None:
-    """One rank: the most layers that fit, and what a step of that model really holds on the fullest rank."""
-    group, budget = joined(seat), order["budget"]
-
-    def fits(layers: int) -> Pipeline | None:
-        try:
-            return transformer_pipeline(layers, group if group.size > 1 else [CPU], budget, group.size)
-        except DoesNotFit:
-            return None
-
-    low, high = 1, 2
-    while fits(high) is not None:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) is not None else (low, middle)
-    pipeline = fits(low)
-    assert pipeline is not None
-    tokens = torch.ones(16, 8, dtype=torch.long)
-    pipeline.step((tokens, tokens), tokens)
-    with LiveBytes() as live:
-        pipeline.step((tokens, tokens), tokens)
-    own = [sum(p.numel() for p in pipeline.parameters()), sum(p.nbytes for p in pipeline.parameters()) * 4 + live.peak]
-    rows = [list(map(int, row.split())) for row in group.all_gather_bytes(f"{own[0]} {own[1]}".encode())]
-    if seat.rank == 0:
-        fullest = max(held for _, held in rows) / budget
-        Path(order["file"]).write_text(f"{low} {sum(count for count, _ in rows)} {fullest}")
-    group.barrier()
-    leave_group()
-
-
-def transformer(_rounds: int) -> None:
-    """The largest Transformer on one, two and four devices of 24 MB."""
-    first = 0.0
-    for devices in (1, 2, 4):
-        layers, parameters, fullest = map(float, ranks(largest, [1.0] * devices, {"budget": 24e6}).split())
-        first = first or parameters
-        share = parameters / first / devices
-        size = f"{layers:.0f} layers, {parameters / 1e6:.2f} M parameters"
-        print(f"K={devices}: {size}, {share:.3f} of K times those of K=1;")
-        print(f"      weights, gradients, Adam's state and activations fill {fullest:.0%} of the fullest device")
-
-
-BENCHMARKS = {"overhead": overhead, "bubble": bubbles, "uneven": uneven, "memory": memory, "transformer": transformer}
+BENCHMARKS = {"overhead": overhead, "bubble": bubbles, "uneven": uneven}
 
 
 def main() -> None:
@@ -322,7 +271,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     words = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}")
+    print(hardware())
     for name in words.names:
         BENCHMARKS[name](words.rounds)
 

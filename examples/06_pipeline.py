@@ -41,6 +41,7 @@ def train(seat: Seat, folder: str) -> None:
         UNet(inputs=1, classes=2, width=8, depth=3),
         batch(0)[0],
         nn.functional.cross_entropy,  # the mean over the samples that it is given
+        targets=batch(0)[1],  # by which the loss is timed, too
         micro_batches=MICRO_BATCHES,
         on=group,
     )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from pipeline_cases import CASES, assert_equal, piped, serial
+from torch import nn
 
+from evener.parallel.pipeline import pipeline, programs
 from evener.parallel.pipeline.rematerialise import POLICIES
 from evener.parallel.pipeline.schedule import SCHEDULES
+from evener.parallel.pipeline.subject import subject
+from evener.parallel.pipeline.tensors import tensors_in
+from evener.parallel.pipeline.trace import trace
 
 CPU = torch.device("cpu")
 WAYS = tuple(product(SCHEDULES, POLICIES))
@@ -18,6 +25,26 @@ WAYS = tuple(product(SCHEDULES, POLICIES))
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one model of a test is followed once for every shape; each pipeline cuts, compiles and runs it anew."""
+    monkeypatch.setattr(pipeline, "subject", once(subject))
+    monkeypatch.setattr(programs, "trace", once(trace))
+
+
+def once(follow: Callable[..., Any]) -> Callable[..., Any]:
+    """`follow`, which remembers what it found for inputs of the same shapes."""
+    known: dict[Any, Any] = {}
+
+    def remembered(model: nn.Module, inputs: Any, *how: Any) -> Any:
+        key = (how, *((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs)))
+        if key not in known:
+            known[key] = follow(model, inputs, *how)
+        return known[key]
+
+    return remembered
 
 
 def check(name: str, samples: int, stages: int, micro_batches: int, ways: tuple[tuple[str, str], ...]) -> None:

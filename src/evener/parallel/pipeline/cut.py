@@ -37,17 +37,17 @@ def cuts(trace: Trace, model: nn.Module) -> list[Cut]:
     operations = trace.operations
     index = {node: i for i, node in enumerate(operations)}
     forbidden = _inseparable(trace, model, index)
-    last_use = {node: _last_use(node, index) for node in trace.graph.nodes if node.op not in ("get_attr", "output")}
-    live = [node for node in last_use if node.op == "placeholder"]
+    ends = {node: last_use(node, index) for node in trace.graph.nodes if node.op not in ("get_attr", "output")}
+    live = [node for node in ends if node.op == "placeholder"]
     found = []
     for position in range(1, len(operations)):
-        live = [node for node in (*live, operations[position - 1]) if last_use[node] >= position]
+        live = [node for node in (*live, operations[position - 1]) if ends[node] >= position]
         if not forbidden[position] and all(_may_cross(node, position, trace, index) for node in live):
             found.append(Cut(position=position, nbytes=sum(node.meta["value"].nbytes for node in live)))
     return found
 
 
-def _last_use(node: fx.Node, index: dict[fx.Node, int]) -> int:
+def last_use(node: fx.Node, index: dict[fx.Node, int]) -> int:
     """Index of the last operation that uses the value; the model's outputs are used behind all operations."""
     return max((index.get(user, len(index)) for user in node.users), default=-1)
 

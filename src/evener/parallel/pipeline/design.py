@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from typing import Any
 
 import msgspec
 import psutil
 import torch
+from torch import Tensor
 
 from evener.errors import InvalidValue
 from evener.oracle.stages import Division, Held, Team, Unit, divide
@@ -32,6 +34,7 @@ class Wish:
         schedule: order of a stage's work.
         rematerialise: what is computed twice.
         costs: by which stages are balanced.
+        loss: of what the model returns for a micro-batch, if it is to be timed with the last part.
         team: memory of the ranks and what joins them; None to take what is free, and links that cost nothing.
     """
 
@@ -41,6 +44,7 @@ class Wish:
     rematerialise: Rematerialise
     costs: Costs
     team: Team | None
+    loss: Callable[[Any], Tensor] | None = None
 
     def held(self, stages: int) -> Held:
         """How many micro-batches every stage holds; `auto` holds as few as it has to."""
@@ -63,6 +67,7 @@ class Design:
         weight_bytes: of every stage: weights, gradients, the optimiser's state.
         boundary_bytes: of every stage: what comes in for one micro-batch.
         kept_bytes: of every stage: activations of one micro-batch.
+        passing_bytes: of every stage: the most that is there besides for a moment, of one micro-batch.
         seconds: of every stage on its device for one micro-batch, forward and backward; where they were not measured,
             estimates of which only the ratios mean something.
         work: of every stage, the fraction of all work: of the seconds that everything takes on one device.
@@ -74,6 +79,7 @@ class Design:
     weight_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
     kept_bytes: tuple[int, ...]
+    passing_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
     work: tuple[float, ...]
 
@@ -85,8 +91,8 @@ class Design:
             waiting: micro-batches between forward and backward.
             scale: samples of a micro-batch, relative to the one that the model was cut with.
         """
-        boundaries = (waiting + ON_THEIR_WAY) * scale * self.boundary_bytes[stage]
-        room = self.memory[stage] - self.weight_bytes[stage] - boundaries
+        passing = scale * ((waiting + ON_THEIR_WAY) * self.boundary_bytes[stage] + self.passing_bytes[stage])
+        room = self.memory[stage] - self.weight_bytes[stage] - passing
         return room / max(1.0, scale * self.kept_bytes[stage])
 
 
@@ -122,7 +128,7 @@ def design(
     for ranks in replicas:
         _require_places(model, len(ranks))
     measured = wish.begins is None and wish.costs == "measured"
-    seconds = {d: measured_seconds(model.trace, model.skeleton, model.places, d) if measured else [] for d in devices}
+    seconds = {d: _measured(model, d, wish.loss) if measured else [] for d in devices}
     own = msgspec.msgpack.encode([_Offer(_free_bytes(d), [s / speed for s in seconds[d]]) for d in devices])
     offers = list(chain(*(msgspec.msgpack.decode(row, type=list[_Offer]) for row in gather(own))))
     team = wish.team or Team(memory=tuple(offer.memory for offer in offers))
@@ -136,7 +142,7 @@ def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, second
         positions = positions_of(model, wish.begins)
     else:
         units = _units(model, [seconds[rank] for rank in ranks])
-        division = divide(units, team.of(ranks), wish.held(len(ranks)), len(ranks))
+        division = divide(units, _room(model, team.of(ranks)), wish.held(len(ranks)), len(ranks))
         positions = tuple(model.ends[end - 1] for end in division.ends[:-1])
         ranks = [ranks[device] for device in division.devices]
     spans = list(pairwise([0, *positions, len(model.spent)]))
@@ -148,9 +154,20 @@ def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, second
         weight_bytes=tuple(model.weight_bytes(*span) for span in spans),
         boundary_bytes=tuple(model.boundary_bytes(begin) for begin, _ in spans),
         kept_bytes=tuple(model.kept_bytes(*span) for span in spans),
+        passing_bytes=tuple(model.passing_bytes(*span) for span in spans),
         seconds=tuple(_between(model, seconds[rank], *span) for rank, span in zip(ranks, spans, strict=True)),
         work=tuple(_between(model, alike, *span) / sum(alike) for span in spans),
     )
+
+
+def _room(model: Subject, team: Team) -> Team:
+    """`team` with the memory that is left while any operation's backward pass runs, wherever it will be."""
+    passing = model.passing_bytes(0, len(model.spent))
+    return replace(team, memory=tuple(memory - passing for memory in team.memory))
+
+
+def _measured(model: Subject, device: torch.device, loss: Callable[[Any], Tensor] | None) -> list[float]:
+    return measured_seconds(model.trace, model.skeleton, model.places, device, loss)
 
 
 def _between(model: Subject, seconds: Sequence[float], begin: int, end: int) -> float:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -32,21 +33,17 @@ from evener.parallel.pipeline.batches import divided, joined, resized, samples_i
 from evener.parallel.pipeline.costs import Costs
 from evener.parallel.pipeline.design import Wish, design
 from evener.parallel.pipeline.mail import Post
+from evener.parallel.pipeline.own_stages import OwnStages
 from evener.parallel.pipeline.parts import make_parts
 from evener.parallel.pipeline.places import places
-from evener.parallel.pipeline.program import Program
-from evener.parallel.pipeline.programs import Programs
-from evener.parallel.pipeline.randomness import Dice, mix
-from evener.parallel.pipeline.rematerialise import POLICIES, Rematerialise, most_waiting, recomputed
-from evener.parallel.pipeline.run import Runner
-from evener.parallel.pipeline.schedule import SCHEDULES, Action, ScheduleName, evaluation, with_recomputing
+from evener.parallel.pipeline.randomness import mix
+from evener.parallel.pipeline.rematerialise import POLICIES, Rematerialise
+from evener.parallel.pipeline.schedule import SCHEDULES, ScheduleName
 from evener.parallel.pipeline.site import agree_upon, site
 from evener.parallel.pipeline.skeleton import without_memory
-from evener.parallel.pipeline.stage import Stage
 from evener.parallel.pipeline.subject import subject
-from evener.parallel.pipeline.tensors import tensors_in
-from evener.parallel.pipeline.timeline import Clock, Timeline, decode_events, encode_events
-from evener.parallel.pipeline.weighting import Loss, Weigh, weighted
+from evener.parallel.pipeline.timeline import Timeline, decode_events, encode_events
+from evener.parallel.pipeline.weighting import Loss, Weigh, measured_loss, weighted
 from evener.parallel.pipeline.weights import clip, load_state, state_of
 
 T = TypeVar("T")
@@ -71,6 +68,7 @@ class Pipeline:
         team: memory and links of the devices, if the choice of stages is to respect them.
         replicas: ranks of every replica, which may differ in number; by default one replica of all.
         weigh: of a micro-batch's targets, the number that `loss` is a mean over, if not samples: tokens, say.
+        targets: of `example`, real ones: then the loss is measured, too, and the last stage made that much smaller.
 
     Raises:
         InvalidInput: the model cannot be cut; names the line.
@@ -93,6 +91,7 @@ class Pipeline:
         team: Team | None = None,
         replicas: Sequence[Sequence[int]] | None = None,
         weigh: Weigh | None = None,
+        targets: Any = None,
     ) -> None:
         where = places(on, stages, replicas)
         micro_batches = 4 * max(map(len, where.replicas)) if micro_batches is None else micro_batches
@@ -101,26 +100,25 @@ class Pipeline:
         require(rematerialise in POLICIES, "rematerialise", rematerialise, f"one of {', '.join(POLICIES)}")
         self.micro_batches, self.training, self._counts = micro_batches, True, True
         self._loss, self._weigh = loss, weigh if weigh is not None else samples_in
-        self._wish = Wish(
+        sizes = sizes_of(samples_in(example), micro_batches)
+        wish = Wish(
             begins=None if stages is None or isinstance(stages, int) else tuple(stages),
             micro_batches=micro_batches,
             schedule=schedule,
             rematerialise=rematerialise,
             costs=costs,
             team=team,
+            loss=None if targets is None else partial(measured_loss, loss, divided(targets, sizes)[0]),
         )
-        self._example = resized(example, sizes_of(samples_in(example), micro_batches)[0])
+        self._example = resized(example, sizes[0])
         to_cut = subject(without_memory(model), self._example, where.devices[0])
-        designs = design(to_cut, self._wish, where.devices, where.replicas, where.gather, where.speed)
+        designs = design(to_cut, wish, where.devices, where.replicas, where.gather, where.speed)
         self._replica, self.design = where.own_replica, designs[where.own_replica]
         self._site = site(where, [one.layout for one in designs])
         agree_upon(self._site, "the cut of the model", repr((designs, micro_batches, schedule, rematerialise)))
         self._parts = make_parts(model, self.design.layout.targets, self._site.devices)
         self._shared = self._site.shared(self._parts)
-        self._states = to_cut.trace.states
-        self._dice = {stage: Dice(device) for stage, device in self._site.devices.items()}
-        self._programs = Programs(to_cut, self.design.layout, self._parts, self._dice)
-        self._clocks = {stage: Clock(stage, device, self._site.pace) for stage, device in self._site.devices.items()}
+        self._stages = OwnStages(to_cut, self.design, wish, self._parts, self._site.devices, self._site.pace)
 
     @property
     def is_first(self) -> bool:
@@ -153,29 +151,17 @@ class Pipeline:
         """
         announced = self._announce(inputs)
         sizes = sizes_of(announced.samples, self.micro_batches)
-        programs = self._programs_for(announced.inputs(self._example), sizes)
         loss: Callable[[Any, int], Tensor] | None = None
         if self.is_last:
             device = self._site.devices[self.num_stages - 1]
             loss = weighted(self._loss, self._weigh, targets, sizes, total, device)
-
-        def work(number: int, post: Post) -> Tensor:
-            actions = SCHEDULES[self._wish.schedule](number, self.num_stages, len(sizes))
-            again = self._recomputed(number, actions, sizes[0])
-            own = [row[number] for row in programs]
-            ends_here = loss if number == self.num_stages - 1 else None
-            stage = Stage(self._parts[number], own, self._dice[number], again, ends_here)
-            runner = Runner(stage, own, post, self._clocks[number])
-            runner.run(with_recomputing(actions, again), self._inputs(inputs, sizes))
-            return stage.total
-
-        for clock in self._clocks.values():
-            clock.clear()
+        rows = self._stages.programs(announced.inputs(self._example), training=self.training)
+        work = self._stages.training(rows, inputs, sizes, loss)
         self._shared.begin()
         losses = self._run(work, announced.seed)
         self._shared.sum_gradients()
         if not self._counts:
-            self._forget()
+            self._stages.forget()
         if self.training:
             self._shared.move_statistics()
         return losses[max(losses)]
@@ -191,16 +177,8 @@ class Pipeline:
         """What the model returns for `inputs`, without gradients, where the last stage is; None elsewhere."""
         announced = self._announce(inputs)
         sizes = sizes_of(announced.samples, self.micro_batches)
-        programs = self._programs_for(announced.inputs(self._example), sizes)
-
-        def work(number: int, post: Post) -> list[Any]:
-            own = [row[number] for row in programs]
-            stage = Stage(self._parts[number], own, self._dice[number])
-            clock = Clock(number, self._site.devices[number], self._site.pace)
-            runner = Runner(stage, own, post, clock)
-            return runner.run(evaluation(len(sizes)), self._inputs(inputs, sizes))
-
-        made = self._run(work, announced.seed)
+        rows = self._stages.programs(announced.inputs(self._example), training=self.training)
+        made = self._run(self._stages.evaluating(rows, inputs, sizes), announced.seed)
         return joined(made[self.num_stages - 1]) if self.is_last else None
 
     def train(self, mode: bool = True) -> Pipeline:
@@ -246,8 +224,8 @@ class Pipeline:
 
     def bytes_to_send(self, samples: int) -> dict[str, int]:
         """Bytes of activations and gradients that this process sends to other stages in a step of so many samples."""
-        programs = self._programs_for(resized(self._example, samples), sizes_of(samples, self.micro_batches))
-        own = [program for row in programs for program in row.values()]
+        rows = self._stages.programs(resized(self._example, samples), training=self.training)
+        own = [program for row in rows for program in row.values()]
         return {
             "activations": sum(value.nbytes * len(value.used_by) for p in own for value in p.outputs),
             "gradients": sum(value.nbytes for p in own for value in p.inputs if value.needs_grad),
@@ -255,7 +233,7 @@ class Pipeline:
 
     def timeline(self) -> Timeline:
         """Of the last step, over all stages; every process of the pipeline calls this."""
-        own = encode_events([event for clock in self._clocks.values() for event in clock.events()])
+        own = encode_events(self._stages.events())
         events = [event for row in self._gather(own) for event in decode_events(row)]
         return Timeline(num_stages=self.num_stages, events=tuple(sorted(events, key=lambda event: event.begin)))
 
@@ -270,39 +248,10 @@ class Pipeline:
         message = announce(inputs, self._example).encode() if self.is_first else b""
         return decode(self._site.tell(message))
 
-    def _programs_for(self, like: Any, sizes: Sequence[int]) -> list[dict[int, Program]]:
-        """Of every micro-batch of inputs shaped `like`."""
-        made = {size: self._programs.of(resized(like, size), self.training) for size in set(sizes)}
-        return [made[size] for size in sizes]
-
-    def _inputs(self, inputs: Any, sizes: Sequence[int]) -> list[Sequence[Tensor]]:
-        if not self.is_first:
-            return [()] * len(sizes)
-        device = self._site.devices[0]
-        return [[tensor.to(device) for tensor in tensors_in(part)] for part in divided(inputs, sizes)]
-
-    def _recomputed(self, stage: int, actions: Sequence[Action], samples: int) -> frozenset[int]:
-        """Micro-batches, of up to so many samples, that `stage` recomputes."""
-        policy = self._wish.rematerialise
-        changing = [name for name in self._states if name in dict(self._parts[stage].root.named_buffers())]
-        if changing and policy != "never":
-            allowed = f"never or auto, as a second pass would change {changing[0]} again"
-            require(policy == "auto", "rematerialise", policy, allowed)
-            return frozenset()
-        scale = samples / samples_in(self._example)
-        return recomputed(policy, actions, self.design.most_kept(stage, most_waiting(actions), scale))
-
     def _run(self, work: Callable[[int, Post], T], seed: int) -> dict[int, T]:
-        for dice in self._dice.values():
-            dice.seed = mix(seed, self._replica)
+        self._stages.begin(mix(seed, self._replica))
         try:
             return self._site.run(work)
         except BaseException:
-            self._forget()
+            self._stages.forget()
             raise
-
-    def _forget(self) -> None:
-        """Drop what BatchNorms have seen in this step."""
-        for part in self._parts.values():
-            for norm in part.norms.values():
-                norm.forget()

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from evener.parallel.pipeline.costs import Spent, spent
 from evener.parallel.pipeline.cut import Cut, cuts
+from evener.parallel.pipeline.spent import Spent, spent
+from evener.parallel.pipeline.tensors import tensors_in
 from evener.parallel.pipeline.trace import Trace, trace
 
 WEIGHT_COPIES = 4
 """Of every trained parameter: itself, its gradient and two of the optimiser's."""
+LOSS_COPIES = 3
+"""Of what the model returns, while the loss is computed: log-probabilities, their gradient and that of the outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,15 @@ class Subject:
     def kept_bytes(self, begin: int, end: int) -> int:
         """Of operations [begin, end): what backward needs of one micro-batch."""
         return sum(one.kept_bytes for one in self.spent[begin:end])
+
+    def passing_bytes(self, begin: int, end: int) -> int:
+        """Of operations [begin, end): the most that is there besides for a moment: gradients, what the loss makes."""
+        loss = LOSS_COPIES * self._output_bytes() if end == len(self.spent) else 0
+        return max([loss, *(one.gradient_bytes + one.weight_bytes for one in self.spent[begin:end])])
+
+    def _output_bytes(self) -> int:
+        output = next(iter(reversed(self.trace.graph.nodes)))
+        return sum(tensor.nbytes for node in output.all_input_nodes for tensor in tensors_in(node.meta.get("value")))
 
     def boundary_bytes(self, position: int) -> int:
         """That live across the cut in front of the operation at `position`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evener.errors import InvalidValue
 from evener.parallel.pipeline.batches import divided, samples_in
-from evener.parallel.pipeline.tensors import map_tensors
+from evener.parallel.pipeline.tensors import map_tensors, tensors_in
 
 Loss = Callable[[Any, Any], Tensor]
 """Mean loss over samples, from what the model returned for them and their targets."""
@@ -41,3 +41,9 @@ def weighted(
     weights = [weigh(part) for part in parts]
     whole = sum(weights) if total is None else total
     return lambda outputs, i: loss(outputs, parts[i]) * (weights[i] / whole)
+
+
+def measured_loss(loss: Loss, targets: Any, outputs: Any) -> Tensor:
+    """The loss of one micro-batch, computed where its outputs are."""
+    device = next(tensors_in(outputs)).device
+    return loss(outputs, map_tensors(targets, lambda tensor: tensor.to(device)))
