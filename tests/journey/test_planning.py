@@ -6,10 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import evener, evener_here
+from commands import TINY, evener, evener_here
 
+from evener.cluster import parse_local_nodes
+from evener.journey.commands import perform
+from evener.journey.order import Order
 from evener.noun import read_noun
 from evener.plan import Plan
+from evener.record import TrainRecord
 
 
 def test_a_plan_for_imagined_machines_is_ranked_saved_and_printed(tmp_path: Path) -> None:
@@ -64,3 +68,24 @@ def test_the_published_settings_are_all_predicted(tmp_path: Path) -> None:
     for row in rows:
         parts = float(row["compute_seconds"]) + float(row["communication_seconds"])
         assert float(row["total_seconds"]) == pytest.approx(parts, abs=2e-6)
+
+
+def staged(strategy: str, nodes: str, folder: Path, shares: str = "measured") -> TrainRecord:
+    """The record of a run of `tiny`."""
+    order = Order(task=TINY, strategy=strategy, shares=shares, precision="fp64", started=0.0, output=str(folder))
+    perform(order, parse_local_nodes(nodes))
+    return read_noun(folder / "record.json", TrainRecord)
+
+
+def test_a_pipeline_says_before_the_first_step_what_it_will_send(tmp_path: Path) -> None:
+    record = staged("pipeline", "1,1", tmp_path / "run")
+    said = record.plan.prediction
+    assert said is not None
+    assert said.sent_bytes == pytest.approx(max(node.sent_bytes for node in record.steps[1].nodes), abs=1)
+    parts = said.compute_seconds + said.communication_seconds + said.waiting_seconds
+    assert said.step_seconds == pytest.approx(parts)
+    assert said.communication_seconds > 0
+
+
+def test_replicas_that_are_cut_elsewhere_predict_nothing(tmp_path: Path) -> None:
+    assert staged("data+pipeline", "1,1,1", tmp_path / "run", "equal").plan.prediction is None

@@ -149,7 +149,7 @@ LINEAR = {"kind": "mlp", "batch_norm": "false", "image": "3x16x16", "width": "25
 """Weights of 1.6 MB; a step takes three or four times that."""
 
 
-@pytest.mark.parametrize(("memory", "strategies"), [(10**9, {"serial", "data"}), (4 * 10**6, {"pipeline"})])
+@pytest.mark.parametrize(("memory", "strategies"), [(10**9, {"serial", "data"}), (45 * 10**5, {"pipeline"})])
 def test_what_no_node_holds_is_cut_into_stages_without_being_asked(
     tmp_path: Path, memory: int, strategies: set[str]
 ) -> None:

@@ -10,10 +10,14 @@ import torch
 from evener import __version__
 from evener.benchmark.compute import measure_throughputs
 from evener.benchmark.memory import measure_bandwidth, usable_memory
+from evener.benchmark.widths import measure_pass, measure_widths
 from evener.errors import require
 from evener.profile import PRECISIONS, DeviceProfile, Throughput
 
 _BANDWIDTH_SHARE = 0.05
+_WIDTHS_SHARE = 0.05
+_PASS_SHARE = 0.02
+_THROUGHPUT_SHARE = 1 - 2 * _BANDWIDTH_SHARE - _WIDTHS_SHARE - _PASS_SHARE
 
 
 def profile_device(
@@ -44,7 +48,7 @@ def profile_device(
     require(seconds > 0, "seconds", seconds, "positive")
     total, usable = usable_memory(device, memory_limit)
     bandwidth = measure_bandwidth(device, seconds * _BANDWIDTH_SHARE)
-    throughputs = measure_throughputs(device, PRECISIONS, seconds * (1 - 2 * _BANDWIDTH_SHARE))
+    throughputs = measure_throughputs(device, PRECISIONS, seconds * _THROUGHPUT_SHARE)
     bandwidth = max(bandwidth, measure_bandwidth(device, seconds * _BANDWIDTH_SHARE))
     model, cores = _model_and_cores(device)
     return DeviceProfile(
@@ -57,6 +61,8 @@ def profile_device(
         bandwidth=bandwidth * speed,
         throughputs=tuple(_slowed(throughput, speed) for throughput in throughputs),
         speed=speed,
+        pass_seconds=measure_pass(device, seconds * _PASS_SHARE) / speed,
+        widths=measure_widths(device, seconds * _WIDTHS_SHARE),
     )
 
 

@@ -6,7 +6,9 @@ import time
 from statistics import median
 
 import torch
+import torch.distributed as dist
 
+from evener.benchmark.clock import now
 from evener.comm import Group
 
 _SMALL_BYTES = 8
@@ -43,9 +45,27 @@ def measure_message(group: Group) -> float:
     for _ in range(_MESSAGES):
         start = time.perf_counter()
         group.all_sum(message, "measuring")
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
-        taken.append(time.perf_counter() - start)
+        taken.append(now(group.device) - start)
+    return group.all_reduce_max([median(taken)])[0]
+
+
+def measure_passing(group: Group, sender: int, receiver: int, nbytes: int) -> float:
+    """Seconds of a tensor of `nbytes` from one rank to another; every rank of the group calls this."""
+    if group.rank not in (sender, receiver):
+        return group.all_reduce_max([0.0])[0]
+    numbers, peer = torch.zeros(max(1, nbytes // 4)), sender + receiver - group.rank
+    numbers = numbers.to(group.device if dist.get_backend(group.process_group) == "nccl" else "cpu")
+    taken = []
+    for _ in range(_MESSAGES):
+        start = now(group.device)
+        for mine in (group.rank == sender, group.rank == receiver):
+            if mine:
+                work = dist.isend(numbers, group=group.process_group, group_dst=peer)
+            else:
+                work = dist.irecv(numbers, group=group.process_group, group_src=peer)
+            assert work is not None
+            work.wait()
+        taken.append((now(group.device) - start) / 2)
     return group.all_reduce_max([median(taken)])[0]
 
 
@@ -57,7 +77,5 @@ def _seconds(group: Group, nbytes: int) -> float:
         group.barrier()
         start = time.perf_counter()
         group.all_reduce(buffer, "measuring")
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, now(group.device) - start)
     return best

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
+import msgspec
+
 from evener.cluster import Seat
 from evener.comm import Group
 from evener.data import Division, Sampler, ShuffledSampler, StationarySampler
@@ -10,6 +15,7 @@ from evener.data.shares import class_balanced_shares
 from evener.journey.join_model import join_model
 from evener.journey.order import Order
 from evener.journey.prepare import Work
+from evener.journey.rehearse import predict
 from evener.journey.strategy import is_pipeline
 from evener.oracle import Balance, Worker, weights_to_workers
 from evener.parallel import JointModel
@@ -20,7 +26,7 @@ from evener.train import Run
 def assemble(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> Run:
     """Everything that the loop needs, now that the plan is known."""
     settings, task = work.settings, work.task
-    model, plan = join_model(work, plan, group, seat, order)
+    model, plan = _join(work, plan, group, seat, order)
     optimizer = work.make_optimizer(model.parameters())
     balancing = settings.balance and plan.strategy in ("serial", "data")
     workers = _workers(plan, balancing)
@@ -49,6 +55,23 @@ def assemble(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> 
         before_step=before_step,
         stop_requested=lambda: seat.stop_asked,
     )
+
+
+def _join(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[JointModel, Plan]:
+    """This rank's part of the model, and the plan with its stages and what they will take, if it is of a pipeline."""
+    if not is_pipeline(plan.strategy) or plan.prediction is not None:
+        return join_model(work, plan, group, seat, order)
+    twin = replace(work, model=copy.deepcopy(work.model))
+    model, plan = join_model(work, plan, group, seat, order)
+    if not _is_cut_alike(plan):  # a twin could not be cut so
+        return model, plan
+    return model, msgspec.structs.replace(plan, prediction=predict(twin, plan, group, seat, order))
+
+
+def _is_cut_alike(plan: Plan) -> bool:
+    """Whether the stages of all replicas begin at the same layers."""
+    rows = [sorted((plan.assignments[rank] for rank in ranks), key=lambda a: a.stage) for ranks in plan.replica_ranks]
+    return len({tuple(a.first_layer for a in row) for row in rows}) == 1
 
 
 def _workers(plan: Plan, balancing: bool) -> tuple[Worker, ...]:

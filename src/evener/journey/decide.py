@@ -13,6 +13,7 @@ from evener.journey.divide import decide_division
 from evener.journey.given import fit_plan
 from evener.journey.order import Order
 from evener.journey.prepare import Work, calibrate
+from evener.journey.rehearse import rehearsed
 from evener.journey.speeds import measured_timings, relative_shares, worker_of
 from evener.oracle import Candidate, Exchange, Worker, plan_data_parallel
 from evener.parallel import statistics_exchanges
@@ -69,4 +70,5 @@ def _decide_data(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
         Candidate(node=node.name, device=node.device, worker=worker)
         for node, worker in zip(seat.nodes, workers, strict=True)
     ]
-    return plan_data_parallel(candidates, settings.batch_size, exchange, accumulate=settings.accumulate, shares=shares)
+    plan = plan_data_parallel(candidates, settings.batch_size, exchange, accumulate=settings.accumulate, shares=shares)
+    return rehearsed(work, plan, world, seat, order) if world.size > 1 else plan

@@ -7,7 +7,7 @@ from math import isqrt
 from evener.cluster import Seat
 from evener.comm import Group
 from evener.journey.order import Order
-from evener.journey.prepare import Work, example
+from evener.journey.prepare import Work, example, samples_of
 from evener.journey.stages import with_stages
 from evener.journey.strategy import division_of, is_pipeline
 from evener.oracle.stages import Team
@@ -16,6 +16,7 @@ from evener.parallel import (
     Criterion,
     DividedModel,
     JointModel,
+    Place,
     Reader,
     ReplicatedModel,
     StagedModel,
@@ -27,44 +28,52 @@ from evener.plan import Plan
 
 def join_model(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[JointModel, Plan]:
     """This rank's part of the model, and the plan with what was decided in making it."""
-    criterion = Criterion(loss=work.task.loss, autocast=work.arithmetic.autocast, scale=work.arithmetic.scaler.scale)
     if plan.strategy in ("serial", "data"):
-        return _replicated(work, group, criterion), plan
+        return replicated(work, group), plan
     if is_pipeline(plan.strategy):
-        return _staged(work, plan, group, seat, order, criterion)
-    return _divided(work, plan, group, order, criterion), plan
+        model = staged(work, plan, group, seat, order)
+        return model, with_stages(plan, model)
+    return divided(work, plan, take_place(group, arrangement_of(plan)), order), plan
 
 
-def _replicated(work: Work, group: Group, criterion: Criterion) -> JointModel:
+def replicated(work: Work, group: Group) -> JointModel:
+    """The whole model on every rank of `group`; it is that of `work`, not a copy."""
     model = synchronise_batch_norm(work.model, group) if group.size > 1 else work.model
-    return ReplicatedModel(model, group, criterion, work.settings.compile)
+    return ReplicatedModel(model, group, criterion_of(work), work.settings.compile)
 
 
-def _divided(work: Work, plan: Plan, group: Group, order: Order, criterion: Criterion) -> JointModel:
+def arrangement_of(plan: Plan) -> Arrangement:
+    """How the ranks of `plan` divide filters, channels or rows."""
     rows = [tuple(plan.assignments[rank].share for rank in ranks) for ranks in plan.replica_ranks]
-    arrangement = Arrangement(
-        division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows)
-    )
-    place = take_place(group, arrangement)
+    return Arrangement(division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows))
+
+
+def divided(work: Work, plan: Plan, place: Place, order: Order) -> JointModel:
+    """A rank's part of the model, at `place`: a copy."""
     inputs = example(work, max(1, plan.replica_samples[place.index]))
     reader = Reader(work.model)
     operations = len(reader.read(DividedModel.tensors(inputs)).network.operations)
     chunks = isqrt(operations) if order.rematerialise == "always" else 1  # which keeps the least at once
-    return DividedModel(work.model, place, inputs, criterion, chunks, reader, work.settings.compile)
+    return DividedModel(work.model, place, inputs, criterion_of(work), chunks, reader, work.settings.compile)
 
 
-def _staged(
-    work: Work, plan: Plan, group: Group, seat: Seat, order: Order, criterion: Criterion
-) -> tuple[JointModel, Plan]:
+def criterion_of(work: Work) -> Criterion:
+    """How the loss of a run is computed."""
+    return Criterion(loss=work.task.loss, autocast=work.arithmetic.autocast, scale=work.arithmetic.scaler.scale)
+
+
+def staged(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> StagedModel:
+    """A rank's stage of the model, whose parts it takes over."""
     rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
-    replica = next(index for index, ranks in enumerate(rows) if group.rank in ranks)
     begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
-    model = StagedModel(
+    inputs, targets = samples_of(work, work.settings.batch_size)
+    return StagedModel(
         work.model,
         group,
-        replica,
-        criterion,
-        example=example(work, work.settings.batch_size),
+        next(index for index, ranks in enumerate(rows) if group.rank in ranks),
+        criterion_of(work),
+        example=work.arithmetic.prepare(inputs),
+        targets=work.arithmetic.prepare(targets),
         micro_batches=plan.accumulate,
         replicas=rows,
         stages=begins if begins and all(begins) else None,
@@ -72,7 +81,6 @@ def _staged(
         rematerialise=order.rematerialise,
         team=_team(group, seat),
     )
-    return model, with_stages(plan, model)
 
 
 def _team(group: Group, seat: Seat) -> Team | None:

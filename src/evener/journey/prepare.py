@@ -97,7 +97,7 @@ def _time(work: Work, seat: Seat, micro: int, *, speed: float, seconds: float) -
             return work.task.loss(outputs, work.arithmetic.prepare(targets))
 
     def fetch(samples: int) -> Any:
-        return to_device(_samples(work, samples), seat.device)
+        return to_device(samples_of(work, samples), seat.device)
 
     return time_task(
         task=work.task,
@@ -116,10 +116,11 @@ def _time(work: Work, seat: Seat, micro: int, *, speed: float, seconds: float) -
 
 def example(work: Work, samples: int) -> Any:
     """Inputs of the model, of so many samples, on the CPU."""
-    return work.arithmetic.prepare(_samples(work, samples)[0])
+    return work.arithmetic.prepare(samples_of(work, samples)[0])
 
 
-def _samples(work: Work, count: int) -> tuple[Any, Any]:
+def samples_of(work: Work, count: int) -> tuple[Any, Any]:
+    """Inputs and targets of so many of the run's samples, on the CPU."""
     indices = torch.arange(count).remainder(len(work.train_data)).numpy()  # type: ignore[arg-type]
     return split_batch(collect(work.train_data, indices, work.settings.seed, 0))
 

@@ -1,14 +1,11 @@
-"""What a pipeline decided while it was made, put into the plan: who computes which stage, and what a step will take."""
+"""What a pipeline decided while it was made, put into the plan: who computes which stage."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
-from evener.oracle import ring_bytes
 from evener.parallel import StagedModel
-from evener.plan import Plan, Prediction
+from evener.plan import Plan
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -19,18 +16,12 @@ class _Row(msgspec.Struct, frozen=True):
         first_layer: its first operation.
         share: of its replica's work.
         memory_bytes: that it needs if it keeps the activations of every micro-batch that is on its way.
-        seconds: of a step of its replica.
-        computing: of that, seconds in which it computes.
-        sent_bytes: in a step.
     """
 
     stage: int
     first_layer: str
     share: float
     memory_bytes: int
-    seconds: float
-    computing: float
-    sent_bytes: float
 
 
 def with_stages(plan: Plan, model: StagedModel) -> Plan:
@@ -48,44 +39,17 @@ def with_stages(plan: Plan, model: StagedModel) -> Plan:
         )
         for a, row in zip(plan.assignments, rows, strict=True)
     )
-    return msgspec.structs.replace(plan, assignments=assignments, prediction=plan.prediction or _prediction(rows))
+    return msgspec.structs.replace(plan, assignments=assignments)
 
 
 def _row(plan: Plan, model: StagedModel) -> _Row:
     design, layout, micro = model.pipeline.design, model.pipeline.design.layout, plan.accumulate
     stage = layout.ranks.index(model.group.rank)
-    samples = plan.replica_samples[model.replica] * micro
-    told = sum(model.pipeline.bytes_to_send(samples).values()) + _bytes_of_gradients(model)
     return _Row(
         stage=stage,
         first_layer=layout.first_operation(stage),
         share=design.work[stage],
-        memory_bytes=design.weight_bytes[stage] + micro * (design.boundary_bytes[stage] + design.kept_bytes[stage]),
-        seconds=design.division.step_seconds(micro) if design.division else 0.0,
-        computing=micro * design.seconds[stage],
-        sent_bytes=told,
-    )
-
-
-def _bytes_of_gradients(model: StagedModel) -> float:
-    """Bytes that this rank sends to sum gradients of weights that others hold, too: replicas, or tied ones."""
-    own = dict(model.pipeline.named_parameters())
-    rows = model.group.all_gather_bytes(msgspec.json.encode(list(own)))
-    holders = Counter(name for row in rows for name in msgspec.json.decode(row, type=list[str]))
-    return sum(ring_bytes(p.nbytes, holders[name]) for name, p in own.items() if p.requires_grad)
-
-
-def _prediction(rows: list[_Row]) -> Prediction | None:
-    """Of the slowest replica; None where the user said where stages begin, so that nothing was measured."""
-    slowest = max(rows, key=lambda row: row.seconds)
-    if slowest.seconds == 0:
-        return None
-    computing = max(row.computing for row in rows)
-    return Prediction(
-        step_seconds=slowest.seconds,
-        compute_seconds=computing,
-        communication_seconds=0.0,
-        waiting_seconds=slowest.seconds - computing,
-        sent_bytes=round(max(row.sent_bytes for row in rows)),
-        bottleneck="computing of the slowest stage",
+        memory_bytes=design.weight_bytes[stage]
+        + micro * (design.boundary_bytes[stage] + design.kept_bytes[stage])
+        + design.passing_bytes[stage],
     )

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from evener.errors import require
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.data_parallel import Candidate
-from evener.plan import Assignment, Plan, Prediction, Strategy
+from evener.plan import Assignment, Plan, Strategy
 
 Rows = Sequence[Sequence[int]]
 """The ranks of every replica."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Talk:
-    """What the ranks tell each other in a step, and what that takes.
-
-    Attributes:
-        sent: of every rank, bytes by kind, of one micro-batch; `gradients` once a step.
-        exchanges: in which ranks take part in forward and backward of a micro-batch.
-        alpha: seconds of latency of one step of a ring.
-        beta: seconds per byte.
-        message_seconds: of one exchange.
-    """
-
-    sent: Sequence[Mapping[str, float]]
-    exchanges: int
-    alpha: float
-    beta: float
-    message_seconds: float
-
-    def bytes_sent(self, rank: int, micro_batches: int) -> float:
-        """By `rank` in a step of so many micro-batches."""
-        own = self.sent[rank]
-        return sum(nbytes * (1 if kind == "gradients" else micro_batches) for kind, nbytes in own.items())
-
-    def seconds(self, rank: int, micro_batches: int) -> float:
-        """In which `rank` exchanges."""
-        latency = micro_batches * self.exchanges * self.message_seconds
-        return latency + self.bytes_sent(rank, micro_batches) * self.beta
 
 
 def samples_of_replicas(rows: Rows, speeds: Sequence[float], samples: int) -> tuple[int, ...]:
@@ -68,7 +38,6 @@ def plan_divided(
     batch_size: int,
     *,
     accumulate: int = 1,
-    talk: Talk | None = None,
 ) -> Plan:
     """The plan of `strategy`, in which ranks of a replica have shares of its work in proportion to their speeds.
 
@@ -79,7 +48,6 @@ def plan_divided(
         speeds: relative, one a rank.
         batch_size: samples of a step over all replicas.
         accumulate: micro-batches of a step.
-        talk: what is exchanged; without it nothing is predicted.
 
     Raises:
         InvalidValue: there is not a sample for every replica, or a replica has no speed.
@@ -103,34 +71,4 @@ def plan_divided(
                     share=share,
                 )
             )
-    prediction = _prediction(candidates, assignments, batch_size, accumulate, talk) if talk else None
-    return Plan(
-        strategy=strategy,
-        batch_size=batch_size,
-        accumulate=accumulate,
-        assignments=tuple(assignments),
-        prediction=prediction,
-    )
-
-
-def _prediction(
-    candidates: Sequence[Candidate], assignments: Sequence[Assignment], batch_size: int, accumulate: int, talk: Talk
-) -> Prediction:
-    computing = [_computing(a, accumulate) for a in assignments]
-    telling = [talk.seconds(a.rank, accumulate) for a in assignments]
-    slowest = max(range(len(assignments)), key=lambda rank: computing[rank] + telling[rank])
-    alone = [accumulate * one.worker.seconds(-(-batch_size // accumulate)) for one in candidates]
-    words = ("computing of the slowest rank", "exchanges within the layers")
-    return Prediction(
-        step_seconds=computing[slowest] + telling[slowest],
-        compute_seconds=computing[slowest],
-        communication_seconds=telling[slowest],
-        sent_bytes=round(max(talk.bytes_sent(a.rank, accumulate) for a in assignments)),
-        alone_seconds=min(alone),
-        bottleneck=words[computing[slowest] < telling[slowest]],
-    )
-
-
-def _computing(assignment: Assignment, accumulate: int) -> float:
-    """Seconds of a rank's part of a step."""
-    return accumulate * (assignment.fixed_seconds + assignment.share * assignment.samples * assignment.sample_seconds)
+    return Plan(strategy=strategy, batch_size=batch_size, accumulate=accumulate, assignments=tuple(assignments))

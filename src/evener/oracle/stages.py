@@ -183,6 +183,10 @@ class _Chain:
         )
         self._boundary = np.array([0.0] + [unit.boundary_bytes for unit in units])
         self._size = len(units) + 1
+        self._pair_weights = self._weights[None, :] - self._weights[:, None]
+        self._pair_kept = self._kept[None, :] - self._kept[:, None]
+        self._is_later = ~np.tri(self._size, dtype=bool)
+        self._busy_known: dict[tuple[int, int, float], _Floats] = {}
 
     def best(self, stages: int, combine: Callable[[_Floats, _Floats], _Floats], bound: float) -> _Way:
         """The division into `stages` of the least value: of all busy times, each at most `bound`, combined."""
@@ -237,15 +241,17 @@ class _Chain:
 
     def _busy(self, kind: int, stage: int, bound: float) -> _Floats:
         """Seconds of units [i, j) on a kind of device, infinite where they do not fit or are none."""
+        key = kind, stage, bound
+        if key not in self._busy_known:
+            self._busy_known[key] = self._find_busy(kind, stage, bound)
+        return self._busy_known[key]
+
+    def _find_busy(self, kind: int, stage: int, bound: float) -> _Floats:
         device = self._kinds[kind][0]
         seconds = self._seconds[None, :, device] - self._seconds[:, None, device]
-        needed = (
-            (self._weights[None, :] - self._weights[:, None])
-            + (self._kept[None, :] - self._kept[:, None]) * self._held.kept[stage]
-            + self._boundary[:, None] * self._held.waiting[stage]
-        )
-        empty = np.tri(self._size, dtype=bool)
-        allowed = ~empty & (needed <= self._team.memory[device]) & (seconds <= bound)
+        needed = self._pair_weights + self._pair_kept * self._held.kept[stage]
+        needed += self._boundary[:, None] * self._held.waiting[stage]
+        allowed = self._is_later & (needed <= self._team.memory[device]) & (seconds <= bound)
         return np.where(allowed, seconds, inf)
 
 

@@ -172,7 +172,7 @@ def _parts_by_channels(
 def _fractions(sizes: Counts, divided: Flags, shares: tuple[float, ...]) -> list[Numbers]:
     """Of every rank, the fraction of each divided size that it gets; 1 where nothing is divided."""
     table = np.ones((len(shares), len(divided)))
-    for size in {int(size) for size, is_divided in zip(sizes, divided, strict=True) if is_divided and size > 0}:
+    for size in map(int, np.unique(sizes[divided & (sizes > 0)])):
         counts = np.array(division(size, shares), dtype=np.float64)
         table[:, divided & (sizes == size)] = (counts / size)[:, None]
     return list(table)
@@ -237,7 +237,7 @@ def _sharded_exchanges(layers: Layers, by_filter: Flags, by_channel: Flags, gath
 
 def _spatial(layers: Layers, shares: Sequence[float]) -> Division:
     none = np.zeros(len(layers), dtype=np.bool_)
-    by_rows, gathered = _strips(layers)
+    by_rows, gathered = layers.strips
     parts = tuple(
         Part(filters=np.ones(len(layers)), channels=np.ones(len(layers)), rows=rows)
         for rows in _fractions(layers.rows, by_rows, tuple(shares))
@@ -263,15 +263,3 @@ def _spatial(layers: Layers, shares: Sequence[float]) -> Division:
         parts=parts,
         exchanges=exchanges,
     )
-
-
-def _strips(layers: Layers) -> tuple[Flags, Flags]:
-    """Layers that are divided by rows, and layers at which strips are gathered."""
-    in_strips: dict[str, bool] = {}
-    by_rows, gathered = np.zeros(len(layers), dtype=np.bool_), np.zeros(len(layers), dtype=np.bool_)
-    for index, layer in enumerate(layers.graph.layers):
-        from_strips = all(in_strips[name] for name in layer.inputs)
-        by_rows[index] = from_strips and layers.rows[index] > 1
-        gathered[index] = not by_rows[index] and any(in_strips[name] for name in layer.inputs)
-        in_strips[layer.name] = bool(by_rows[index])
-    return by_rows, gathered

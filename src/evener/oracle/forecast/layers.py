@@ -15,7 +15,7 @@ Where several layers read a tensor, their gradients for it are added up: two rea
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -74,6 +74,18 @@ class Layers:
 
     def __len__(self) -> int:
         return len(self.graph.layers)
+
+    @cached_property
+    def strips(self) -> tuple[Flags, Flags]:
+        """Layers that are divided by rows, and layers at which strips are gathered, in a division of images."""
+        in_strips: dict[str, bool] = {}
+        by_rows, gathered = np.zeros(len(self), dtype=np.bool_), np.zeros(len(self), dtype=np.bool_)
+        for index, layer in enumerate(self.graph.layers):
+            from_strips = all(in_strips[name] for name in layer.inputs)
+            by_rows[index] = from_strips and self.rows[index] > 1
+            gathered[index] = not by_rows[index] and any(in_strips[name] for name in layer.inputs)
+            in_strips[layer.name] = bool(by_rows[index])
+        return by_rows, gathered
 
 
 class _Passes(NamedTuple):

@@ -1,0 +1,185 @@
+"""What exchanges cost the ranks of a group beyond what each of them computes for it: by kind and by size.
+
+    cost = seconds of the exchange among the ranks - seconds that a rank packs and unpacks for it in silence
+
+The slowest rank packs longest, and the others wait for it: what is left of its seconds is the transport, so the least
+difference of all ranks counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from statistics import median
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from evener.benchmark.clock import now
+from evener.benchmark.score import Score
+from evener.benchmark.silence import silent_group
+from evener.comm import Group, Pace
+from evener.comm.exchange import Exchange, Route
+from evener.comm.regions import Region
+from evener.profile import ExchangeKind, ExchangePoint, ExchangeTiming
+
+_Begin: TypeAlias = Callable[[], Callable[[], object]]
+_Beginning: TypeAlias = Callable[[Group, int], _Begin]
+
+_ROUNDS = 5
+_REPEATS = 4
+_SIDE = 128
+"""Rows and columns of the matrices that are multiplied meanwhile."""
+_ENOUGH = 1.5
+"""Times the seconds of an exchange are computed meanwhile, to hide all that can be hidden."""
+_STEP = 1.25
+"""Sizes nearer to each other than by this factor are not measured apart."""
+
+
+def measure_exchanges(group: Group, sizes: Mapping[ExchangeKind, Collection[int]]) -> list[ExchangeTiming]:
+    """What exchanges among the ranks of `group` cost; every rank calls this and gets the same.
+
+    Args:
+        group: the ranks.
+        sizes: by kind, bytes of the rank that sends or receives most, as in `Beat`.
+    """
+    timings = []
+    for kind, wanted in sorted(sizes.items()):
+        points = [_point(group, kind, nbytes) for nbytes in spread_out(wanted)]
+        timings.append(ExchangeTiming(kind=kind, ranks=group.size, points=tuple(points)))
+    return timings
+
+
+def spread_out(sizes: Iterable[int]) -> list[int]:
+    """The sizes to measure: of those that hardly differ, the larger one; each at least 4 bytes."""
+    kept: list[int] = []
+    for size in sorted({max(4, size) for size in sizes}, reverse=True):
+        if not kept or size * _STEP <= kept[-1]:
+            kept.append(size)
+    return kept[::-1]
+
+
+def _point(group: Group, kind: ExchangeKind, nbytes: int) -> ExchangePoint:
+    """The figures of one size."""
+    twins = _Twins(group, _BEGINNINGS[kind], nbytes)
+    seconds = twins.difference(0)
+    beside = twins.difference(seconds * _ENOUGH) if kind in _BEGIN_EARLY else seconds
+    return ExchangePoint(nbytes=nbytes, seconds=seconds, beside=min(seconds, beside))
+
+
+class _Twins:
+    """One exchange among the ranks of a group, and the same one in silence.
+
+    Args:
+        group: the ranks.
+        beginning: of the exchange: (group, bytes) -> what begins it and returns what waits for it.
+        nbytes: of the rank that sends or receives most.
+    """
+
+    def __init__(self, group: Group, beginning: _Beginning, nbytes: int) -> None:
+        self._group = group
+        self._score, self._pace = Score(group.device), Pace(group.device, group.pace.speed)
+        silent = silent_group(group, range(group.size), self._pace, self._score)
+        self._aloud, self._alone = beginning(group, nbytes), beginning(silent, nbytes)
+        self._side = torch.rand(_SIDE, _SIDE, device=group.device)
+
+    def difference(self, computing: float) -> float:
+        """Seconds that the exchange takes longer than in silence, with so many seconds of computing before its end."""
+        products = self._products(computing)
+        differences = []
+        for _ in range(_ROUNDS + 1):
+            differences.append(self._seconds_aloud(products) - self._seconds_alone(products))
+        self._group.pace.discard()
+        rows = self._group.all_gather_bytes(repr(median(differences[1:])).encode())
+        return max(0.0, min(map(float, rows)))
+
+    def _products(self, seconds: float) -> int:
+        """How many small matrix products take so long here."""
+        if not seconds:
+            return 0
+        start = time.perf_counter()
+        for _ in range(_REPEATS):
+            torch.mm(self._side, self._side)
+        return round(seconds * _REPEATS / (time.perf_counter() - start)) + 1
+
+    def _seconds_aloud(self, products: int) -> float:
+        group = self._group
+        group.barrier()
+        group.pace.resume("fb")
+        start = time.perf_counter()
+        self._run(self._aloud, products)
+        seconds = now(group.device) - start
+        group.pace.pause()
+        return seconds / _REPEATS
+
+    def _seconds_alone(self, products: int) -> float:
+        self._score.start()
+        self._pace.resume("fb")
+        self._run(self._alone, products)
+        self._pace.pause()
+        return sum(beat.computing for beat in self._score.finish()) / _REPEATS
+
+    def _run(self, begin: _Begin, products: int) -> None:
+        for _ in range(_REPEATS):
+            end = begin()
+            for _ in range(products):
+                torch.mm(self._side, self._side)
+            end()
+
+
+def _reduced(group: Group, nbytes: int) -> _Begin:
+    numbers = torch.zeros(nbytes // 4, device=group.device)
+
+    def begin() -> Callable[[], object]:
+        group.pace.break_for_others()
+        work = dist.all_reduce(numbers, group=group.process_group, async_op=True)
+        assert work is not None
+
+        def end() -> None:
+            with group.waiting("measuring"):
+                work.wait()
+
+        return end
+
+    return begin
+
+
+def _gathered(group: Group, nbytes: int) -> _Begin:
+    numbers = torch.zeros(nbytes // 4, device=group.device)
+    return lambda: lambda: group.all_gather(numbers, "measuring")
+
+
+def _exchanged(group: Group, nbytes: int) -> _Begin:
+    """Every rank has a row that all others need."""
+    width = max(1, nbytes // 4 // (group.size - 1))
+    own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
+    return _spread(group, own, (_rows(0, group.size, width),) * group.size, width)
+
+
+def _told_neighbours(group: Group, nbytes: int) -> _Begin:
+    """Every rank has a row that the ranks before and after it need."""
+    width = max(1, nbytes // 4 // min(2, group.size - 1))
+    own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
+    need = tuple(_rows(max(0, rank - 1), min(group.size, rank + 2), width) for rank in range(group.size))
+    return _spread(group, own, need, width)
+
+
+def _spread(group: Group, own: tuple[Region, ...], need: tuple[Region, ...], width: int) -> _Begin:
+    exchange = Exchange(group, [Route(own, need)], "measuring")
+    row = torch.zeros(1, width, device=group.device)
+    return lambda: exchange.begin_spread([row])
+
+
+def _rows(first: int, last: int, width: int) -> Region:
+    return ((first, last),), ((0, width),)
+
+
+_BEGINNINGS: dict[ExchangeKind, _Beginning] = {
+    "all-reduce": _reduced,
+    "all-gather": _gathered,
+    "exchange": _exchanged,
+    "neighbours": _told_neighbours,
+}
+_BEGIN_EARLY: tuple[ExchangeKind, ...] = ("all-reduce", "exchange", "neighbours")
+"""Kinds that a rank may begin before it needs them."""

@@ -1,0 +1,27 @@
+"""What a run measures of its links before it decides: all-reduces, small messages, tensors from rank to rank."""
+
+from evener.benchmark.exchange import measure_all_reduce, measure_message, measure_passing
+from evener.comm import Group
+from thread_ranks import together
+
+
+def test_a_tensor_between_two_ranks_takes_the_same_to_all_who_ask() -> None:
+    def rank(group: Group) -> list[float]:
+        return [measure_passing(group, 0, 1, 64), measure_passing(group, 2, 1, 8 * 2**20)]
+
+    first, *others = together(3, rank)
+    assert all(other == first for other in others)
+    assert 0 < first[0] < first[1]  # 8 MiB take longer than 64 bytes
+
+
+def test_alpha_and_beta_are_those_of_the_slowest_on_every_rank() -> None:
+    def rank(group: Group) -> tuple[float, float, float]:
+        return *measure_all_reduce(group, 2**20), measure_message(group)
+
+    first, second = together(2, rank)
+    assert first == second
+    assert min(first[0], first[2]) > 0
+
+
+def test_a_rank_alone_has_nothing_to_tell() -> None:
+    assert together(1, lambda group: (*measure_all_reduce(group, 2**20), measure_message(group))) == [(0.0, 0.0, 0.0)]

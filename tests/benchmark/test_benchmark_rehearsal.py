@@ -1,0 +1,183 @@
+"""A rank's part of a step in silence: the exchanges that it begins are those of a real step, and nothing is kept."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evener.benchmark.rehearsal import Step, rehearse
+from evener.benchmark.score import Score
+from evener.benchmark.silence import silent_group
+from evener.benchmark.transport import measure_exchanges, spread_out
+from evener.comm import Group, Pace
+from evener.oracle.replay import Beat, replay
+from evener.oracle.strategies import Arrangement, Division, Replica
+from evener.parallel import (
+    Criterion,
+    DividedModel,
+    JointModel,
+    Place,
+    Reader,
+    ReplicatedModel,
+    synchronise_batch_norm,
+    take_place,
+)
+from evener.profile import ExchangeTiming
+from thread_ranks import together
+
+CPU = torch.device("cpu")
+CRITERION = Criterion(loss=nn.functional.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)
+IMAGES, LABELS = torch.rand(4, 3, 12, 8), torch.tensor([0, 1, 2, 3])
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+
+
+MODEL = network()
+READER = Reader(MODEL)  # torch.fx cannot follow models in several threads at a time
+
+
+def step(model: JointModel) -> None:
+    pace = model.group.pace
+    pace.resume("fb")
+    model.add_gradients(IMAGES, LABELS, samples=len(IMAGES), total=len(IMAGES), is_last=True)
+    pace.pause()
+
+
+def silent(place: Place, score: Score) -> Place:
+    """The same place, in silence."""
+    world = silent_group(place.world, range(place.world.size), Pace(CPU), score)
+    if place.group is place.world:
+        return replace(place, world=world, group=world)
+    group = silent_group(place.group, place.arrangement.ranks_of(place.index), world.pace, score)
+    group.traffic = world.traffic
+    return replace(place, world=world, group=group)
+
+
+@pytest.mark.parametrize(
+    ("division", "replicas"),
+    [
+        ("out", [(1, 1)]),
+        ("in", [(2, 1)]),
+        ("hybrid", [(1, 1, 1)]),
+        ("sharded", [(3, 1)]),
+        ("spatial", [(2, 1, 1)]),
+        ("out", [(1, 1), (1,)]),
+        ("sharded", [(1,), (1, 1)]),
+        ("spatial", [(1, 1), (1,)]),
+    ],
+)
+def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas: Sequence[tuple[float, ...]]) -> None:
+    arrangement = Arrangement(division=division, replicas=tuple(Replica(shares=shares) for shares in replicas))
+
+    def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[Beat, ...]]:
+        place, score = take_place(group, arrangement), Score(CPU)
+        aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION, reader=READER)
+        alone = DividedModel(copy.deepcopy(MODEL), silent(place, score), IMAGES, CRITERION, reader=READER)
+        step(aloud)
+        step(alone)
+        return aloud.group.traffic.sent, alone.group.traffic.sent, score.finish()
+
+    rows = together(arrangement.size, rank)
+    for real, rehearsed, _ in rows:
+        assert rehearsed == real
+    played = replay([beats for _, _, beats in rows], lambda *_: 0.001)  # all parts go together
+    begun = max(sum(beat.act == "begin" for beat in beats) for _, _, beats in rows)
+    assert begun > 2
+    assert all(0.001 <= one.exchanging <= begun * 0.0011 for one in played)
+
+
+def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
+    def rank(group: Group) -> tuple[dict[str, float], dict[str, float]]:
+        quiet = silent_group(group, range(group.size), Pace(CPU), Score(CPU))
+        aloud, alone = (
+            ReplicatedModel(synchronise_batch_norm(copy.deepcopy(MODEL), where), where, CRITERION)
+            for where in (group, quiet)
+        )
+        step(aloud)
+        step(alone)
+        return group.traffic.sent, quiet.traffic.sent
+
+    for real, rehearsed in together(2, rank):
+        assert rehearsed == real
+        assert set(real) == {"gradients", "statistics"}
+
+
+def test_a_rehearsal_is_of_equally_many_rounds_everywhere() -> None:
+    def rank(group: Group) -> list[int]:
+        score = Score(CPU)
+        quiet = silent_group(group, range(group.size), Pace(CPU), score)
+
+        def part() -> None:
+            quiet.all_reduce(torch.rand(100 * (1 + group.rank)).sum(), "gradients")
+
+        return [len(beats) for beats in rehearse(group, score, lambda: part, 0.05)]
+
+    first, second = together(2, rank)
+    assert first == second
+    assert 1 <= len(first) <= 7
+    assert set(first) == {3}  # one exchange is begun, needed, and the step finished
+
+
+def test_a_short_run_is_rehearsed_once() -> None:
+    (beats,) = together(1, lambda group: rehearse(group, Score(CPU), lambda: time.localtime, 0.05, rounds=0))
+    assert len(beats) == 1
+
+
+def test_where_memory_does_not_suffice_for_a_twin_nobody_rehearses() -> None:
+    def rank(group: Group) -> int:
+        def prepare() -> Step:
+            if group.rank == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return time.localtime
+
+        return len(rehearse(group, Score(CPU), prepare, 0.05))
+
+    assert together(3, rank) == [0, 0, 0]
+
+
+def test_exchanges_are_measured_alike_on_all_ranks() -> None:
+    def rank(group: Group) -> list[ExchangeTiming]:
+        return measure_exchanges(group, {"exchange": [64, 200_000], "all-reduce": [4096], "all-gather": [64]})
+
+    first, *others = together(3, rank)
+    assert all(other == first for other in others)
+    assert [(one.kind, [point.nbytes for point in one.points]) for one in first] == [
+        ("all-gather", [64]),
+        ("all-reduce", [4096]),
+        ("exchange", [64, 200_000]),
+    ]
+    assert first[2].points[1].seconds > 0
+
+
+def test_sizes_that_hardly_differ_are_measured_once() -> None:
+    assert spread_out([0, 100, 101, 120, 200]) == [4, 120, 200]
+
+
+def test_statistics_in_silence_are_those_of_the_own_samples() -> None:
+    """A rank that heard zeros would refuse them, and would then compute something else."""
+
+    def rank(group: Group) -> list[Tensor]:
+        quiet: Any = silent_group(group, range(group.size), Pace(CPU), Score(CPU))
+        return list(quiet.all_gather(torch.tensor([1.0, 2.0]), "statistics"))
+
+    for rows in together(2, rank):
+        assert [row.tolist() for row in rows] == [[1.0, 2.0], [1.0, 2.0]]
