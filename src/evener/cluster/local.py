@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from evener.cluster.parent import end_with_parent
 from evener.cluster.seat import Program, Seat, connect, explain, listen_for_signals, run_seat
 from evener.cluster.watch import Watch, last_step
 from evener.errors import EvenerError, Interrupted, NodeLost
+from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
 _HOST = "127.0.0.1"
 _GRACE = 1.0
@@ -69,7 +69,7 @@ def run_local(
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
     """
-    with _store() as (store, port), _sigterm_is_ctrl_c(), _end_all() as ranks:
+    with _store() as (store, port), sigterm_is_ctrl_c(), _end_all() as ranks:
         for rank in range(len(nodes)):
             ranks.append(_start(program, rank, list(nodes), order, port, patience))
         _relay(ranks, store, nodes, on_word, patience)
@@ -102,19 +102,6 @@ def _end_all() -> Iterator[list[_Rank]]:
             rank.process.join()
             rank.pipe.close()
             rank.process.close()
-
-
-@contextlib.contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """Inside, a scheduler's SIGTERM stops the run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _start(program: Program, rank: int, nodes: list[LocalNode], order: Any, port: int, patience: float) -> _Rank:
@@ -183,8 +170,8 @@ def _relay(
     """Pass on what the ranks say until all have ended. Raises the error of the rank that failed first-hand."""
     deadline: float | None = None
     asked = False
-    while not all(rank.ended and rank.silent for rank in ranks):
-        try:
+    with requests_to_stop() as requests:
+        while not all(rank.ended and rank.silent for rank in ranks):
             _read(ranks, on_word, timeout=0.2)
             failed = [r for r in ranks if r.failure or (r.ended and not r.finished)]
             if failed and deadline is None:
@@ -192,12 +179,11 @@ def _relay(
                 deadline = time.monotonic() + (_GRACE if not asked else patience) * (0.5 if own else 1.0)
             if deadline is not None and time.monotonic() > deadline:
                 break
-        except KeyboardInterrupt:
-            if asked:
-                raise Interrupted("stopped at once; the last checkpoint is kept") from None
-            asked = True
-            deadline = time.monotonic() + max(patience, _GRACE)
-            _ask_to_stop(ranks)
+            if len(requests) > 1:
+                raise Interrupted("stopped at once; the last checkpoint is kept")
+            if requests and not asked:
+                asked, deadline = True, time.monotonic() + max(patience, _GRACE)
+                _ask_to_stop(ranks)
     _raise_first(ranks, store, nodes, asked)
 
 

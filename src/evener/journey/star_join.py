@@ -12,7 +12,8 @@ from evener.journey.star_engines import build, build_thin
 from evener.journey.star_machine import choose_device, versions
 from evener.journey.star_options import TOKEN_VARIABLE, check_security, given_token
 from evener.journey.star_profile import measuring
-from evener.journey.star_service import say, sigterm_is_ctrl_c
+from evener.journey.star_service import say
+from evener.signals import sigterm_is_ctrl_c
 from evener.star.abilities import Abilities
 from evener.star.home import default_cache
 from evener.star.line import Dial

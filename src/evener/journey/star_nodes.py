@@ -12,8 +12,9 @@ from rich.console import Console
 
 from evener.errors import InvalidInput, require
 from evener.journey.star_machine import facts, reachable_address, versions
-from evener.journey.star_service import say, sigterm_is_ctrl_c
+from evener.journey.star_service import say
 from evener.journey.star_table import run_line, situation_table
+from evener.signals import sigterm_is_ctrl_c
 from evener.star.control import Control, find_master
 from evener.star.home import Beacon, Home
 from evener.star.master import Master, Setting

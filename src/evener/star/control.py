@@ -10,6 +10,7 @@ from types import TracebackType
 
 from evener.errors import InvalidInput, NodeLost
 from evener.record import Event
+from evener.signals import requests_to_stop
 from evener.star.home import Home
 from evener.star.job import Job, encode_job
 from evener.star.messages import (
@@ -126,31 +127,37 @@ class Control:
         """
         while True:
             try:
-                return self._watch(tell, check)
-            except KeyboardInterrupt:
-                if self._is_stopping:
-                    raise
-                self._is_stopping = True
-                self._say_stop(run)
+                return self._watch(run, tell, check)
             except ConnectionLost as error:
                 tell(Event(step=0, kind="master lost", message=str(error)))
                 self._find_again(run, error)
 
-    def _watch(self, tell: Callable[[Word], None], check: Callable[[], None]) -> Result:
-        while True:
-            check()
-            if not self._connection.wait(_CHECK_SECONDS) and self._is_patient():
-                continue  # Ctrl-C comes while nothing is half read
-            frame = self._connection.receive()
-            self._heard = time.monotonic()
-            if isinstance(frame.header, News):
-                for word in decode_words(frame.buffers[0]):
-                    tell(word)
-            elif isinstance(frame.header, Rejected):
-                raise InvalidInput(frame.header.reason)
-            elif isinstance(frame.header, Finished):
-                record, weights = (bytes(buffer) for buffer in frame.buffers) if frame.buffers else (b"", b"")
-                return Result(frame.header.exit_code, frame.header.reason, record, weights)
+    def _watch(self, run: str, tell: Callable[[Word], None], check: Callable[[], None]) -> Result:
+        earlier = int(self._is_stopping)
+        with requests_to_stop() as requests:
+            while True:
+                check()
+                self._heed(earlier + len(requests), run)
+                if not self._connection.wait(_CHECK_SECONDS) and self._is_patient():
+                    continue
+                frame = self._connection.receive()
+                self._heard = time.monotonic()
+                if isinstance(frame.header, News):
+                    for word in decode_words(frame.buffers[0]):
+                        tell(word)
+                elif isinstance(frame.header, Rejected):
+                    raise InvalidInput(frame.header.reason)
+                elif isinstance(frame.header, Finished):
+                    record, weights = (bytes(buffer) for buffer in frame.buffers) if frame.buffers else (b"", b"")
+                    return Result(frame.header.exit_code, frame.header.reason, record, weights)
+
+    def _heed(self, requests: int, run: str) -> None:
+        """Have the run end when Ctrl-C was pressed once; end without waiting for that when it was pressed again."""
+        if requests > 1:
+            raise KeyboardInterrupt
+        if requests and not self._is_stopping:
+            self._is_stopping = True
+            self._say_stop(run)
 
     def _say_stop(self, run: str) -> None:
         with contextlib.suppress(ConnectionLost):  # watching will notice

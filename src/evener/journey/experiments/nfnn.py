@@ -28,7 +28,7 @@ from evener.journey.console import open_console, print_line
 from evener.journey.experiments.nfnn_report import MODES, Cell, line, show, words
 from evener.journey.experiments.nfnn_run import Bench, Outcome, Wanted
 from evener.journey.experiments.thin_cluster import thin_cluster
-from evener.journey.star_service import sigterm_is_ctrl_c
+from evener.signals import sigterm_is_ctrl_c
 from evener.tasks import load_thin_task
 from evener.tasks.thin.nfnn import BATCH, FOLDER
 
