@@ -6,11 +6,10 @@ All ranks rehearse at the same time, so that what they share (a memory bus, a co
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from math import inf, isinf
 from typing import TypeAlias
-
-import torch
 
 from evener.benchmark.score import Score
 from evener.comm import Group
@@ -37,7 +36,8 @@ def rehearse(
         rounds: that count, at most.
 
     Returns:
-        Nothing if the memory of a rank's GPU did not suffice: in a run there is no other copy of the weights.
+        Nothing if a rank cannot rehearse, of which it warns: a GPU may have no memory for a second copy of weights.
+        A forecast that fails must not end a run that could go on without it.
     """
     require(seconds > 0, "seconds", seconds, "positive")
     step, taken = _warm_up(score, prepare)
@@ -53,7 +53,7 @@ def rehearse(
 
 
 def _warm_up(score: Score, prepare: Callable[[], Step]) -> tuple[Step | None, float]:
-    """What performs a step, and the seconds of the last one of some; nothing and infinity if memory is too small."""
+    """What performs a step, and the seconds of the last one of some; nothing and infinity if this rank cannot do it."""
     taken = inf
     try:
         step = prepare()
@@ -61,7 +61,8 @@ def _warm_up(score: Score, prepare: Callable[[], Step]) -> tuple[Step | None, fl
             start = time.perf_counter()
             _round(score, step)
             taken = time.perf_counter() - start
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        warnings.warn(f"this rank cannot rehearse a step, so nothing is predicted: {error!r}", stacklevel=2)
         return None, inf
     return step, taken
 
