@@ -18,6 +18,7 @@ from evener.benchmark.score import Score
 from evener.benchmark.silence import silent_group
 from evener.benchmark.transport import measure_exchanges, spread_out
 from evener.comm import Group, Pace
+from evener.oracle.exchange_timing import ExchangeTiming
 from evener.oracle.replay import Beat, replay
 from evener.oracle.strategies import Arrangement, Division, Replica
 from evener.parallel import (
@@ -30,7 +31,6 @@ from evener.parallel import (
     synchronise_batch_norm,
     take_place,
 )
-from evener.profile import ExchangeTiming
 from thread_ranks import together
 
 CPU = torch.device("cpu")

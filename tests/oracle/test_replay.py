@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
+from evener.oracle.exchange_timing import ExchangeKind
 from evener.oracle.replay import Beat, replay
-from evener.profile import ExchangeKind
 
 Ranks = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 
 from evener.benchmark.clock import now
+from evener.oracle.exchange_timing import ExchangeKind
 from evener.oracle.replay import Beat
-from evener.profile import ExchangeKind
 
 
 class Score:

@@ -18,7 +18,7 @@ from torch import Tensor
 from evener.benchmark.score import Score
 from evener.comm import Group, Pace
 from evener.comm.group import Traffic
-from evener.profile import ExchangeKind
+from evener.oracle.exchange_timing import ExchangeKind
 
 _ANY_COUNT = 2.0
 """As statistics that come from the others: BatchNorm refuses a single value a channel."""

@@ -22,7 +22,7 @@ from evener.benchmark.silence import silent_group
 from evener.comm import Group, Pace
 from evener.comm.exchange import Exchange, Route
 from evener.comm.regions import Region
-from evener.profile import ExchangeKind, ExchangePoint, ExchangeTiming
+from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
 
 _Begin: TypeAlias = Callable[[], Callable[[], object]]
 _Beginning: TypeAlias = Callable[[Group, int], _Begin]

@@ -7,8 +7,9 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,19 +52,19 @@ def read_idx(path: Path) -> NDArray[Any]:
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[IO[bytes]]:
+def _unpacked(path: Path) -> Iterator[BufferedIOBase]:
     try:
         with path.open("rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            yield gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[misc]  # as good as an IO[bytes]
+            yield gzip.GzipFile(fileobj=file) if is_packed else file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidFile(f"{path} is a damaged gzip file ({error}): fetch it again") from error
     except OSError as error:
         raise MissingFile(f"cannot read {path}: {error.strerror}") from error
 
 
-def _header(path: Path, file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _header(path: Path, file: BufferedIOBase) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Element type and shape."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in ELEMENTS or not 1 <= magic[3] <= MOST_DIMENSIONS:
@@ -89,14 +90,14 @@ def _room(shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
         return np.empty(0, kind)
 
 
-def _fill(array: NDArray[Any], file: IO[bytes]) -> int:
+def _fill(array: NDArray[Any], file: BufferedIOBase) -> int:
     """Read elements until the array is full or the file ends; returns their bytes."""
-    flat, held = array.reshape(-1).view(np.uint8), 0
-    while held < len(flat) and (count := file.readinto(flat[held : held + PIECE_BYTES])):  # type: ignore[attr-defined]
+    flat, held = array.reshape(-1).view(np.uint8).data, 0
+    while held < len(flat) and (count := file.readinto(flat[held : held + PIECE_BYTES])):
         held += count
     return held
 
 
-def _count(file: IO[bytes]) -> int:
+def _count(file: BufferedIOBase) -> int:
     """The bytes up to the end, where gzip compares its checksum."""
     return sum(map(len, iter(lambda: file.read(PIECE_BYTES), b"")))

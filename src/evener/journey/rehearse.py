@@ -29,10 +29,10 @@ from evener.journey.join_model import arrangement_of, divided, replicated, stage
 from evener.journey.order import Order
 from evener.journey.prepare import Work, samples_of
 from evener.journey.strategy import is_pipeline
+from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
 from evener.oracle.replay import Beat, Played, replay
 from evener.parallel import JointModel, Place, take_place
 from evener.plan import Plan, Prediction
-from evener.profile import ExchangeKind, ExchangePoint, ExchangeTiming
 
 _SECONDS = 1.2
 """For the rehearsal, about."""

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from evener.errors import InvalidValue, require
 from evener.noun import Part
-from evener.profile import ExchangeKind
+from evener.oracle.exchange_timing import ExchangeKind
 
 Cost: TypeAlias = Callable[[ExchangeKind, tuple[int, ...], int, float], float]
 """Seconds that an exchange of a kind among some ranks still takes, by the bytes of the rank that sends or receives most
