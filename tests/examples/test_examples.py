@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -40,3 +41,23 @@ def test_averaging_sends_a_fraction_of_the_bytes_and_outlives_a_node(tmp_path: P
     assert list(sent) == ["sync", "average", "diloco"]
     assert sent["sync"] > 10 * sent["average"] > 20 * sent["diloco"]
     assert all(float(accuracy) > 85 for *_, accuracy in found)
+
+
+def test_two_nodes_hold_parts_of_large_images_and_learn_the_same(tmp_path: Path) -> None:
+    shown = run("05_large_images.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
+    alone, together = losses[: len(losses) // 2], losses[len(losses) // 2 :]
+    assert together == pytest.approx(alone, abs=1e-4)
+    (whole,) = (float(mib) for mib in re.findall(r"of 1 held (\d+) MiB", shown))
+    larger, smaller = (float(mib) for mib in re.findall(r"of 2 held (\d+) MiB", shown))
+    assert smaller < 0.5 * whole
+    assert smaller < larger < 0.8 * whole
+
+
+def test_a_pipeline_of_uneven_nodes_learns_and_leaves_its_timeline(tmp_path: Path) -> None:
+    shown = run("06_pipeline.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
+    assert losses[-1] < losses[0]
+    events = json.loads((tmp_path / "pipeline.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events} == {0, 1}
+    assert len(re.findall(r"node-\d holds \d+ parameters", shown)) == 2
