@@ -21,13 +21,16 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from evener.cluster import Seat, parse_local_nodes, run_local
-from evener.comm import join_group, leave_group
+from evener.cluster.local import run_local
+from evener.cluster.nodes import parse_local_nodes
+from evener.cluster.seat import Seat
+from evener.comm.group import join_group, leave_group
 from evener.journey.assemble import assemble
 from evener.journey.load import load
 from evener.journey.order import Order
 from evener.journey.prepare import prepare
-from evener.oracle import Candidate, Exchange, Worker, plan_data_parallel
+from evener.oracle.apportion import Worker
+from evener.oracle.data_parallel import Candidate, Exchange, plan_data_parallel
 from evener.train.loop import Loop
 
 

@@ -24,27 +24,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evener.sync import (
-    Agreement,
-    Cores,
-    Entry,
-    Flat,
-    Layout,
-    Merging,
-    Push,
-    Server,
-    Sgd,
-    Workload,
-    asynchronous,
-    flat_of,
-    layout_of,
-    synchronous,
-)
-from evener.sync.agreement import Compression
+from evener.sync.agreement import Agreement, Compression, Sgd
+from evener.sync.cores import Cores
+from evener.sync.family import asynchronous, synchronous
+from evener.sync.flat import Flat, flat_of
+from evener.sync.layout import Entry, Layout, layout_of
 from evener.sync.merge.in_place import merge_in_place
 from evener.sync.merge.on_device import DeviceMerging
+from evener.sync.merge.stream import Merging
 from evener.sync.merge.threads import merge_on_threads
+from evener.sync.messages import Push
 from evener.sync.packing import Packing
+from evener.sync.server import Server
+from evener.sync.workload import Workload
 
 State = dict[str, NDArray[Any]]
 PART_BYTES = 1 << 20

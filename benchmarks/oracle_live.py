@@ -26,8 +26,10 @@ from typing import Any
 import msgspec
 import torch
 
-from evener.cluster import Seat, parse_local_nodes, run_local
-from evener.comm import Group, leave_group
+from evener.cluster.local import run_local
+from evener.cluster.nodes import parse_local_nodes
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, leave_group
 from evener.journey.assemble import assemble
 from evener.journey.decide import decide
 from evener.journey.divide import decide_division
@@ -37,7 +39,7 @@ from evener.journey.prepare import Work, prepare
 from evener.journey.rehearse import rehearsed
 from evener.journey.speeds import measured_timings, worker_of
 from evener.journey.world import join_world
-from evener.oracle import Worker
+from evener.oracle.apportion import Worker
 from evener.record import Step
 from evener.train.loop import Loop
 

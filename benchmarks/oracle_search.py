@@ -16,7 +16,7 @@ from evener.oracle.forecast.machines import imagine
 from evener.oracle.forecast.scenario import Job, Scenario
 from evener.oracle.forecast.search import search
 from evener.profile import ClusterProfile, Throughput
-from evener.zoo import resnet152
+from evener.zoo.classifiers import resnet152
 
 
 def uneven(devices: int, seed: int = 0) -> ClusterProfile:

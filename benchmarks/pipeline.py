@@ -25,10 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, Pace, join_group, leave_group
-from evener.models import resnet152
-from evener.parallel.pipeline import Pipeline
+from evener.cluster.local import run_local
+from evener.cluster.nodes import LocalNode
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, join_group, leave_group
+from evener.comm.pace import Pace
+from evener.models.resnet import resnet152
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.schedule import bubble
 
 CPU = torch.device("cpu")

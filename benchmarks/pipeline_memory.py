@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
-from evener.cluster import Seat
-from evener.comm import Group, leave_group
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit
-from evener.models import AmoebaNetD, Transformer
-from evener.models.transformer import tokens_in, translation_loss
+from evener.models.amoebanet import AmoebaNetD
+from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.stages import Team
-from evener.parallel.pipeline import Pipeline
 from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.pipeline import Pipeline
 from pipeline import CPU, hardware, joined, ranks
 
 MICRO_BATCHES = (1, 2, 4, 8)

@@ -51,8 +51,13 @@ from evener.sync.flat import Flat
 from evener.sync.layout import Layout, layout_of
 from evener.sync.messages import Lease
 from evener.sync.workload import Workload
-from evener.wire import Address, Connection, Limits, Token, connect, make_identity
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.identity import make_identity
+from evener.wire.limits import Limits
 from evener.wire.tls import master_context, node_context
+from evener.wire.token import Token
 
 PARAMETERS = 25_450
 PUBLISHED_SECONDS, PUBLISHED_UPDATES = 232.0, 5000

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from evener.tasks import load_thin_task
+from evener.tasks.load import load_thin_task
 
 ROOT = Path(__file__).parents[1]
 MB = 1e6

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from evener.cluster import LocalNode, parse_local_nodes, run_local
+from evener.cluster.local import run_local
 from evener.cluster.messages import Word
+from evener.cluster.nodes import LocalNode, parse_local_nodes
 from evener.journey.order import Order
 from evener.journey.rank import train_rank
 from evener.record import TrainRecord

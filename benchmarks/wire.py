@@ -22,7 +22,14 @@ from statistics import median
 
 import msgspec
 
-from evener.wire import Address, Connection, Hub, Limits, Message, Opened, Sent, Token, connect, make_identity
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.events import Message, Opened, Sent
+from evener.wire.hub import Hub
+from evener.wire.identity import make_identity
+from evener.wire.limits import Limits
+from evener.wire.token import Token
 
 SMALL_BYTES = 101_800
 """25 450 float32 parameters."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from evener import Task
-from evener.cluster import parse_local_nodes
+from evener.cluster.nodes import parse_local_nodes
 from evener.data.digits import load_digits, split_digits
 from evener.journey.commands import make_output, perform
 from evener.journey.order import Order

@@ -14,12 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evener.cluster import Seat, parse_local_nodes, run_local
-from evener.comm import Pace, join_group, leave_group
-from evener.models import UNet
+from evener.cluster.local import run_local
+from evener.cluster.nodes import parse_local_nodes
+from evener.cluster.seat import Seat
+from evener.comm.group import join_group, leave_group
+from evener.comm.pace import Pace
+from evener.models.unet import UNet
 from evener.oracle.strategies import Arrangement, Replica
-from evener.parallel import Criterion, DividedModel, take_place
+from evener.parallel.divided import DividedModel
+from evener.parallel.joint import Criterion
 from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.place import take_place
 
 SIZE, STEPS = 1024, 4
 

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evener.cluster import Seat, parse_local_nodes, run_local
-from evener.comm import Pace, join_group, leave_group
-from evener.models import UNet
-from evener.parallel.pipeline import Pipeline
+from evener.cluster.local import run_local
+from evener.cluster.nodes import parse_local_nodes
+from evener.cluster.seat import Seat
+from evener.comm.group import join_group, leave_group
+from evener.comm.pace import Pace
+from evener.models.unet import UNet
+from evener.parallel.pipeline.pipeline import Pipeline
 
 SAMPLES, MICRO_BATCHES, STEPS = 48, 8, 30
 

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from evener import Task
 from evener.errors import MissingFile
-from evener.models import Transformer
+from evener.models.transformer import Transformer
 
 PADDING, UNKNOWN, BEGIN, END, TO_GERMAN, TO_ENGLISH = range(6)
 SPECIAL, LONGEST, VALIDATION, RARER = 6, 12, 512, 20

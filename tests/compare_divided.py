@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from division_networks import CASES
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.oracle.strategies import Arrangement, plan_replica
 from evener.oracle.traffic import step_traffic
 from evener.parallel.gradients import GradientSums

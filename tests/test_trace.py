@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from evener.errors import TrainingFailed
 from evener.graph import Layer, ModelGraph, Window
-from evener.trace import trace
+from evener.trace.model_graph import trace
 
 IMAGE = torch.zeros(1, 3, 16, 16)
 

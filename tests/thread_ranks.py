@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from evener.comm import Group, Pace
+from evener.comm.group import Group
 from evener.comm.mesh import join_mesh
+from evener.comm.pace import Pace
 
 T = TypeVar("T")
 SECONDS = 60.0

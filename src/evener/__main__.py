@@ -1,6 +1,6 @@
 """`python -m evener` is the command `evener`; this is also what torchrun starts with `-m evener`."""
 
-from evener.cli import main
+from evener.cli.commands import main
 
 if __name__ == "__main__":
     main()

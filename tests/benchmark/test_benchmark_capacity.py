@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from evener.benchmark import largest_batch
-from evener.benchmark.capacity import SHARE_OF_USABLE, capacity, samples_that_fit, saved_bytes
+from evener.benchmark.capacity import SHARE_OF_USABLE, capacity, largest_batch, samples_that_fit, saved_bytes
 from evener.benchmark.trial import Trial, trial_of
 from evener.errors import DoesNotFit, InvalidValue
 

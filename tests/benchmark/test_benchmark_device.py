@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evener.benchmark import device as device_module
-from evener.benchmark import environment, profile_device
+from evener.benchmark.device import environment, profile_device
 from evener.errors import InvalidValue
 from evener.profile import PRECISIONS, ClusterProfile, Precision, Throughput
 

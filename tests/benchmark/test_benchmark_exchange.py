@@ -1,7 +1,7 @@
 """What a run measures of its links before it decides: all-reduces, small messages, tensors from rank to rank."""
 
 from evener.benchmark.exchange import measure_all_reduce, measure_message, measure_passing
-from evener.comm import Group
+from evener.comm.group import Group
 from thread_ranks import together
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.benchmark import affine
+from evener.benchmark.fit import affine
 from evener.profile import BatchTiming, TaskTiming
 
 SIZES = st.lists(st.integers(1, 4096), min_size=2, max_size=8, unique=True).map(sorted)

@@ -6,9 +6,9 @@ import psutil
 import pytest
 import torch
 
-from evener.benchmark import measure_bandwidth, usable_memory
 from evener.benchmark import memory as memory_module
 from evener.benchmark.cgroup import MemoryLimit
+from evener.benchmark.memory import measure_bandwidth, usable_memory
 from evener.errors import InvalidValue
 
 CPU = torch.device("cpu")

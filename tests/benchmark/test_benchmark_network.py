@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import FileStore
 
-from evener.benchmark import measure_links, network
-from evener.benchmark.network import latency_and_cost, pairs
+from evener.benchmark import network
+from evener.benchmark.network import latency_and_cost, measure_links, pairs
 from evener.comm.group import Group, join_group
 from evener.errors import InvalidValue, NodeLost
 from evener.profile import LinkProfile
@@ -29,7 +29,7 @@ Body = Callable[[Group], object]
 def run_ranks(size: int, body: Body, folder: Path, patience: float = 30.0) -> list[object]:
     """What `body` returns on each of `size` ranks, every one a process; a failing rank fails the test."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "evener.benchmark"])
+    context.set_forkserver_preload(["torch", "evener.benchmark.network"])
     ranks: list[tuple[BaseProcess, Connection]] = []
     try:
         for rank in range(size):

@@ -17,20 +17,17 @@ from evener.benchmark.rehearsal import Step, rehearse
 from evener.benchmark.score import Score
 from evener.benchmark.silence import silent_group
 from evener.benchmark.transport import measure_exchanges, spread_out
-from evener.comm import Group, Pace
+from evener.comm.group import Group
+from evener.comm.pace import Pace
 from evener.oracle.exchange_timing import ExchangeTiming
 from evener.oracle.replay import Beat, replay
 from evener.oracle.strategies import Arrangement, Division, Replica
-from evener.parallel import (
-    Criterion,
-    DividedModel,
-    JointModel,
-    Place,
-    Reader,
-    ReplicatedModel,
-    synchronise_batch_norm,
-    take_place,
-)
+from evener.parallel.divided import DividedModel
+from evener.parallel.joint import Criterion, JointModel
+from evener.parallel.normalisation import synchronise_batch_norm
+from evener.parallel.place import Place, take_place
+from evener.parallel.read import Reader
+from evener.parallel.replicated import ReplicatedModel
 from thread_ranks import together
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from evener.benchmark import affine, time_task
-from evener.benchmark.task_timing import batch_sizes
+from evener.benchmark.fit import affine
+from evener.benchmark.task_timing import batch_sizes, time_task
 from evener.comm.pace import Pace
 from evener.errors import DoesNotFit, InvalidValue
 from evener.profile import TaskTiming

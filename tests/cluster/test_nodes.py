@@ -2,8 +2,7 @@
 
 import pytest
 
-from evener.cluster import LocalNode, local_nodes, parse_local_nodes
-from evener.cluster.nodes import place
+from evener.cluster.nodes import LocalNode, local_nodes, parse_local_nodes, place
 from evener.errors import InvalidValue
 
 

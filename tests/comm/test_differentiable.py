@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from evener.comm import Group
 from evener.comm.differentiable import (
     alike_from_whole,
     collect,
@@ -20,6 +19,7 @@ from evener.comm.differentiable import (
     whole_from_alike,
 )
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
 from thread_ranks import together
 
 OWN = ((((0, 3),),), (((3, 4),),), ((),))

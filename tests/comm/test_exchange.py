@@ -10,8 +10,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.comm import Group
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
 from evener.comm.mesh import LARGEST_ROUND
 from evener.comm.regions import Intervals, Region, blocks, numel, shape_of
 from evener.errors import InvalidValue

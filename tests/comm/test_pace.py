@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from evener.comm import Pace
+from evener.comm.pace import Pace
 
 
 def compute(seconds: float) -> None:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from evener.data import Division, Loader, ShuffledSampler
-from evener.data.loader import collect, sample_seeds, split_batch
+from evener.data.division import Division
+from evener.data.loader import Loader, collect, sample_seeds, split_batch
+from evener.data.sampler import ShuffledSampler
 from evener.errors import InvalidInput
-from evener.oracle import weights_to_workers
+from evener.oracle.data_parallel import weights_to_workers
 
 
 class Noisy(Dataset[Any]):

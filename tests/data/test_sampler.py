@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.data import Division, ShuffledSampler, StationarySampler
-from evener.data.sampler import stream
-from evener.oracle import Worker, weights_to_workers
+from evener.data.division import Division
+from evener.data.sampler import ShuffledSampler, StationarySampler, stream
+from evener.oracle.apportion import Worker
+from evener.oracle.data_parallel import weights_to_workers
 
 
 def team(*weights: float) -> list[Worker]:

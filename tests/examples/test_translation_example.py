@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from evener.cluster import parse_local_nodes
+from evener.cluster.nodes import parse_local_nodes
 from evener.errors import MissingFile
 from evener.journey.commands import perform
 from evener.journey.order import Order

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from evener.journey.experiments.nfnn_run import Bench, Wanted
 from evener.star.control import Control
-from evener.tasks import load_thin_task
-from evener.wire import Address, Token
+from evener.tasks.load import load_thin_task
+from evener.wire.address import Address
+from evener.wire.token import Token
 
 
 def main(address: str, token: str, data: str, workers: str, updates: str) -> None:

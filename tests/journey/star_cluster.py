@@ -22,7 +22,9 @@ from evener.star.home import Home
 from evener.star.situation import NodeState, Situation
 
 WAIT_SECONDS = 60.0
-_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli import main; main()"
+_WITHOUT_TORCH = (
+    "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.commands import main; main()"
+)
 
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:

@@ -25,7 +25,7 @@ from evener.journey.experiments.nfnn_report import Cell, tables
 from evener.star.messages import Contribution, Told
 from evener.sync.messages import Answer, Lease, Push
 from evener.sync.samples import Portion
-from evener.wire import Limits
+from evener.wire.limits import Limits
 from evener.wire.outgoing import message
 
 IMAGES, PARAMETERS = 1000, 25_450

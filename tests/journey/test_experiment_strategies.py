@@ -19,7 +19,7 @@ from evener.journey.experiments.strategies_run import Cell, Network, Timing
 from evener.journey.strategy import division_of
 from evener.oracle.strategies import Arrangement, Replica, plan_replicas
 from evener.oracle.traffic import step_traffic
-from evener.parallel import Reader
+from evener.parallel.read import Reader
 
 TINY = Network(size=32, width=4, depths=(1, 1, 2, 1))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, evener, evener_here
 
-from evener.cluster import parse_local_nodes
+from evener.cluster.nodes import parse_local_nodes
 from evener.journey.commands import perform
 from evener.journey.order import Order
 from evener.noun import read_noun

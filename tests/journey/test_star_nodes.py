@@ -17,7 +17,8 @@ from evener.journey.star_nodes import join_line
 from evener.journey.star_options import check_security, given_token
 from evener.journey.star_profile import KNOWN_SECONDS, measuring, remembered
 from evener.profile import DeviceProfile
-from evener.wire import Address, Token
+from evener.wire.address import Address
+from evener.wire.token import Token
 
 
 def profile(cores: int = 1) -> DeviceProfile:

@@ -10,7 +10,7 @@ import torch
 from commands import TINY
 from safetensors.torch import load_file
 
-from evener.cluster import parse_local_nodes
+from evener.cluster.nodes import parse_local_nodes
 from evener.journey.commands import perform
 from evener.journey.order import Order
 from evener.journey.star_options import Way, Where

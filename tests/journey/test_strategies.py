@@ -12,7 +12,7 @@ import torch
 from commands import TINY, evener
 from safetensors.torch import load_file
 
-from evener.cluster import parse_local_nodes
+from evener.cluster.nodes import parse_local_nodes
 from evener.errors import EvenerError, InvalidInput
 from evener.journey.commands import perform
 from evener.journey.given import fit_plan, take_plan

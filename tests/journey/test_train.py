@@ -12,7 +12,7 @@ import torch
 from commands import TINY, evener, last_json
 from safetensors.torch import load_file
 
-from evener.cluster import parse_local_nodes
+from evener.cluster.nodes import parse_local_nodes
 from evener.errors import EvenerError
 from evener.journey.commands import perform
 from evener.journey.order import Order

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-_START = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli import main; main()"
+_START = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.commands import main; main()"
 
 
 def evener(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

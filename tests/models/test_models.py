@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.errors import InvalidValue
-from evener.models import AmoebaNetD, Transformer, UNet, resnet152
-from evener.models.transformer import FeedForward, tokens_in, translation_loss
+from evener.models.amoebanet import AmoebaNetD
+from evener.models.resnet import resnet152
+from evener.models.transformer import FeedForward, Transformer, tokens_in, translation_loss
+from evener.models.unet import UNet
 
 
 @pytest.fixture(autouse=True)

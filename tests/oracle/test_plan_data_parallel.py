@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit
-from evener.oracle import Candidate, Exchange, Worker, all_reduce_seconds, plan_data_parallel, ring_bytes
+from evener.oracle.apportion import Worker
+from evener.oracle.communication import all_reduce_seconds, ring_bytes
+from evener.oracle.data_parallel import Candidate, Exchange, plan_data_parallel
 
 FREE = Exchange(gradient_bytes=0)
 

@@ -2,7 +2,8 @@
 
 import random
 
-from evener.oracle import Balance, Worker
+from evener.oracle.apportion import Worker
+from evener.oracle.rebalance import Balance
 
 
 def balance(*units: float, shares: tuple[int, ...]) -> Balance:

@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, join_group, leave_group
+from evener.cluster.local import run_local
+from evener.cluster.nodes import LocalNode
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, join_group, leave_group
 from evener.errors import EvenerError
 from evener.oracle.strategies import Arrangement, Replica
-from evener.parallel import GradientSums, ShardedModel, take_place
+from evener.parallel.gradients import GradientSums
+from evener.parallel.place import take_place
+from evener.parallel.sharded import ShardedModel
 
 
 class Dropping(nn.Module):

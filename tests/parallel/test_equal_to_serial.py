@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, join_group, leave_group
-from evener.parallel import DataParallel, GroupBatchNorm, statistics_exchanges, synchronise_batch_norm
+from evener.cluster.local import run_local
+from evener.cluster.nodes import LocalNode
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, join_group, leave_group
+from evener.parallel.data import DataParallel
+from evener.parallel.normalisation import GroupBatchNorm, statistics_exchanges, synchronise_batch_norm
 
 STEPS = 3
 

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from compare_divided import close
 from division_networks import residual_net
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.strategies import Arrangement, Replica
-from evener.parallel import GradientSums, Reader, ShardedModel, take_place
+from evener.parallel.gradients import GradientSums
+from evener.parallel.place import take_place
+from evener.parallel.read import Reader
+from evener.parallel.sharded import ShardedModel
 from evener.parallel.whole import gather_optimizer, gather_weights, load_optimizer, load_weights
 from thread_ranks import together
 

@@ -13,12 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, join_group
-from evener.models import AmoebaNetD, Transformer, UNet, resnet152
-from evener.models.transformer import tokens_in, translation_loss
-from evener.parallel.pipeline import Pipeline
+from evener.cluster.local import run_local
+from evener.cluster.nodes import LocalNode
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, join_group
+from evener.models.amoebanet import AmoebaNetD
+from evener.models.resnet import resnet152
+from evener.models.transformer import Transformer, tokens_in, translation_loss
+from evener.models.unet import UNet
 from evener.parallel.pipeline.batches import divided, sizes_of
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.tensors import call
 
 TOLERANCE = 1e-10

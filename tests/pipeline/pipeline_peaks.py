@@ -17,9 +17,9 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn, zeros
 
-from evener.comm import Group
-from evener.parallel.pipeline import Pipeline
+from evener.comm.group import Group
 from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.rematerialise import Rematerialise
 
 TOKENS, DIM = 64, 16

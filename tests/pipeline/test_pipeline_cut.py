@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from evener.errors import InvalidInput, InvalidValue
-from evener.models import UNet, resnet152
-from evener.parallel.pipeline import Pipeline
+from evener.models.resnet import resnet152
+from evener.models.unet import UNet
 from evener.parallel.pipeline.cut import cuts
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.split import split
 from evener.parallel.pipeline.trace import trace
 

@@ -9,7 +9,7 @@ import torch
 from pipeline_cases import CASES, cost
 from torch import Tensor
 
-from evener.parallel.pipeline import Pipeline
+from evener.parallel.pipeline.pipeline import Pipeline
 
 CPU = torch.device("cpu")
 

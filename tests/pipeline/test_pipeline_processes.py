@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pipeline_cases import CASES, TOLERANCE, Result, assert_equal, cost, descend, joined, piped, serial, start
 
-from evener.cluster import Seat
-from evener.comm import leave_group
-from evener.parallel.pipeline import Pipeline
+from evener.cluster.seat import Seat
+from evener.comm.group import leave_group
 from evener.parallel.pipeline.batches import divided
+from evener.parallel.pipeline.pipeline import Pipeline
 
 Options = dict[str, Any]
 

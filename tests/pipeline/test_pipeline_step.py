@@ -12,8 +12,9 @@ from pipeline_cases import CASES, assert_equal, cost, piped, serial
 from torch import Tensor, nn
 
 from evener.errors import InvalidInput, InvalidValue
-from evener.models import Transformer, UNet
-from evener.parallel.pipeline import Pipeline
+from evener.models.transformer import Transformer
+from evener.models.unet import UNet
+from evener.parallel.pipeline.pipeline import Pipeline
 
 CPU = torch.device("cpu")
 

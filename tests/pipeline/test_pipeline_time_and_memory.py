@@ -17,14 +17,14 @@ from pipeline_cases import CASES, joined, start
 from pipeline_peaks import DIM, TOKENS, Size, fitted, grid, measure_peaks
 from torch import Tensor, nn
 
-from evener.cluster import Seat
-from evener.comm import leave_group
+from evener.cluster.seat import Seat
+from evener.comm.group import leave_group
 from evener.errors import DoesNotFit, EvenerError
-from evener.models import AmoebaNetD
+from evener.models.amoebanet import AmoebaNetD
 from evener.oracle.stages import Team
-from evener.parallel.pipeline import Pipeline
 from evener.parallel.pipeline.design import ON_THEIR_WAY
 from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.schedule import bubble
 
 CPU = torch.device("cpu")

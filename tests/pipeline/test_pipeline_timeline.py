@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from evener.parallel.pipeline import Event, Pipeline, Timeline
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.schedule import Kind
-from evener.parallel.pipeline.timeline import decode_events, encode_events
+from evener.parallel.pipeline.timeline import Event, Timeline, decode_events, encode_events
 
 
 def event(stage: int, begin: float, end: float, kind: Kind = "forward", micro_batch: int = 0) -> Event:

@@ -19,15 +19,9 @@ from matplotlib.patches import Rectangle
 from evener.errors import MissingExtra
 from evener.plan import Assignment, Plan
 from evener.record import Event, TrainRecord
-from evener.report import (
-    comparison_figure,
-    ideal_samples_per_second,
-    learning_figure,
-    phases_figure,
-    plan_figure,
-    png,
-    throughput_figure,
-)
+from evener.report.bars import comparison_figure, ideal_samples_per_second, phases_figure, plan_figure
+from evener.report.canvas import png
+from evener.report.figures import learning_figure, throughput_figure
 
 MANY = tuple((f"node-{index:02}.a-long-name.example.org", "cuda:0", 1e-3 * (1 + index % 5)) for index in range(64))
 

@@ -15,7 +15,7 @@ from fake_runs import NODES, fake_run
 
 from evener.errors import InvalidValue
 from evener.record import Event, TrainRecord
-from evener.report import write_page
+from evener.report.html import write_page
 
 VOID = {"meta", "img", "br"}
 
@@ -116,6 +116,7 @@ def test_a_page_of_nothing_is_refused_and_not_written(tmp_path: Path) -> None:
 
 
 def test_the_report_room_is_entered_without_torch_or_matplotlib() -> None:
-    code = "import sys, evener.report; print({'torch', 'matplotlib', 'tensorboard'} & set(sys.modules))"
+    rooms = "evener.report.html, evener.report.tables"
+    code = f"import sys, {rooms}; print({{'torch', 'matplotlib', 'tensorboard'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"

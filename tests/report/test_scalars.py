@@ -12,7 +12,7 @@ from fake_runs import fake_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from evener.errors import InvalidValue
-from evener.report import open_scalars
+from evener.report.tensorboard import open_scalars
 
 NAMES = ("ada", "bob", "cleo")
 

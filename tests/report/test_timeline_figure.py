@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evener.errors import InvalidValue
-from evener.parallel.pipeline import Event, Timeline
+from evener.parallel.pipeline.timeline import Event, Timeline
 from evener.report.canvas import png
 from evener.report.timeline import idle_share, timeline_figure
 

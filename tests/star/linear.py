@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.data import permutation
+from evener.data.sampler import permutation
 from evener.errors import InvalidInput
 from evener.star.engine import Workshop
 from evener.star.job import Job

@@ -29,7 +29,11 @@ from evener.star.reception import Versions
 from evener.star.settlement import Result
 from evener.star.words import Word
 from evener.sync.flat import Flat
-from evener.wire import Address, Connection, Limits, connect, make_identity
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.identity import make_identity
+from evener.wire.limits import Limits
 
 VERSIONS = Versions("0", "3.11", "")
 WAIT_SECONDS = 30.0

@@ -16,7 +16,10 @@ from evener.star.messages import PROTOCOL, Contribution, Farewell, Join, Letter,
 from evener.sync import family
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.messages import Push
-from evener.wire import Connection, ConnectionLost, Limits, connect
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.limits import Limits
+from evener.wire.refusals import ConnectionLost
 
 SYNC = family.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 WAYS: dict[str, Agreement] = {

@@ -12,7 +12,7 @@ from safetensors.numpy import load
 from test_master import SYNC
 
 from evener.errors import MissingFile
-from evener.oracle import Worker
+from evener.oracle.apportion import Worker
 from evener.star.entry import Work
 from evener.star.ledger import Ledger
 from evener.star.members import Member

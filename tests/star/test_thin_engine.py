@@ -17,7 +17,7 @@ from evener.sync.flat import Flat, flat_of
 from evener.sync.messages import Lease
 from evener.sync.samples import Portion
 from evener.sync.workload import Workload
-from evener.tasks import load_thin_task
+from evener.tasks.load import load_thin_task
 
 OPTIONS = {"channels": "4", "blocks": "1"}
 TRAIN, VALIDATION = 1438, 359

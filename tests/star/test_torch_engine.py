@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from evener.data import seed_all
+from evener.data.loader import seed_all
 from evener.journey.star_engines import build_torch
 from evener.star.engine import Workshop, enough
 from evener.star.job import Job
@@ -19,7 +19,7 @@ from evener.sync.flat import Flat
 from evener.sync.messages import Lease
 from evener.sync.samples import Portion
 from evener.sync.workload import Workload
-from evener.tasks import load_task
+from evener.tasks.load import load_task
 
 TINY = Path(__file__).parents[1] / "support_tasks" / "tiny.py"
 ALONE = Lease(number=1, version=0, portion=Portion(epoch=0, ranges=((5, 1),)), num_steps=1)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from evener.oracle import Worker
-from evener.sync import Agreement, Answer, Entry, Flat, Layout, Lease, Outcome, Push, Server, Workload
+from evener.oracle.apportion import Worker
+from evener.sync.agreement import Agreement
+from evener.sync.flat import Flat
+from evener.sync.layout import Entry, Layout
+from evener.sync.messages import Answer, Lease, Outcome, Push
+from evener.sync.server import Server
+from evener.sync.workload import Workload
 
 LAYOUT = Layout(
     entries=(

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.data import permutation
-from evener.sync import Flat, Layout, Lease, flat_of, layout_of, positions
+from evener.data.sampler import permutation
+from evener.sync.flat import Flat, flat_of
+from evener.sync.layout import Layout, layout_of
+from evener.sync.messages import Lease
+from evener.sync.samples import positions
 
 Array = NDArray[Any]
 MOMENTUM = 0.1

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from numpy_engine import MOMENTUM, Problem, gradient
 
-from evener.data import permutation
+from evener.data.sampler import permutation
 
 MakeOptimiser = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 

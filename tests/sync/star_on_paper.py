@@ -7,8 +7,11 @@ from collections.abc import Mapping
 
 from numpy_engine import NumpyEngine
 
-from evener.oracle import Worker
-from evener.sync import Agreement, Answer, Lease, Outcome, Push, Replica, Server, Update
+from evener.oracle.apportion import Worker
+from evener.sync.agreement import Agreement
+from evener.sync.messages import Answer, Lease, Outcome, Push, Update
+from evener.sync.server import Server
+from evener.sync.worker import Replica
 
 
 class Hand:

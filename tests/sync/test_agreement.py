@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from evener.errors import InvalidValue
-from evener.sync import FAMILY, Adam, Agreement, Sgd, Workload, averaging, diloco
-from evener.sync.agreement import rate_at
+from evener.sync.agreement import Adam, Agreement, Sgd, rate_at
+from evener.sync.family import FAMILY, averaging, diloco
+from evener.sync.workload import Workload
 
 SGD = Sgd(learning_rate=0.1)
 

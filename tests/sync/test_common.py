@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 from test_merge_stream import layout, sources
 
-from evener.sync import Cores, Flat, Sgd
+from evener.sync.agreement import Sgd
 from evener.sync.common import Common, Page, Shelf
+from evener.sync.cores import Cores
+from evener.sync.flat import Flat
 
 
 def common() -> tuple[Common, Flat]:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync import Cores
-from evener.sync.cores import BLOCK_BYTES
+from evener.sync.cores import BLOCK_BYTES, Cores
 
 
 @settings(deadline=None)

@@ -12,20 +12,14 @@ from numpy_engine import NumpyEngine, Problem
 from one_process import MakeOptimiser, difference, train
 from star_on_paper import Star, run_star
 
-from evener.oracle import Worker
-from evener.sync import (
-    Adam,
-    Agreement,
-    Cores,
-    Flat,
-    Merging,
-    Outer,
-    Server,
-    Sgd,
-    Workload,
-    averaging,
-    synchronous,
-)
+from evener.oracle.apportion import Worker
+from evener.sync.agreement import Adam, Agreement, Outer, Sgd
+from evener.sync.cores import Cores
+from evener.sync.family import averaging, synchronous
+from evener.sync.flat import Flat
+from evener.sync.merge.stream import Merging
+from evener.sync.server import Server
+from evener.sync.workload import Workload
 
 BATCH, EPOCHS = 21, 3
 UNEVEN = {"a": Worker(unit_seconds=1.0), "b": Worker(unit_seconds=2.3), "c": Worker(unit_seconds=9.0)}

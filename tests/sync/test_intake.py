@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from test_merge_stream import layout, sources
 
-from evener.sync import Cores, Flat
+from evener.sync.cores import Cores
+from evener.sync.flat import Flat
 from evener.sync.intake import Intake
 from evener.sync.packing import Packing
 

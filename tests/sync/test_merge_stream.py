@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync import Cores, Entry, Flat, Layout, Merging
-from evener.sync.cores import BLOCK_BYTES
-from evener.sync.merge.stream import is_finite
+from evener.sync.cores import BLOCK_BYTES, Cores
+from evener.sync.flat import Flat
+from evener.sync.layout import Entry, Layout
+from evener.sync.merge.stream import Merging, is_finite
 
 
 def layout(singles: int, doubles: int = 3) -> Layout:

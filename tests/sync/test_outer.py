@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from evener.sync import Adam, Cores, Entry, Flat, Layout, Outer, Sgd
-from evener.sync.cores import BLOCK_BYTES
+from evener.sync.agreement import Adam, Outer, Sgd
+from evener.sync.cores import BLOCK_BYTES, Cores
+from evener.sync.flat import Flat
+from evener.sync.layout import Entry, Layout
 from evener.sync.outer import Optimiser
 
 CASES: list[tuple[Outer, Callable[..., torch.optim.Optimizer]]] = [

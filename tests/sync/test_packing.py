@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from test_merge_stream import layout, sources
 
-from evener.sync import Cores, Flat
 from evener.sync.codes import CODES
-from evener.sync.cores import BLOCK_BYTES
+from evener.sync.cores import BLOCK_BYTES, Cores
+from evener.sync.flat import Flat
 from evener.sync.packing import Packing, packing_for
 
 NAMES: list[Any] = list(CODES)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from test_merge_stream import layout, sources
 
-from evener.sync import Agreement, Compression, Cores, Flat, Sgd
+from evener.sync.agreement import Agreement, Compression, Sgd
 from evener.sync.common import Common
+from evener.sync.cores import Cores
+from evener.sync.flat import Flat
 from evener.sync.packing import packing_for
 from evener.sync.pulls import Contents, Pulls
 

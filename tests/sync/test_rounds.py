@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from desk import LAYOUT, Desk
 
-from evener.sync import Agreement, Flat, Portion, Push, Server, Sgd, Update, Workload
+from evener.sync.agreement import Agreement, Sgd
+from evener.sync.flat import Flat
+from evener.sync.messages import Push, Update
+from evener.sync.samples import Portion
+from evener.sync.server import Server
+from evener.sync.workload import Workload
 
 SGD = Sgd(learning_rate=1.0)
 FIXED = Agreement(batch=10, outer=SGD, division="fixed")

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.sync import Portion, positions
-from evener.sync.samples import Supply
+from evener.sync.samples import Portion, Supply, positions
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.lists(st.tuples(st.integers(1, 15), st.booleans()), max_size=60))

@@ -13,23 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.oracle import Worker
-from evener.sync import (
-    Agreement,
-    Answer,
-    Cores,
-    Entry,
-    Flat,
-    Layout,
-    Lease,
-    Outcome,
-    Push,
-    Server,
-    Sgd,
-    Workload,
-    positions,
-)
+from evener.oracle.apportion import Worker
+from evener.sync.agreement import Agreement, Sgd
+from evener.sync.cores import Cores
+from evener.sync.flat import Flat
+from evener.sync.layout import Entry, Layout
+from evener.sync.messages import Answer, Lease, Outcome, Push
 from evener.sync.packing import Packing
+from evener.sync.samples import positions
+from evener.sync.server import Server
+from evener.sync.workload import Workload
 
 SAMPLES, EPOCHS, MOST_LEASES = 23, 2, 4096
 LAYOUT = Layout(

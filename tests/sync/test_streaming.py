@@ -9,7 +9,9 @@ import pytest
 from desk import LAYOUT, Desk
 from numpy.typing import NDArray
 
-from evener.sync import Agreement, Flat, Push, Sgd
+from evener.sync.agreement import Agreement, Sgd
+from evener.sync.flat import Flat
+from evener.sync.messages import Push
 
 AGREEMENT = Agreement(batch=30, outer=Sgd(learning_rate=1.0))
 HALF = LAYOUT.num_bytes - 16

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.sync import Entry, Flat, Layout, flat_of, layout_of
+from evener.sync.flat import Flat, flat_of
+from evener.sync.layout import Entry, Layout, layout_of
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 kinds = st.sampled_from(

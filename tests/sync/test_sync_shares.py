@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.oracle import Worker, apportion
-from evener.sync import Agreement, Sgd
+from evener.oracle.apportion import Worker, apportion
+from evener.sync.agreement import Agreement, Sgd
 from evener.sync.shares import Division, divide, local_steps, wanted_samples, with_trials
 from evener.sync.speeds import Speeds
 

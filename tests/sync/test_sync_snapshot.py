@@ -15,19 +15,13 @@ from star_on_paper import Star, run_star
 from test_schedules import AGREEMENTS, COSTS, EPOCHS, SAMPLES, Hall
 
 from evener.errors import InvalidFile, InvalidValue, MissingFile
-from evener.sync import (
-    Adam,
-    Agreement,
-    Entry,
-    Flat,
-    Layout,
-    Server,
-    Sgd,
-    Workload,
-    load_snapshot,
-    save_snapshot,
-    synchronous,
-)
+from evener.sync.agreement import Adam, Agreement, Sgd
+from evener.sync.family import synchronous
+from evener.sync.flat import Flat
+from evener.sync.layout import Entry, Layout
+from evener.sync.server import Server
+from evener.sync.snapshot import load_snapshot, save_snapshot
+from evener.sync.workload import Workload
 
 AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
 

@@ -9,7 +9,8 @@ from desk import Desk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync import Agreement, Portion, Sgd
+from evener.sync.agreement import Agreement, Sgd
+from evener.sync.samples import Portion
 
 SGD = Sgd(learning_rate=1.0)
 ASYNC = Agreement(batch=10, outer=SGD, staleness=None)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import torchvision_operators  # noqa: F401  before torchvision
 from evener.errors import InvalidValue, MissingFile
 from evener.task import Task
-from evener.tasks import load_task
+from evener.tasks.load import load_task
 from evener.tasks.mnist import Normalise
 from evener.tasks.residual import ResidualBlock
 from evener.tasks.synthetic import NoisyImages

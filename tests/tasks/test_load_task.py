@@ -15,7 +15,7 @@ import torch
 
 from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed
 from evener.task import Task
-from evener.tasks import BUILT_IN_TASKS, load_task
+from evener.tasks.load import BUILT_IN_TASKS, load_task
 
 MAKE = """
     from torch import nn
@@ -201,7 +201,7 @@ def test_without_torch_names_are_known_and_loading_says_what_to_install(code: st
         import sys
         sys.modules["torch"] = None
         from evener.errors import EvenerError
-        from evener.tasks import BUILT_IN_TASKS, load_task
+        from evener.tasks.load import BUILT_IN_TASKS, load_task
         try:
             print({code})
         except EvenerError as error:

@@ -8,7 +8,7 @@ from torch import nn
 
 from evener.errors import InvalidValue
 from evener.graph import Window
-from evener.trace import trace
+from evener.trace.model_graph import trace
 
 MODULES: list[tuple[nn.Module, tuple[int, ...], Window | None]] = [
     (

@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from evener.comm import join_group
+from evener.comm.group import join_group
 from evener.errors import InvalidFile, MissingFile, TrainingFailed
-from evener.parallel import Criterion, ReplicatedModel
+from evener.parallel.joint import Criterion
+from evener.parallel.replicated import ReplicatedModel
 from evener.train.checkpoint import Checkpoints, RunState, save_weights
 
 

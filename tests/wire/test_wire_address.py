@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.wire import Address
+from evener.wire.address import Address
 
 
 @pytest.mark.parametrize(

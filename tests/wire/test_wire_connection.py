@@ -10,7 +10,10 @@ import pytest
 from wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
 
 from evener.errors import InvalidValue
-from evener.wire import BadFrame, Closed, ConnectionLost, Limits, Sent, Tally
+from evener.wire.events import Closed, Sent
+from evener.wire.limits import Limits
+from evener.wire.refusals import BadFrame, ConnectionLost
+from evener.wire.traffic import Tally
 
 BIG = 30_000_000
 

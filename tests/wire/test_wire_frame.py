@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from wire_peers import Hello, Push
 
 from evener.errors import InvalidValue
-from evener.wire import Limits, allocate
-from evener.wire.frame import GOODBYE, as_bytes, encode_head
+from evener.wire.frame import GOODBYE, allocate, as_bytes, encode_head
+from evener.wire.limits import Limits
 from evener.wire.outgoing import Outgoing, goodbye, message
 
 

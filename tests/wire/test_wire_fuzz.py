@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from fuzz_frames import WARM_UP, Wrong, largest_kilobytes, mutate_alone, run, valid_stream
 
-from evener.wire import Limits
+from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader
 
 NUM_REFUSALS = 7

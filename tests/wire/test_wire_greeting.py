@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.wire import CannotJoin, MasterFull, NotAMaster, Token, TransportDiffers, VersionDiffers, WrongSecret
 from evener.wire.greeting import NOTE_BYTES, Kind, MasterGreeting, NodeGreeting, note
+from evener.wire.refusals import CannotJoin, MasterFull, NotAMaster, TransportDiffers, VersionDiffers, WrongSecret
+from evener.wire.token import Token
 
 SECRET = bytes(range(16))
 PLAIN = Token(secret=SECRET, fingerprint=None)

@@ -18,7 +18,12 @@ import pytest
 from wire_peers import QUICK, Hello, Kinds, Push, World, world
 
 from evener.errors import InvalidValue
-from evener.wire import Address, BadFrame, CannotListen, Closed, Connection, Limits, Message, Opened, Sent, connect
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.events import Closed, Message, Opened, Sent
+from evener.wire.limits import Limits
+from evener.wire.refusals import BadFrame, CannotListen
 
 BIG = 20_000_000
 

@@ -9,7 +9,7 @@ import pytest
 from wire_peers import INSECURE, SECURE
 
 from evener.errors import InvalidFile, MissingExtra, MissingFile
-from evener.wire import Identity, make_identity
+from evener.wire.identity import Identity, make_identity
 
 
 def test_the_token_carries_the_certificates_fingerprint_and_the_secret() -> None:

@@ -13,28 +13,27 @@ import pytest
 from wire_peers import INSECURE, SECURE, Hello, Kinds, Push, world
 
 from evener.errors import NodeLost
-from evener.wire import (
-    Address,
+from evener.wire import dialling
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.events import Opened, Refused
+from evener.wire.greeting import NOTE_BYTES
+from evener.wire.identity import make_identity
+from evener.wire.limits import Limits
+from evener.wire.refusals import (
     CannotJoin,
     CannotResolve,
-    Connection,
-    Limits,
     MasterFull,
     NoAnswer,
     NotAMaster,
     NothingListens,
-    Opened,
     OtherMaster,
-    Refused,
-    Token,
     TransportDiffers,
     VersionDiffers,
     WrongSecret,
-    connect,
-    dialling,
-    make_identity,
 )
-from evener.wire.greeting import NOTE_BYTES
+from evener.wire.token import Token
 
 TOKENS = pytest.mark.parametrize("token", [SECURE.token, INSECURE.token], ids=["tls", "plain"])
 

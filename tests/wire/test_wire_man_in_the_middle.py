@@ -10,7 +10,12 @@ from wire_peers import Kinds, Push, World, world
 from wire_proxy import Direction, Mischief, Way, man_in_the_middle
 
 from evener.errors import NodeLost
-from evener.wire import Address, BadFrame, Closed, Connection, Limits, Message, connect
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.events import Closed, Message
+from evener.wire.limits import Limits
+from evener.wire.refusals import BadFrame
 
 PAYLOAD = bytes(range(256)) * 20
 NUM_ROUNDS = 4

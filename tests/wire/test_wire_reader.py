@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from wire_peers import Hello, Kinds, Push
 
 from evener.errors import InvalidValue
-from evener.wire import BadFrame, Frame, Limits
-from evener.wire.frame import Goodbye, encode_head
+from evener.wire.frame import Frame, Goodbye, encode_head
+from evener.wire.limits import Limits
 from evener.wire.outgoing import goodbye, message
 from evener.wire.reader import READ_AHEAD, FrameReader
+from evener.wire.refusals import BadFrame
 
 headers = st.builds(Hello, st.text(max_size=5)) | st.builds(Push, st.integers(-(2**63), 2**63 - 1))
 frames = st.lists(st.tuples(headers, st.lists(st.binary(max_size=5000), max_size=4)), max_size=4)

@@ -14,11 +14,15 @@ import msgspec
 import pytest
 from wire_peers import Hello, Kinds, Push, World, world
 
-from evener.wire import Address, Connection, Limits, Message, Opened, Refused, connect
+from evener.wire.address import Address
 from evener.wire.channel import PlainChannel
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
 from evener.wire.doorkeeper import least_likely
+from evener.wire.events import Message, Opened, Refused
 from evener.wire.frame import encode_head
 from evener.wire.greeting import NOTE_BYTES, Kind, MasterGreeting, note
+from evener.wire.limits import Limits
 from evener.wire.stranger import Stranger
 
 Joining: TypeAlias = "Future[Connection[Kinds]]"

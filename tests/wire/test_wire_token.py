@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.wire import BadToken, Token
+from evener.wire.refusals import BadToken
+from evener.wire.token import Token
 
 secrets = st.binary(min_size=16, max_size=16)
 fingerprints = st.none() | st.binary(min_size=32, max_size=32)

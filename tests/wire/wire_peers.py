@@ -11,7 +11,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from evener.wire import Address, Connection, Event, Hub, Identity, Limits, Message, Opened, connect, make_identity
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.events import Event, Message, Opened
+from evener.wire.hub import Hub
+from evener.wire.identity import Identity, make_identity
+from evener.wire.limits import Limits
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

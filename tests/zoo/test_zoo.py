@@ -7,11 +7,16 @@ import torch
 from torch import nn
 
 import torchvision_operators  # noqa: F401  before torchvision
-from evener import zoo
 from evener.errors import InvalidValue
 from evener.graph import Layer, ModelGraph
-from evener.trace import trace
+from evener.trace.model_graph import trace
+from evener.zoo.amoebanet import amoebanet_d
+from evener.zoo.classifiers import vgg16
+from evener.zoo.dense_prediction import unet, yolov8n
+from evener.zoo.registry import draw
 from evener.zoo.sketch import Sketch
+from evener.zoo.transformer import transformer
+from evener.zoo.volumes import cosmoflow
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "resnet152"])
@@ -19,17 +24,17 @@ def test_a_drawing_is_layer_by_layer_what_is_traced_from_torchvision(name: str) 
     models = pytest.importorskip("torchvision.models")
     with torch.device("meta"):
         model = getattr(models, name)()
-    assert zoo.draw(name) == trace(model, torch.zeros(1, 3, 224, 224), name)
+    assert draw(name) == trace(model, torch.zeros(1, 3, 224, 224), name)
 
 
 @pytest.mark.parametrize(("layers", "filters", "published"), [(18, 208, 82), (18, 416, 318), (18, 544, 542)])
 def test_amoebanet_has_the_parameters_of_the_paper(layers: int, filters: int, published: int) -> None:
-    assert zoo.amoebanet_d(layers, filters).parameters / 1e6 == pytest.approx(published, rel=0.007)
+    assert amoebanet_d(layers, filters).parameters / 1e6 == pytest.approx(published, rel=0.007)
 
 
 @pytest.mark.parametrize(
     ("graph", "parameters"),
-    [(zoo.yolov8n(), 3_157_184), (zoo.unet(), 31_037_698), (zoo.vgg16((3, 226, 226), ceil=True), 169_814_824)],
+    [(yolov8n(), 3_157_184), (unet(), 31_037_698), (vgg16((3, 226, 226), ceil=True), 169_814_824)],
     ids=["yolov8n", "unet", "vgg16 of Chainer"],
 )
 def test_published_numbers_of_parameters(graph: ModelGraph, parameters: int) -> None:
@@ -37,21 +42,21 @@ def test_published_numbers_of_parameters(graph: ModelGraph, parameters: int) -> 
 
 
 def test_rounding_up_leaves_vgg_s_first_linear_layer_eight_rows() -> None:
-    assert zoo.vgg16((3, 226, 226), ceil=True).by_name["features.30"].output_shape == (512, 8, 8)
+    assert vgg16((3, 226, 226), ceil=True).by_name["features.30"].output_shape == (512, 8, 8)
 
 
 def test_the_transformer_has_the_parameters_and_flops_of_torch_s_encoder() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
     encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
     traced = trace(encoder, torch.zeros(1, 10, 32))
-    drawn = zoo.transformer(layers=3, width=32, heads=4, feed=64, tokens=10, words=7)
+    drawn = transformer(layers=3, width=32, heads=4, feed=64, tokens=10, words=7)
     tables = 7 * 32 + (32 * 7 + 7) + 2 * 32
     assert drawn.parameters - tables == traced.parameters
     assert drawn.forward_flops - 2 * 10 * 32 * 7 == traced.forward_flops
 
 
 def test_cosmoflow_s_activations_outweigh_its_parameters() -> None:
-    graph = zoo.cosmoflow()
+    graph = cosmoflow()
     assert graph.parameters == 8_907_556
     assert graph.activation_bytes > 20 * graph.parameter_bytes
     assert graph.by_name["conv1"].splits == ("sample", "channel", "filter", "row", "column")
@@ -74,7 +79,7 @@ def test_a_unit_of_the_sketch_is_what_is_traced_from_the_same_modules() -> None:
 
 
 def test_options_are_sizes() -> None:
-    graph = zoo.draw("resnet50", {"image": "3x64x64", "classes": "200"})
+    graph = draw("resnet50", {"image": "3x64x64", "classes": "200"})
     assert graph.layers[0].input_shape == (3, 64, 64)
     assert graph.layers[-1].output_shape == (200,)
 
@@ -94,4 +99,4 @@ def test_options_are_sizes() -> None:
 )
 def test_what_cannot_be_drawn_is_refused(name: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidValue, match=f"^{message}"):
-        zoo.draw(name, options)
+        draw(name, options)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from evener.benchmark.clock import now
-from evener.comm import Group
+from evener.comm.group import Group
 
 _SMALL_BYTES = 8
 _LEAST_LARGE_BYTES = 2**20

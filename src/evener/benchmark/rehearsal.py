@@ -12,7 +12,7 @@ from math import inf, isinf
 from typing import TypeAlias
 
 from evener.benchmark.score import Score
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import require
 from evener.oracle.replay import Beat
 

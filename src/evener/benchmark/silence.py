@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.benchmark.score import Score
-from evener.comm import Group, Pace
-from evener.comm.group import Traffic
+from evener.comm.group import Group, Traffic
+from evener.comm.pace import Pace
 from evener.oracle.exchange_timing import ExchangeKind
 
 _ANY_COUNT = 2.0

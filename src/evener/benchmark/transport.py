@@ -19,8 +19,9 @@ import torch.distributed as dist
 from evener.benchmark.clock import now
 from evener.benchmark.score import Score
 from evener.benchmark.silence import silent_group
-from evener.comm import Group, Pace
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
+from evener.comm.pace import Pace
 from evener.comm.regions import Region
 from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
 

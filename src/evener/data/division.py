@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evener.oracle import Worker, apportion
+from evener.oracle.apportion import Worker, apportion
 
 
 class Division:

@@ -7,20 +7,23 @@ from dataclasses import replace
 
 import msgspec
 
-from evener.cluster import Seat
-from evener.comm import Group
-from evener.data import Division, Sampler, ShuffledSampler, StationarySampler
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
+from evener.data.division import Division
 from evener.data.labels import labels_of
+from evener.data.sampler import Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.journey.join_model import join_model
 from evener.journey.order import Order
 from evener.journey.prepare import Work
 from evener.journey.rehearse import predict
 from evener.journey.strategy import is_pipeline
-from evener.oracle import Balance, Worker, weights_to_workers
-from evener.parallel import JointModel
+from evener.oracle.apportion import Worker
+from evener.oracle.data_parallel import weights_to_workers
+from evener.oracle.rebalance import Balance
+from evener.parallel.joint import JointModel
 from evener.plan import Plan
-from evener.train import Run
+from evener.train.run import Run
 
 
 def assemble(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> Run:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from evener.cluster import Seat
-from evener.comm import Group
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
 from evener.errors import DoesNotFit, InvalidInput, TrainingFailed
 from evener.journey.order import Order
 from evener.journey.prepare import Work, example, memory_limit
@@ -17,7 +17,7 @@ from evener.oracle.forecast.scenario import Job, Scenario
 from evener.oracle.forecast.search import search
 from evener.plan import Strategy
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
-from evener.trace import trace
+from evener.trace.model_graph import trace
 
 MUCH = 1.25
 """A model is divided if that is predicted to be so many times as fast: data parallelism is the better known."""

@@ -12,10 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from evener.cluster import LocalNode, run_alone, run_local, run_seat, seat_from_environment
+from evener.cluster.alone import run_alone
+from evener.cluster.local import run_local
 from evener.cluster.messages import Word
-from evener.cluster.seat import listen_for_signals
-from evener.data import collect, split_batch
+from evener.cluster.nodes import LocalNode
+from evener.cluster.seat import listen_for_signals, run_seat, seat_from_environment
+from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput, TrainingFailed
 from evener.journey.console import RunView, open_console, print_line
 from evener.journey.examine import Examination, examine
@@ -30,9 +32,11 @@ from evener.noun import read_noun, write_noun
 from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
-from evener.report import layers_table, links_table, profile_table, summary, timing_table
-from evener.tasks import load_task
-from evener.trace import trace as trace_model
+from evener.report.graph_table import layers_table
+from evener.report.keys import summary
+from evener.report.profile_tables import links_table, profile_table, timing_table
+from evener.tasks.load import load_task
+from evener.trace.model_graph import trace as trace_model
 
 __all__ = ["benchmark", "perform", "show_graph", "train"]
 

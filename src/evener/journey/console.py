@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from evener.noun import write_noun
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
-from evener.report import ScalarWriter, open_scalars, plan_table, predicted_table, record_table
+from evener.report.tables import plan_table, predicted_table, record_table
+from evener.report.tensorboard import ScalarWriter, open_scalars
 
 if TYPE_CHECKING:
     from evener.cluster.messages import Word  # imports PyTorch, which a thin machine lacks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from evener.benchmark.exchange import measure_all_reduce, measure_message
-from evener.cluster import Seat
-from evener.comm import Group
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
 from evener.errors import DoesNotFit, require
 from evener.journey.choose import alternatives, better_strategy
 from evener.journey.divide import decide_division
@@ -15,8 +15,9 @@ from evener.journey.order import Order
 from evener.journey.prepare import Work, calibrate
 from evener.journey.rehearse import rehearsed
 from evener.journey.speeds import measured_timings, relative_shares, worker_of
-from evener.oracle import Candidate, Exchange, Worker, plan_data_parallel
-from evener.parallel import statistics_exchanges
+from evener.oracle.apportion import Worker
+from evener.oracle.data_parallel import Candidate, Exchange, plan_data_parallel
+from evener.parallel.normalisation import statistics_exchanges
 from evener.plan import Plan
 
 

@@ -8,13 +8,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from evener.cluster import parse_local_nodes
+from evener.cluster.nodes import parse_local_nodes
 from evener.journey.commands import perform
 from evener.journey.console import open_console, print_line
 from evener.journey.order import Order
 from evener.noun import write_whole
 from evener.record import TrainRecord
-from evener.report import comparison_figure, comparison_table, png, require_matplotlib, summary, write_page
+from evener.report.bars import comparison_figure
+from evener.report.canvas import png, require_matplotlib
+from evener.report.html import write_page
+from evener.report.keys import summary
+from evener.report.tables import comparison_table
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 

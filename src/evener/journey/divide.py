@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evener.cluster import Seat
-from evener.comm import Group
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
 from evener.errors import require
 from evener.journey.order import Order
 from evener.journey.prepare import Work
 from evener.journey.rehearse import rehearsed
 from evener.journey.speeds import measured_timings, relative_shares, worker_of
 from evener.journey.strategy import is_pipeline, replica_rows
-from evener.oracle import Candidate, Worker
+from evener.oracle.apportion import Worker
+from evener.oracle.data_parallel import Candidate
 from evener.oracle.divided import Rows, plan_divided
 from evener.plan import Plan
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from evener.errors import MissingExtra
 from evener.noun import write_whole
-from evener.parallel import JointModel, StagedModel
-from evener.report import png, timeline_figure
+from evener.parallel.joint import JointModel
+from evener.parallel.pipeline.staged import StagedModel
+from evener.report.canvas import png
+from evener.report.timeline import timeline_figure
 
 
 def draw_timeline(model: JointModel, folder: Path) -> None:

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import msgspec
 
-from evener.benchmark import environment, measure_links, profile_device
-from evener.cluster import Seat
-from evener.comm import leave_group
+from evener.benchmark.device import environment, profile_device
+from evener.benchmark.network import measure_links
+from evener.cluster.seat import Seat
+from evener.comm.group import leave_group
 from evener.journey.prepare import measure, prepare
 from evener.journey.world import join_world
 from evener.noun import Part
 from evener.profile import ClusterProfile, DeviceProfile
-from evener.tasks import load_task
-from evener.train import Settings
+from evener.tasks.load import load_task
+from evener.train.settings import Settings
 
 
 class Examination(Part, frozen=True, kw_only=True):

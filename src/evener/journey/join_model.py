@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from math import isqrt
 
-from evener.cluster import Seat
-from evener.comm import Group
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
 from evener.journey.order import Order
 from evener.journey.prepare import Work, example, samples_of
 from evener.journey.stages import with_stages
 from evener.journey.strategy import division_of, is_pipeline
 from evener.oracle.stages import Team
 from evener.oracle.strategies import Arrangement, Replica
-from evener.parallel import (
-    Criterion,
-    DividedModel,
-    JointModel,
-    Place,
-    Reader,
-    ReplicatedModel,
-    StagedModel,
-    synchronise_batch_norm,
-    take_place,
-)
+from evener.parallel.divided import DividedModel
+from evener.parallel.joint import Criterion, JointModel
+from evener.parallel.normalisation import synchronise_batch_norm
+from evener.parallel.pipeline.staged import StagedModel
+from evener.parallel.place import Place, take_place
+from evener.parallel.read import Reader
+from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Plan
 
 

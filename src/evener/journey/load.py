@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evener.journey.order import Order
 from evener.task import Task
-from evener.tasks import load_task
+from evener.tasks.load import load_task
 from evener.train.settings import Settings
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from evener.cluster import LocalNode, local_nodes, parse_local_nodes
+from evener.cluster.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.errors import InvalidValue
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

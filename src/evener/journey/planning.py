@@ -25,7 +25,7 @@ from evener.plan import Strategy
 from evener.profile import PRECISIONS, ClusterProfile, Precision
 from evener.record import TrainRecord
 from evener.report.forecast import outlook_table, parts_table, scale_figure, scale_table
-from evener.zoo import ZOO, draw
+from evener.zoo.registry import ZOO, draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +138,9 @@ def _model(question: Question) -> tuple[ModelGraph, str, int | None]:
         return draw(question.model, question.options), "", None
     if question.model.endswith(".json"):
         return read_noun(Path(question.model), ModelGraph), "", None
-    from evener.data import collect, split_batch
-    from evener.tasks import load_task
-    from evener.trace import trace
+    from evener.data.loader import collect, split_batch
+    from evener.tasks.load import load_task
+    from evener.trace.model_graph import trace
 
     task = load_task(question.model, None, question.options)
     inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))

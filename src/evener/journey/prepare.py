@@ -12,15 +12,19 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
-from evener.benchmark import affine, time_task, usable_memory
-from evener.cluster import Seat
-from evener.comm import Group, Pace
-from evener.data import collect, seed_all, split_batch, to_device
+from evener.benchmark.fit import affine
+from evener.benchmark.memory import usable_memory
+from evener.benchmark.task_timing import time_task
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
+from evener.comm.pace import Pace
+from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import require
-from evener.parallel import call
+from evener.parallel.joint import call
 from evener.profile import TaskTiming
 from evener.task import Task
-from evener.train import Arithmetic, Settings
+from evener.train.precision import Arithmetic
+from evener.train.settings import Settings
 
 _MEASURE_SECONDS = 1.5
 _CALIBRATION_SECONDS = 0.5

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from evener.cluster import Seat
-from evener.comm import leave_group
+from evener.cluster.seat import Seat
+from evener.comm.group import leave_group
 from evener.journey.assemble import assemble
 from evener.journey.decide import decide
 from evener.journey.draw import draw_timeline
@@ -21,7 +21,8 @@ from evener.journey.order import Order
 from evener.journey.prepare import prepare
 from evener.journey.world import join_world
 from evener.journey.write_down import write_down
-from evener.train import save_weights, train
+from evener.train.checkpoint import save_weights
+from evener.train.loop import train
 
 
 def train_rank(seat: Seat, order: Order) -> None:

@@ -22,16 +22,18 @@ from evener.benchmark.score import Score
 from evener.benchmark.silence import SilentGroup, known_to_torch, silent_group
 from evener.benchmark.transport import measure_exchanges, spread_out
 from evener.benchmark.trial import random_numbers_kept
-from evener.cluster import Seat
-from evener.comm import Group, Pace
-from evener.data import to_device
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
+from evener.comm.pace import Pace
+from evener.data.loader import to_device
 from evener.journey.join_model import arrangement_of, divided, replicated, staged
 from evener.journey.order import Order
 from evener.journey.prepare import Work, samples_of
 from evener.journey.strategy import is_pipeline
 from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
 from evener.oracle.replay import Beat, Played, replay
-from evener.parallel import JointModel, Place, take_place
+from evener.parallel.joint import JointModel
+from evener.parallel.place import Place, take_place
 from evener.plan import Plan, Prediction
 
 _SECONDS = 1.2

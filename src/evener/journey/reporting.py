@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evener.noun import read_noun
 from evener.record import TrainRecord
-from evener.report import write_page
+from evener.report.html import write_page
 
 _PACKAGES = ("evener", "torch", "torchvision", "numpy", "msgspec", "safetensors", "matplotlib", "tensorboard")
 

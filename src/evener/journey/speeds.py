@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from evener.benchmark import affine
-from evener.cluster import Seat
-from evener.comm import Group
+from evener.benchmark.fit import affine
+from evener.cluster.seat import Seat
+from evener.comm.group import Group
 from evener.errors import DoesNotFit, InvalidValue, require
 from evener.journey.prepare import Work, measure
-from evener.oracle import Worker
+from evener.oracle.apportion import Worker
 from evener.profile import TaskTiming
 
 

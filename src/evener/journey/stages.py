@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from evener.parallel import StagedModel
+from evener.parallel.pipeline.staged import StagedModel
 from evener.plan import Plan
 
 

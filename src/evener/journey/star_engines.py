@@ -7,9 +7,8 @@ from pathlib import Path
 
 from evener.errors import MissingExtra
 from evener.star.engine import NodeEngine, Workshop
-from evener.tasks import has_thin_task, load_task, load_thin_task
 from evener.tasks.file import import_file
-from evener.tasks.load import is_path, thin_twin
+from evener.tasks.load import has_thin_task, is_path, load_task, load_thin_task, thin_twin
 
 
 def build(workshop: Workshop) -> NodeEngine:

@@ -19,8 +19,11 @@ from evener.star.home import default_cache
 from evener.star.line import Dial
 from evener.star.messages import Letter, ToNode
 from evener.star.node import Node
-from evener.wire import Address, Connection, Limits, Token, connect
-from evener.wire.dialling import JOIN_SECONDS
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import JOIN_SECONDS, connect
+from evener.wire.limits import Limits
+from evener.wire.token import Token
 
 
 def join(

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from evener.cluster import LocalNode
+from evener.cluster.nodes import LocalNode
 from evener.cluster.parent import end_with_parent
 from evener.errors import NodeLost
 from evener.journey.star_engines import build
@@ -27,7 +27,9 @@ from evener.star.home import Home
 from evener.star.master import Master, Setting
 from evener.star.node import Node
 from evener.star.strength import measure_strength
-from evener.wire import Address, Identity, Token, make_identity
+from evener.wire.address import Address
+from evener.wire.identity import Identity, make_identity
+from evener.wire.token import Token
 
 _PRELOAD = ["torch", "evener.star.torch_engine", "evener.journey.star_local", "evener.train.precision"]
 _START_SECONDS = 60.0

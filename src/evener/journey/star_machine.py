@@ -11,7 +11,7 @@ import psutil
 from evener import __version__
 from evener.errors import InvalidValue, require
 from evener.star.reception import Versions
-from evener.wire import Address
+from evener.wire.address import Address
 
 _LOOPBACK = "127.0.0.1"
 

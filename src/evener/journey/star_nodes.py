@@ -18,7 +18,8 @@ from evener.signals import sigterm_is_ctrl_c
 from evener.star.control import Control, find_master
 from evener.star.home import Beacon, Home
 from evener.star.master import Master, Setting
-from evener.wire import Address, Limits
+from evener.wire.address import Address
+from evener.wire.limits import Limits
 
 DEFAULT_PORT = 7117
 _WIDTH_IN_FILES = 160

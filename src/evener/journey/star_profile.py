@@ -58,6 +58,6 @@ def remembered(file: Path, measure: Callable[[], DeviceProfile], clock: Callable
 def _measure(device: str, name: str, speed: float, seconds: float) -> DeviceProfile:
     import torch
 
-    from evener.benchmark import profile_device
+    from evener.benchmark.device import profile_device
 
     return profile_device(name, torch.device(device), speed=speed, seconds=seconds)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from evener.report import human_bytes
 from evener.report.grid import grid
+from evener.report.text import human_bytes
 from evener.star.situation import NodeState, RunState, Situation
 
 _HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")

@@ -10,7 +10,7 @@ from evener.noun import write_whole
 from evener.star.thin_engine import layout_of_thin_model, thin_model
 from evener.star.thin_schedule import outer_of_thin
 from evener.sync.flat import flat_of
-from evener.tasks import load_thin_task
+from evener.tasks.load import load_thin_task
 
 if TYPE_CHECKING:
     from evener.journey.order import Order

@@ -9,7 +9,7 @@ from safetensors.torch import load as load_weights
 from safetensors.torch import save_model
 from torch import nn
 
-from evener.data import seed_all
+from evener.data.loader import seed_all
 from evener.errors import require
 from evener.journey.load import load
 from evener.journey.order import Order

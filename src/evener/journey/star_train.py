@@ -22,7 +22,7 @@ from evener.journey.star_subject import Subject, load_subject
 from evener.journey.star_view import StarView
 from evener.noun import parse_noun
 from evener.record import TrainRecord
-from evener.report import summary
+from evener.report.keys import summary
 from evener.star.control import Control, find_master
 from evener.star.home import Home
 from evener.star.imports import files_needed
@@ -100,7 +100,7 @@ def master(where: Where, patience: float) -> Iterator[tuple[Control, Callable[[]
         with Control(*find_master(Home(where.home), where.master, where.token)) as control:
             yield control, _trust
         return
-    from evener.cluster import parse_local_nodes
+    from evener.cluster.nodes import parse_local_nodes
     from evener.journey.star_local import local_cluster
 
     with (

@@ -10,7 +10,8 @@ from evener.journey.console import RunView
 from evener.noun import write_noun
 from evener.plan import Plan
 from evener.record import TrainRecord
-from evener.report import human_bytes, record_table
+from evener.report.tables import record_table
+from evener.report.text import human_bytes
 from evener.star.words import Word
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from evener.cluster import Seat
-from evener.comm import Group, Pace, join_group
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, join_group
+from evener.comm.pace import Pace
 
 
 def join_world(seat: Seat, backend: str | None = None) -> Group:

@@ -7,10 +7,11 @@ import resource
 import msgspec
 import torch
 
-from evener.benchmark import environment
+from evener.benchmark.device import environment
 from evener.plan import Plan
 from evener.record import Event, NodeSummary, TrainRecord
-from evener.train import History, Run
+from evener.train.history import History
+from evener.train.run import Run
 
 
 def write_down(run: Run, history: History, startup: float) -> TrainRecord:

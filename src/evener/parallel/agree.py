@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import InvalidInput
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.parallel.joint import call
 from evener.parallel.normalisation import uncounted
 

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from evener.comm import Group
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
 from evener.oracle.division.gradients import holders, owners
 from evener.parallel.sharded import ShardedModel
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evener.comm import Group
+from evener.comm.group import Group
 
 
 def group_norm(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evener.comm import Group
+from evener.comm.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from evener.comm import Group
 from evener.comm.differentiable import (
     alike_from_whole,
     collect,
@@ -19,6 +18,7 @@ from evener.comm.differentiable import (
     whole_from_alike,
 )
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
 from evener.oracle.division.layout import Layout, Region, Shape
 from evener.oracle.division.moves import Move
 

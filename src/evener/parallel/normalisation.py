@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.comm import Group
+from evener.comm.group import Group
 
 
 class Gathers(Protocol):

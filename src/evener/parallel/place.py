@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import require
 from evener.oracle.strategies import Arrangement, Replica
 

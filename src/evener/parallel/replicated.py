@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.parallel.data import DataParallel
 from evener.parallel.joint import Criterion, call

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from evener.comm import Group
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
 from evener.oracle.division.layout import Layout, Shape
 from evener.oracle.division.windows import Sliding
 from evener.parallel.convolve import Convolution

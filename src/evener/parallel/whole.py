@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from evener.comm import Group
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, Region
 from evener.oracle.division.weights import Shard

@@ -9,7 +9,7 @@ from evener.star.decision import Decision, Verdict, What
 from evener.star.employer import Employer
 from evener.star.members import Member, Members
 from evener.star.messages import Letter
-from evener.wire import Hub
+from evener.wire.hub import Hub
 
 EVENTS: dict[Verdict, str] = {
     "admit": "joined",

@@ -34,8 +34,14 @@ from evener.star.settlement import Result
 from evener.star.situation import Situation, decode_situation
 from evener.star.words import Word, decode_words
 from evener.sync.flat import Flat
-from evener.wire import Address, CannotJoin, Connection, ConnectionLost, Frame, Limits, Token, connect
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.frame import Frame
+from evener.wire.limits import Limits
 from evener.wire.pauses import pauses
+from evener.wire.refusals import CannotJoin, ConnectionLost
+from evener.wire.token import Token
 
 _CHECK_SECONDS = 0.5
 _RETURN = 8

@@ -17,7 +17,7 @@ from evener.star.members import Member, Members
 from evener.star.messages import Letter
 from evener.star.reception import Versions, receive
 from evener.star.situation import Situation, encode_situation, node_states
-from evener.wire import Hub
+from evener.wire.hub import Hub
 
 
 class Desk(NamedTuple):

@@ -13,7 +13,7 @@ import msgspec
 
 from evener.errors import InvalidFile, InvalidInput, MissingFile
 from evener.noun import Part
-from evener.wire import Identity, make_identity
+from evener.wire.identity import Identity, make_identity
 
 _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
 _BEACON = "master.json"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from evener.star.line import Line
 from evener.star.messages import Beat, Farewell, Letter, Release, Told
-from evener.wire import CannotJoin, ConnectionLost, Frame
-from evener.wire.frame import Buffer, allocate
+from evener.wire.frame import Buffer, Frame, allocate
+from evener.wire.refusals import CannotJoin, ConnectionLost
 
 _Arrived = Frame[Letter] | Exception
 

@@ -13,8 +13,8 @@ from evener.star.employer import Employer
 from evener.star.members import Members
 from evener.star.messages import Chunk, Contribution, Letter, Submit
 from evener.star.parcel import CHUNK_BYTES
-from evener.wire import BadFrame
 from evener.wire.frame import Buffer, allocate
+from evener.wire.refusals import BadFrame
 
 
 class Landing:

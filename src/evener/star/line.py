@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from evener.star.messages import THE_END, Beat, Join, Letter
-from evener.wire import BadFrame, CannotJoin, Connection, ConnectionLost, Frame, Limits, Traffic
+from evener.wire.connection import Connection
 from evener.wire.dialling import JOIN_SECONDS
-from evener.wire.frame import Buffer, allocate
+from evener.wire.frame import Buffer, Frame, allocate
+from evener.wire.limits import Limits
 from evener.wire.pauses import pauses
 from evener.wire.reader import Place
+from evener.wire.refusals import BadFrame, CannotJoin, ConnectionLost
+from evener.wire.traffic import Traffic
 
 _BEATS = 5
 """Within the patience, at least."""

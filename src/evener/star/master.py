@@ -22,7 +22,11 @@ from evener.star.members import Members
 from evener.star.messages import Letter
 from evener.star.reception import Versions
 from evener.star.roster import Roster
-from evener.wire import Address, Closed, Hub, Identity, Limits, Message, Opened, Refused, Sent
+from evener.wire.address import Address
+from evener.wire.events import Closed, Message, Opened, Refused, Sent
+from evener.wire.hub import Hub
+from evener.wire.identity import Identity
+from evener.wire.limits import Limits
 
 _TICK_SECONDS = 0.05
 _BEATS = 5

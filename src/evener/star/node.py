@@ -44,7 +44,8 @@ from evener.star.messages import (
     Welcome,
 )
 from evener.star.parcels import Collector
-from evener.wire import ConnectionLost, Frame
+from evener.wire.frame import Frame
+from evener.wire.refusals import ConnectionLost
 
 
 class Node:

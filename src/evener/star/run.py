@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
-from evener.oracle import Worker
+from evener.oracle.apportion import Worker
 from evener.record import Event
 from evener.star.belief import Beliefs
 from evener.star.decision import What

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from evener.errors import MissingFile
 from evener.noun import write_whole
-from evener.oracle import Worker, apportion
+from evener.oracle.apportion import Worker, apportion
 from evener.plan import Assignment, Plan
 from evener.record import NodeSummary, TrainRecord
 from evener.star.entry import Work

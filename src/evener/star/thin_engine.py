@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener import autodiff as ad
-from evener.data import permutation
+from evener.data.sampler import permutation
 from evener.errors import InvalidInput, require
 from evener.star.engine import Workshop, enough
 from evener.star.pace import Pace

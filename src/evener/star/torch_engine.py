@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.data import collect, permutation, seed_all, split_batch, to_device
+from evener.data.loader import collect, seed_all, split_batch, to_device
+from evener.data.sampler import permutation
 from evener.errors import InvalidInput
 from evener.star.engine import Workshop, enough
 from evener.star.pace import Pace

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from evener import autodiff as ad
-from evener.data import collect, split_batch
+from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput
 from evener.star.thin_engine import layout_of_thin_model
 from evener.star.torch_schedule import apply, optimizer_of, schedule_of, settings_at

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from evener.oracle import Worker, apportion
+from evener.oracle.apportion import Worker, apportion
 
 
 class Slice(NamedTuple):

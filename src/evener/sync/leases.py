@@ -7,7 +7,7 @@ from math import ceil
 
 from evener.errors import require
 from evener.noun import Part
-from evener.oracle import Worker
+from evener.oracle.apportion import Worker
 from evener.sync.agreement import Agreement
 from evener.sync.messages import Lease
 from evener.sync.samples import Mark, Portion, Supply

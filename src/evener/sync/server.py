@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping
 
 from evener.errors import require
-from evener.oracle import Worker
+from evener.oracle.apportion import Worker
 from evener.sync.agreement import Agreement
 from evener.sync.common import Common
 from evener.sync.core import Contribution, Core, Judgement, Member

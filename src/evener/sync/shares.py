@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from evener.oracle import Worker, apportion
+from evener.oracle.apportion import Worker, apportion
 from evener.sync.agreement import Agreement
 
 _WORTH = 0.05

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 from statistics import median
 
-from evener.oracle import Worker
+from evener.oracle.apportion import Worker
 
 _NEWEST = 0.25
 """Weight of the newest measurement: one slow report moves a share by a quarter of what a slow worker would lose."""

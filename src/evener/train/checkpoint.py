@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed
 from evener.noun import Noun, read_noun, write_noun
-from evener.parallel import JointModel
+from evener.parallel.joint import JointModel
 
 _KEPT = 2
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from evener.comm import Group
-from evener.data import collect, split_batch, to_device
-from evener.parallel import JointModel
+from evener.comm.group import Group
+from evener.data.loader import collect, split_batch, to_device
+from evener.parallel.joint import JointModel
 from evener.task import Task
 from evener.train.precision import Arithmetic
 

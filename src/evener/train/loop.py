@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from evener.comm import StepTiming
-from evener.data import Loader, seed_all
+from evener.comm.pace import StepTiming
+from evener.data.loader import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
-from evener.oracle import apportion, weights_to_workers
+from evener.oracle.apportion import apportion
+from evener.oracle.data_parallel import weights_to_workers
 from evener.record import Event, Step, Validation
 from evener.train.checkpoint import Checkpoints, RunState, refuse_other_run
 from evener.train.evaluate import evaluate

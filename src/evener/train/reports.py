@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from evener.comm import Group
+from evener.comm.group import Group
 
 
 @dataclass(frozen=True, kw_only=True)

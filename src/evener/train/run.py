@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from evener.comm import Group
-from evener.data import Division, Sampler
-from evener.oracle import Balance
-from evener.parallel import JointModel
+from evener.comm.group import Group
+from evener.data.division import Division
+from evener.data.sampler import Sampler
+from evener.oracle.rebalance import Balance
+from evener.parallel.joint import JointModel
 from evener.plan import Plan
 from evener.task import Task
 from evener.train.precision import Arithmetic

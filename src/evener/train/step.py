@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from evener.data import Loader
-from evener.parallel import JointModel
+from evener.data.loader import Loader
+from evener.parallel.joint import JointModel
 from evener.task import Task
 from evener.train.precision import Arithmetic
 

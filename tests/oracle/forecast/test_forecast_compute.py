@@ -14,7 +14,7 @@ from evener.errors import InvalidValue
 from evener.oracle.forecast.compute import Device, Part, device_of, layer_seconds, roofline, whole
 from evener.oracle.forecast.layers import columns
 from evener.profile import BatchTiming, LayerTiming, TaskTiming
-from evener.zoo import resnet50
+from evener.zoo.classifiers import resnet50
 from evener.zoo.sketch import Sketch
 from imagined import convolutions, device
 

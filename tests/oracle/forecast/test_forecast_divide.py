@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.oracle import apportion, weights_to_workers
+from evener.oracle.apportion import apportion
+from evener.oracle.data_parallel import weights_to_workers
 from evener.oracle.forecast.divide import MODES, Mode, divide_layers, division
 from evener.oracle.forecast.layers import columns
-from evener.zoo import resnet152, vgg16
+from evener.zoo.classifiers import resnet152, vgg16
 from evener.zoo.sketch import Sketch
 from imagined import convolutions
 

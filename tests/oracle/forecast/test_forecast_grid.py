@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit
-from evener.oracle import all_reduce_seconds
-from evener.oracle.communication import Channel
+from evener.oracle.communication import Channel, all_reduce_seconds
 from evener.oracle.forecast.divide import MODES, Mode
 from evener.oracle.forecast.exchange import exposed_seconds
 from evener.oracle.forecast.grid import fewest_micro_batches, price_grid, slowest_of_many

@@ -11,7 +11,7 @@ from evener.errors import DoesNotFit
 from evener.oracle.forecast.layers import columns
 from evener.oracle.forecast.line import boundary_bytes, make_line
 from evener.oracle.forecast.pipeline import price_pipeline
-from evener.zoo import unet
+from evener.zoo.dense_prediction import unet
 from imagined import convolutions, scenario
 
 free = partial(scenario, alpha=0.0, beta=0.0)

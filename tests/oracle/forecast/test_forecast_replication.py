@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from evener.oracle import all_reduce_seconds
+from evener.oracle.communication import all_reduce_seconds
 from evener.oracle.forecast.replication import price_averaging, price_server
 from imagined import scenario
 

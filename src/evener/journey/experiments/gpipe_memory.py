@@ -15,8 +15,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from evener.cluster import Seat, run_local
-from evener.comm import Group, leave_group
+from evener.cluster.local import run_local
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit
 from evener.journey.experiments.gpipe_models import Scale
 from evener.journey.experiments.gpipe_published import NAIVE
@@ -24,10 +25,10 @@ from evener.journey.experiments.strategies_nodes import equal_nodes
 from evener.journey.world import join_world
 from evener.noun import Part, write_whole
 from evener.oracle.stages import Team
-from evener.parallel.pipeline import Pipeline
 from evener.parallel.pipeline.batches import resized, sizes_of
 from evener.parallel.pipeline.design import Wish, design
 from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.rematerialise import Rematerialise
 from evener.parallel.pipeline.skeleton import without_memory
 from evener.parallel.pipeline.subject import WEIGHT_COPIES, Subject, subject

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.models import AmoebaNetD, Transformer
-from evener.models.transformer import tokens_in, translation_loss
+from evener.models.amoebanet import AmoebaNetD
+from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.noun import Part
 from evener.parallel.pipeline.weighting import Loss, Weigh
 

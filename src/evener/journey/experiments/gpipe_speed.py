@@ -11,12 +11,14 @@ from statistics import median
 import msgspec
 import torch
 
-from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, leave_group
+from evener.cluster.local import run_local
+from evener.cluster.nodes import LocalNode
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, leave_group
 from evener.journey.experiments.gpipe_models import Scale
 from evener.journey.world import join_world
 from evener.noun import Part, write_whole
-from evener.parallel.pipeline import Pipeline
+from evener.parallel.pipeline.pipeline import Pipeline
 
 _PATIENCE = 600.0
 

@@ -29,7 +29,7 @@ from evener.journey.experiments.nfnn_report import MODES, Cell, line, show, word
 from evener.journey.experiments.nfnn_run import Bench, Outcome, Wanted
 from evener.journey.experiments.thin_cluster import thin_cluster
 from evener.signals import sigterm_is_ctrl_c
-from evener.tasks import load_thin_task
+from evener.tasks.load import load_thin_task
 from evener.tasks.thin.nfnn import BATCH, FOLDER
 
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from evener.cluster import LocalNode, local_nodes, parse_local_nodes
+from evener.cluster.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.errors import InvalidInput
 
 

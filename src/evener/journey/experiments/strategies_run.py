@@ -14,24 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.cluster import LocalNode, Seat, run_local
-from evener.comm import Group, leave_group
+from evener.cluster.local import run_local
+from evener.cluster.nodes import LocalNode
+from evener.cluster.seat import Seat
+from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit, EvenerError
 from evener.journey.strategy import division_of, is_pipeline, replica_rows
 from evener.journey.world import join_world
-from evener.models import resnet152
+from evener.models.resnet import resnet152
 from evener.noun import Part, write_whole
 from evener.oracle.divided import samples_of_replicas
 from evener.oracle.strategies import Arrangement, Replica
-from evener.parallel import (
-    Criterion,
-    DividedModel,
-    JointModel,
-    ReplicatedModel,
-    StagedModel,
-    synchronise_batch_norm,
-    take_place,
-)
+from evener.parallel.divided import DividedModel
+from evener.parallel.joint import Criterion, JointModel
+from evener.parallel.normalisation import synchronise_batch_norm
+from evener.parallel.pipeline.staged import StagedModel
+from evener.parallel.place import take_place
+from evener.parallel.replicated import ReplicatedModel
 
 CLASSES = 200
 """Of Tiny ImageNet."""

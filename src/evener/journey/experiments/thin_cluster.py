@@ -13,7 +13,8 @@ from pathlib import Path
 
 from evener.errors import NodeLost
 from evener.star.control import Control
-from evener.wire import Address, Token
+from evener.wire.address import Address
+from evener.wire.token import Token
 
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0

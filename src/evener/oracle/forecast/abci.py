@@ -26,7 +26,7 @@ from evener.oracle.forecast.machines import NODES, V100
 from evener.oracle.forecast.quote import Quote
 from evener.oracle.forecast.scenario import Job, Scenario
 from evener.profile import ClusterProfile, Fabric, Throughput
-from evener.zoo import resnet50, vgg16
+from evener.zoo.classifiers import resnet50, vgg16
 
 COLUMNS = ("strategy", "model", "gpus", "compute_seconds", "communication_seconds", "total_seconds")
 

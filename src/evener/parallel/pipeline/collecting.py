@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import safetensors.torch
 from torch import Tensor
 
-from evener.comm import Group
+from evener.comm.group import Group
 
 
 def collect_tensors(group: Group, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

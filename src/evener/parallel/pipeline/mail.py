@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.parallel.pipeline.split import Value
 
 Mail = Literal["activations", "gradients"]

@@ -13,7 +13,7 @@ import msgspec
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.parallel.pipeline.collecting import collect_tensors
 
 _Row = tuple[list[list[str]], dict[str, dict[str, Any]]]

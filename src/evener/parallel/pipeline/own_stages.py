@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evener.comm import Pace
+from evener.comm.pace import Pace
 from evener.errors import require
 from evener.parallel.pipeline.batches import divided, resized, samples_in, sizes_of
 from evener.parallel.pipeline.design import Design, Wish

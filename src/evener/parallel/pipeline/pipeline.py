@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import InvalidValue, require
 from evener.oracle.stages import Team
 from evener.parallel.pipeline.announcement import Announcement, announce, decode

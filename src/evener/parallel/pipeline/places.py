@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import require
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.parallel.pipeline.layout import Layout
 from evener.parallel.pipeline.parts import Part
 from evener.parallel.pipeline.statistics import combine

@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from evener.comm import Group, Pace
+from evener.comm.group import Group
+from evener.comm.pace import Pace
 from evener.errors import InvalidInput
 from evener.parallel.pipeline.context import Context
 from evener.parallel.pipeline.layout import Layout

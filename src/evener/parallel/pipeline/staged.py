@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evener.comm import Group
+from evener.comm.group import Group
 from evener.errors import InvalidInput, InvalidValue
 from evener.parallel.joint import Criterion
 from evener.parallel.pipeline.collecting import collect_tensors

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from evener.comm import Pace
+from evener.comm.pace import Pace
 from evener.noun import Part
 from evener.parallel.pipeline.schedule import Action, Kind
 
