@@ -21,17 +21,17 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from evener.cluster.local import run_local
-from evener.cluster.nodes import parse_local_nodes
-from evener.cluster.seat import Seat
 from evener.comm.group import join_group, leave_group
-from evener.journey.assemble import assemble
-from evener.journey.load import load
-from evener.journey.order import Order
-from evener.journey.prepare import prepare
+from evener.launch.local import run_local
+from evener.launch.nodes import parse_local_nodes
+from evener.launch.seat import Seat
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, Exchange, plan_data_parallel
-from evener.train.loop import Loop
+from evener.run.assemble import assemble
+from evener.run.load import load
+from evener.run.loop import Loop
+from evener.run.order import Order
+from evener.run.prepare import prepare
 
 
 def compare(seat: Seat, order: dict[str, Any]) -> None:

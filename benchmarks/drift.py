@@ -13,7 +13,7 @@ from statistics import median
 
 from uneven_nodes import run
 
-from evener.cluster.nodes import parse_local_nodes
+from evener.launch.nodes import parse_local_nodes
 
 BEFORE, IN_A_ROW = 12, 5
 

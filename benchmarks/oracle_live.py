@@ -26,22 +26,22 @@ from typing import Any
 import msgspec
 import torch
 
-from evener.cluster.local import run_local
-from evener.cluster.nodes import parse_local_nodes
-from evener.cluster.seat import Seat
 from evener.comm.group import Group, leave_group
-from evener.journey.assemble import assemble
-from evener.journey.decide import decide
-from evener.journey.divide import decide_division
-from evener.journey.load import load
-from evener.journey.order import Order
-from evener.journey.prepare import Work, prepare
-from evener.journey.rehearse import rehearsed
-from evener.journey.speeds import measured_timings, worker_of
-from evener.journey.world import join_world
+from evener.launch.local import run_local
+from evener.launch.nodes import parse_local_nodes
+from evener.launch.seat import Seat
 from evener.oracle.apportion import Worker
 from evener.record import Step
-from evener.train.loop import Loop
+from evener.run.assemble import assemble
+from evener.run.decide import decide
+from evener.run.divide import decide_division
+from evener.run.load import load
+from evener.run.loop import Loop
+from evener.run.order import Order
+from evener.run.prepare import Work, prepare
+from evener.run.rehearse import rehearsed
+from evener.run.speeds import measured_timings, worker_of
+from evener.run.world import join_world
 
 NETWORKS = ("plain", "vgg", "resnet")
 NODES = ("1", "1,1", "1,0.5", "1,1,1", "1,0.5,0.5", "1,1,1,1")

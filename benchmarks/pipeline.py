@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from evener.cluster.local import run_local
-from evener.cluster.nodes import LocalNode
-from evener.cluster.seat import Seat
 from evener.comm.group import Group, join_group, leave_group
 from evener.comm.pace import Pace
+from evener.launch.local import run_local
+from evener.launch.nodes import LocalNode
+from evener.launch.seat import Seat
 from evener.models.resnet import resnet152
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.schedule import bubble

@@ -18,17 +18,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pipeline"))
 import msgspec
 import torch
 import torch.nn.functional as F
+from pipeline import CPU, hardware, joined, ranks
 from pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
-from evener.cluster.seat import Seat
 from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit
+from evener.launch.seat import Seat
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.stages import Team
 from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.pipeline.pipeline import Pipeline
-from pipeline import CPU, hardware, joined, ranks
 
 MICRO_BATCHES = (1, 2, 4, 8)
 SIZES = grid(samples=(16, 32), layers=(8, 16, 32), stages=(1, 2, 4), micro_batches=MICRO_BATCHES)

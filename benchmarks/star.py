@@ -35,16 +35,16 @@ import numpy as np
 import psutil
 
 from evener.profile import DeviceProfile
+from evener.ps.abilities import Abilities
+from evener.ps.control import Control
+from evener.ps.engine import NodeEngine, Workshop
+from evener.ps.home import Home
+from evener.ps.job import Job
+from evener.ps.master import Master, Setting
+from evener.ps.messages import Letter, ToNode
+from evener.ps.node import Node
+from evener.ps.reception import Versions
 from evener.record import TrainRecord
-from evener.star.abilities import Abilities
-from evener.star.control import Control
-from evener.star.engine import NodeEngine, Workshop
-from evener.star.home import Home
-from evener.star.job import Job
-from evener.star.master import Master, Setting
-from evener.star.messages import Letter, ToNode
-from evener.star.node import Node
-from evener.star.reception import Versions
 from evener.sync.agreement import Sgd
 from evener.sync.family import synchronous
 from evener.sync.flat import Flat

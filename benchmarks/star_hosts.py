@@ -24,8 +24,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import evener
-from evener.noun import read_noun
 from evener.record import TrainRecord, Validation
+from evener.schema import read_noun
 from hosts import Host, Machine, why_not
 from hosts.machines import Hosts
 from hosts.process import Process

@@ -32,10 +32,10 @@ import torchvision
 from torch import Tensor, nn
 
 from division_networks import UNet
-from evener.cluster.local import run_local
-from evener.cluster.nodes import LocalNode
-from evener.cluster.seat import Seat
 from evener.comm.group import Group, join_group, leave_group
+from evener.launch.local import run_local
+from evener.launch.nodes import LocalNode
+from evener.launch.seat import Seat
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.pipeline.memory import LiveBytes

@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-from evener.cluster.local import run_local
-from evener.cluster.messages import Word
-from evener.cluster.nodes import LocalNode, parse_local_nodes
-from evener.journey.order import Order
-from evener.journey.rank import train_rank
+from evener.launch.local import run_local
+from evener.launch.messages import Word
+from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.record import TrainRecord
+from evener.run.order import Order
+from evener.run.rank import train_rank
 
 WARM_UP = 8
 """Steps left out: the first ones allocate memory."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from evener import Task
-from evener.cluster.nodes import parse_local_nodes
 from evener.data.digits import load_digits, split_digits
-from evener.journey.commands import make_output, perform
-from evener.journey.order import Order
+from evener.launch.nodes import parse_local_nodes
+from evener.run.commands import make_output, perform
+from evener.run.order import Order
 
 
 class Net(nn.Module):

@@ -30,11 +30,11 @@ from torch.utils.data import TensorDataset
 
 from evener import Task
 from evener.data.digits import load_digits, split_digits
-from evener.journey.order import Order
-from evener.journey.star_options import Way, Where
-from evener.journey.star_train import train_on_star
-from evener.noun import read_noun
 from evener.record import TrainRecord
+from evener.run.order import Order
+from evener.run.ps_options import Way, Where
+from evener.run.ps_train import train_on_star
+from evener.schema import read_noun
 
 SPEEDS = "1.0,0.5,0.25"
 WAYS = (Way(protocol="sync"), Way(protocol="async"), Way(protocol="bounded", staleness=2))

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evener.cluster.local import run_local
-from evener.cluster.nodes import parse_local_nodes
-from evener.cluster.seat import Seat
 from evener.comm.group import join_group, leave_group
 from evener.comm.pace import Pace
+from evener.launch.local import run_local
+from evener.launch.nodes import parse_local_nodes
+from evener.launch.seat import Seat
 from evener.models.unet import UNet
 from evener.parallel.pipeline.pipeline import Pipeline
 

@@ -15,7 +15,6 @@ import pytest
 
 from evener.errors import InvalidFile, InvalidValue, MissingFile
 from evener.graph import Layer, ModelGraph
-from evener.noun import Noun, parse_noun, read_noun, write_noun
 from evener.plan import Assignment, Plan, Prediction, Rejected
 from evener.profile import (
     BatchTiming,
@@ -26,6 +25,7 @@ from evener.profile import (
     Throughput,
 )
 from evener.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
+from evener.schema import Noun, parse_noun, read_noun, write_noun
 
 GRAPH = ModelGraph(
     name="net",

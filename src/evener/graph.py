@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from evener.errors import require
-from evener.noun import Noun, Part
+from evener.schema import Noun, Part
 
 Dim = Literal["sample", "channel", "filter", "row", "column"]
 

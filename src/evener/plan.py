@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from evener.errors import require
-from evener.noun import Noun, Part
+from evener.schema import Noun, Part
 
 Strategy = Literal[
     "serial",

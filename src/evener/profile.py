@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from evener.errors import require
-from evener.noun import Noun, Part
+from evener.schema import Noun, Part
 
 Precision = Literal["fp64", "fp32", "fp16", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "fp16", "bf16")

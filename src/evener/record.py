@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from evener.errors import require
-from evener.noun import Noun, Part
 from evener.plan import Plan
+from evener.schema import Noun, Part
 
 
 class NodeStep(Part, frozen=True, kw_only=True):

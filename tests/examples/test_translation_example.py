@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from evener.cluster.nodes import parse_local_nodes
 from evener.errors import MissingFile
-from evener.journey.commands import perform
-from evener.journey.order import Order
-from evener.noun import read_noun
+from evener.launch.nodes import parse_local_nodes
 from evener.record import TrainRecord
+from evener.run.commands import perform
+from evener.run.order import Order
+from evener.schema import read_noun
 from evener.tasks.file import import_file
 
 FILE = Path(__file__).parents[2] / "examples" / "07_translation.py"

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from evener.journey.experiments.nfnn_run import Bench, Wanted
-from evener.star.control import Control
+from evener.experiments.nfnn_run import Bench, Wanted
+from evener.ps.control import Control
 from evener.tasks.load import load_thin_task
 from evener.wire.address import Address
 from evener.wire.token import Token

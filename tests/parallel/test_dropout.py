@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.cluster.local import run_local
-from evener.cluster.nodes import LocalNode
-from evener.cluster.seat import Seat
 from evener.comm.group import Group, join_group, leave_group
 from evener.errors import EvenerError
+from evener.launch.local import run_local
+from evener.launch.nodes import LocalNode
+from evener.launch.seat import Seat
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.place import take_place

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evener.cluster.local import run_local
-from evener.cluster.nodes import LocalNode
-from evener.cluster.seat import Seat
 from evener.comm.group import Group, join_group, leave_group
+from evener.launch.local import run_local
+from evener.launch.nodes import LocalNode
+from evener.launch.seat import Seat
 from evener.parallel.data import DataParallel
 from evener.parallel.normalisation import GroupBatchNorm, statistics_exchanges, synchronise_batch_norm
 

@@ -9,7 +9,7 @@ from torch import nn
 import torchvision_operators  # noqa: F401  before torchvision
 from evener.errors import InvalidValue
 from evener.graph import Layer, ModelGraph
-from evener.trace.model_graph import trace
+from evener.tracer.model_graph import trace
 from evener.zoo.amoebanet import amoebanet_d
 from evener.zoo.classifiers import vgg16
 from evener.zoo.dense_prediction import unet, yolov8n

@@ -4,7 +4,7 @@ from evener.cli.app import app, experiment, main
 from evener.cli.experiments import gpipe, nfnn, oracle_abci, resnet152_strategies
 from evener.cli.looking import benchmark, demo, report, trace, version
 from evener.cli.planning import plan
-from evener.cli.star import down, join, nodes, up
+from evener.cli.ps import down, join, nodes, up
 from evener.cli.training import train
 
 __all__ = ["main"]

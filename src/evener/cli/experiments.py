@@ -12,7 +12,7 @@ from evener.cli.options import Json
 
 def oracle_abci(csv: Annotated[Path, typer.Option(help="File to write.")] = Path("oracle-abci.csv")) -> None:
     """Predict the iterations of the published measurements on up to 1024 V100s."""
-    from evener.journey import planning
+    from evener.run import planning
 
     planning.oracle_abci(csv)
 
@@ -31,7 +31,7 @@ def nfnn(
     as_json: Json = False,
 ) -> None:
     """NfNN's parameter servers on MNIST: seconds, accuracy and bytes beside the published ones."""
-    from evener.journey.experiments.nfnn import nfnn
+    from evener.experiments.nfnn import nfnn
 
     nfnn(
         data=data,
@@ -59,7 +59,7 @@ def resnet152_strategies(
     as_json: Json = False,
 ) -> None:
     """ResNet-152 by strategy, ranks and batch: seconds of a step and bytes, beside what was published."""
-    from evener.journey.experiments.strategies import resnet152_strategies
+    from evener.experiments.strategies import resnet152_strategies
 
     resnet152_strategies(
         ranks=ranks,
@@ -84,7 +84,7 @@ def gpipe(
     as_json: Json = False,
 ) -> None:
     """GPipe's tables: the largest model by devices, throughput by stages and micro-batches, beside the published."""
-    from evener.journey.experiments.gpipe import gpipe
+    from evener.experiments.gpipe import gpipe
 
     gpipe(
         tables=table,

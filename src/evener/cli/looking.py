@@ -24,7 +24,7 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Measure every device and link, and write a ClusterProfile."""
-    from evener.journey import commands
+    from evener.run import commands
 
     commands.benchmark(
         task=task,
@@ -46,7 +46,7 @@ def trace(
     output: Annotated[Path, typer.Option(help="File of the graph.")] = Path("graph.json"),
 ) -> None:
     """Show the layers of a task's model and what each costs, without computing anything; write a ModelGraph."""
-    from evener.journey import commands
+    from evener.run import commands
 
     commands.show_graph(task, str(data) if data else None, options_of(option), output)
 
@@ -58,7 +58,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train digits three ways on uneven local nodes: the best node alone, equal shares, Evener."""
-    from evener.journey.demo import demo as run_demo
+    from evener.run.demo import demo as run_demo
 
     run_demo(epochs=epochs, speeds=local_nodes or "1.0,0.5,0.25", output=output, as_json=as_json)
 
@@ -68,7 +68,7 @@ def report(
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write an HTML page with tables and figures of one or several runs."""
-    from evener.journey import reporting
+    from evener.run import reporting
 
     reporting.report(records, output)
     sys.stdout.write(f"wrote {output}\n")
@@ -76,6 +76,6 @@ def report(
 
 def version() -> None:
     """Print the versions of Evener and of what it stands on."""
-    from evener.journey import reporting
+    from evener.run import reporting
 
     sys.stdout.write(json.dumps(reporting.versions(), indent=1) + "\n")

@@ -27,7 +27,7 @@ Patience = Annotated[float, typer.Option(help="Seconds of silence after which a 
 
 def home_of(home: Path | None) -> Path:
     """The folder of a master: what the user named, or the default."""
-    from evener.star.home import default_home
+    from evener.ps.home import default_home
 
     return home or default_home(os.environ)
 

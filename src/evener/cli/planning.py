@@ -31,7 +31,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Say what each way of training MODEL on some machines would cost, and which to take; needs no GPU."""
-    from evener.journey import planning
+    from evener.run import planning
 
     question = planning.Question(
         model=model,

@@ -76,10 +76,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
-    from evener.journey import star_options
-    from evener.journey.folder import folder_name
-    from evener.journey.order import Order
-    from evener.journey.star_options import Way, Where
+    from evener.run import ps_options
+    from evener.run.folder import folder_name
+    from evener.run.order import Order
+    from evener.run.ps_options import Way, Where
 
     way = Way(
         protocol=agreement,
@@ -90,7 +90,7 @@ def train(
         compress=compress,
         overlap=overlap,
     )
-    star_options.check_way(way)
+    ps_options.check_way(way)
     order = Order(
         task=task,
         data_dir=str(data) if data else None,
@@ -116,16 +116,16 @@ def train(
         patience=patience,
         started=time.time(),
     )
-    token = star_options.given_token(token, token_file, os.environ if master else {})
+    token = ps_options.given_token(token, token_file, os.environ if master else {})
     where = Where(local_nodes, home_of(home), master, token, ship_data)
     if agreement is not None:
-        from evener.journey.star_train import train_on_star
+        from evener.run.ps_train import train_on_star
 
-        star_options.refuse_collective(order, plan=plan, devices=devices, memory=memory)
+        ps_options.refuse_collective(order, plan=plan, devices=devices, memory=memory)
         train_on_star(order, way, where, as_json=as_json)
         return
-    star_options.refuse_star(where, home=home)
-    from evener.journey import commands
+    ps_options.refuse_star(where, home=home)
+    from evener.run import commands
 
     commands.train(
         order,

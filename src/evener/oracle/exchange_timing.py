@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from evener.errors import require
-from evener.noun import Part
+from evener.schema import Part
 
 ExchangeKind = Literal["all-reduce", "all-gather", "exchange", "neighbours", "message"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from evener.errors import InvalidValue, require
-from evener.noun import Part
 from evener.oracle.exchange_timing import ExchangeKind
+from evener.schema import Part
 
 Cost: TypeAlias = Callable[[ExchangeKind, tuple[int, ...], int, float], float]
 """Seconds that an exchange of a kind among some ranks still takes, by the bytes of the rank that sends or receives most

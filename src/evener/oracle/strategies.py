@@ -15,12 +15,12 @@ from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 from evener.errors import require
-from evener.noun import Part
 from evener.oracle.division import rules
 from evener.oracle.division.network import Kind, Network
 from evener.oracle.division.planner import Planner, Step
 from evener.oracle.division.rules import Choice, Rule
 from evener.oracle.division.weights import Shard
+from evener.schema import Part
 
 __all__ = [
     "TABLE",

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from evener.errors import require
-from evener.noun import write_whole
 from evener.record import TrainRecord
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
@@ -20,6 +19,7 @@ from evener.report.figures import learning_figure, throughput_figure
 from evener.report.grid import grid
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.text import human_count, human_seconds
+from evener.schema import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

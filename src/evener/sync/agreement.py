@@ -9,7 +9,7 @@ from math import inf
 from typing import Literal
 
 from evener.errors import require
-from evener.noun import Part
+from evener.schema import Part
 
 Compression = Literal["none", "bf16", "int8"]
 Rate = float | tuple[float, ...]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.errors import require
-from evener.noun import Part
+from evener.schema import Part
 
 Kind = Literal["parameter", "statistic", "counter"]
 DType = Literal["float32", "float64", "int64"]

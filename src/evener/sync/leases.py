@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from evener.errors import require
-from evener.noun import Part
 from evener.oracle.apportion import Worker
+from evener.schema import Part
 from evener.sync.agreement import Agreement
 from evener.sync.messages import Lease
 from evener.sync.samples import Mark, Portion, Supply

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from evener.noun import Part
+from evener.schema import Part
 from evener.sync.samples import Portion
 
 Verdict = Literal["applied", "refused", "duplicate", "late"]

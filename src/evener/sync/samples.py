@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.errors import require
-from evener.noun import Part
+from evener.schema import Part
 
 Range = tuple[int, int]
 """First position and number of positions."""

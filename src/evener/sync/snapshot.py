@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from evener.errors import InvalidFile, MissingFile, require
-from evener.noun import Noun, parse_noun
+from evener.schema import Noun, parse_noun
 from evener.sync.agreement import Agreement
 from evener.sync.flat import Flat, flat_of
 from evener.sync.layout import Floats, Layout

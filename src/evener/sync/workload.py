@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evener.errors import require
-from evener.noun import Part
+from evener.schema import Part
 
 
 class Workload(Part, frozen=True, kw_only=True):

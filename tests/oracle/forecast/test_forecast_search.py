@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit
-from evener.noun import read_noun, write_noun
 from evener.oracle.forecast.advice import advice, plan_of
 from evener.oracle.forecast.candidates import meshes
 from evener.oracle.forecast.grid import price_grid
 from evener.oracle.forecast.search import LEARNS_OTHERWISE, search
 from evener.plan import Plan
+from evener.schema import read_noun, write_noun
 from imagined import convolutions, scenario
 
 wired = partial(scenario, alpha=1e-3, beta=1e-6)

@@ -13,7 +13,7 @@ from evener.oracle.forecast.scenario import Job, Scenario
 from evener.oracle.strategies import Arrangement, Division, Replica, plan_replicas
 from evener.oracle.traffic import step_traffic
 from evener.parallel.read import Reader
-from evener.trace.model_graph import trace
+from evener.tracer.model_graph import trace
 
 SAMPLES = 6
 

@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from evener.comm.pace import Pace
-from evener.noun import Part
 from evener.parallel.pipeline.schedule import Action, Kind
+from evener.schema import Part
 
 
 class Event(Part, frozen=True, kw_only=True):

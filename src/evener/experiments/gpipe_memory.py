@@ -1,0 +1,170 @@
+"""GPipe's table 1: the largest model that a budget of memory a device allows, found by search and shown by a step.
+
+for every number of stages (and one without re-materialisation, "naive")
+    guess the number of layers from the bytes that a layer takes
+    walk from there to the last one for which the library finds a division that fits
+    train a step of that model, a process a stage, and count what it really holds
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from evener.comm.group import Group, leave_group
+from evener.errors import DoesNotFit
+from evener.experiments.gpipe_models import Scale
+from evener.experiments.gpipe_published import NAIVE
+from evener.experiments.strategies_nodes import equal_nodes
+from evener.launch.local import run_local
+from evener.launch.seat import Seat
+from evener.oracle.stages import Team
+from evener.parallel.pipeline.batches import resized, sizes_of
+from evener.parallel.pipeline.design import Wish, design
+from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.pipeline import Pipeline
+from evener.parallel.pipeline.rematerialise import Rematerialise
+from evener.parallel.pipeline.skeleton import without_memory
+from evener.parallel.pipeline.subject import WEIGHT_COPIES, Subject, subject
+from evener.run.world import join_world
+from evener.schema import Part, write_whole
+
+_PATIENCE = 600.0
+
+
+class Largest(Part, frozen=True, kw_only=True):
+    """The largest model of a family.
+
+    Attributes:
+        family: of models.
+        stages: devices; NAIVE for one without re-materialisation.
+        layers: of the model; none fits if 0.
+        parameters: of it.
+        activation_bytes: that the fullest device held at the peak of a step, transient tensors included.
+        fullest: bytes of weights, gradients, optimiser's state and activations there.
+        memory: bytes that a device may hold.
+    """
+
+    family: str
+    stages: int
+    layers: int
+    parameters: int
+    activation_bytes: int
+    fullest: int
+    memory: float
+
+
+class _Order(Part, frozen=True, kw_only=True):
+    scale: Scale
+    stages: int
+    layers: int
+    file: str
+
+
+def largest(scale: Scale, stages: int) -> Largest:
+    """The largest model of `scale` on so many devices (NAIVE: one, without re-materialisation or micro-batches)."""
+    layers = _most(lambda count: _fits(scale, stages, count * scale.unit), _guess(scale, stages)) * scale.unit
+    held = _train(scale, stages, layers) if layers else {"parameters": 0, "activation_bytes": 0, "fullest": 0}
+    return Largest(family=scale.family, stages=stages, layers=layers, memory=scale.memory, **held)
+
+
+def _most(fits: Callable[[int], bool], guess: int) -> int:
+    """The largest number that fits, looked for from `guess` on; 0 if not even 1 does."""
+    while guess > 0 and not fits(guess):
+        guess -= 1
+    while fits(guess + 1):
+        guess += 1
+    return guess
+
+
+def _guess(scale: Scale, stages: int) -> int:
+    """Units of layers that fill all devices, by the bytes of one and of two of them."""
+    one, two = (_bytes(_subject(scale, stages, units * scale.unit)) for units in (1, 2))
+    return max(1, int(1 + (scale.memory * max(1, stages) - one) / (two - one)))
+
+
+def _bytes(model: Subject) -> int:
+    """Of weights, and of the activations of one micro-batch: of all of them if nothing is computed again."""
+    return model.weight_bytes(0, len(model.spent)) + model.kept_bytes(0, len(model.spent))
+
+
+def _subject(scale: Scale, stages: int, layers: int) -> Subject:
+    samples = sizes_of(scale.samples, _wish(scale, stages).micro_batches)[0]
+    example = resized(scale.batch(1)[0], samples)
+    return subject(without_memory(scale.build_without_memory(layers)), example, torch.device("cpu"))
+
+
+def _wish(scale: Scale, stages: int) -> Wish:
+    policy: Rematerialise = "never" if stages == NAIVE else "always"
+    return Wish(
+        begins=None,
+        micro_batches=1 if stages == NAIVE else scale.micro_batches,
+        schedule="gpipe",
+        rematerialise=policy,
+        costs="estimated",
+        team=_team(scale, stages),
+    )
+
+
+def _team(scale: Scale, stages: int) -> Team:
+    return Team(memory=(scale.memory,) * max(1, stages))
+
+
+def _fits(scale: Scale, stages: int, layers: int) -> bool:
+    devices = [torch.device("cpu")] * max(1, stages)
+    rows = [tuple(range(len(devices)))]
+    try:
+        design(_subject(scale, stages, layers), _wish(scale, stages), devices, rows, lambda message: [message])
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:
+    """Train a step on a process a stage; parameters of the model, and what the fullest process held."""
+    with tempfile.TemporaryDirectory(prefix="evener-") as folder:
+        file = Path(folder, "held.json")
+        order = _Order(scale=scale, stages=stages, layers=layers, file=str(file))
+        run_local(_hold, equal_nodes(max(1, stages), max(1, stages)), order, patience=_PATIENCE, on_word=lambda _: None)
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+
+
+def _hold(seat: Seat, order: _Order) -> None:
+    """One stage: the second step of the model, counted."""
+    group = join_world(seat)
+    scale, wish = order.scale, _wish(order.scale, order.stages)
+    inputs, targets = scale.batch(scale.samples)
+    pipeline = Pipeline(
+        scale.build_without_memory(order.layers),
+        inputs,
+        scale.loss,
+        micro_batches=wish.micro_batches,
+        on=group if group.size > 1 else [group.device],
+        schedule=wish.schedule,
+        rematerialise=wish.rematerialise,
+        costs=wish.costs,
+        team=wish.team,
+        weigh=scale.weigh,
+    )
+    pipeline.step(inputs, targets)
+    with LiveBytes() as live:
+        pipeline.step(inputs, targets)
+    own = [sum(p.numel() for p in pipeline.parameters()), live.peak, sum(p.nbytes for p in pipeline.parameters())]
+    found = _held(group, own)
+    if group.is_leader:
+        write_whole(Path(order.file), msgspec.json.encode(found))
+    group.barrier()
+    leave_group()
+
+
+def _held(group: Group, own: list[int]) -> dict[str, int]:
+    rows = [msgspec.json.decode(row, type=list[int]) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    return {
+        "parameters": sum(count for count, _, _ in rows),
+        "activation_bytes": max(peak for _, peak, _ in rows),
+        "fullest": max(peak + WEIGHT_COPIES * weights for _, peak, weights in rows),
+    }

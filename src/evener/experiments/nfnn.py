@@ -1,0 +1,127 @@
+"""`evener experiment nfnn`: NfNN's experiment (A10) on Evener's parameter server, beside what was published.
+
+for workers in 1, 2, 3:
+    a master and that many thin nodes, each a process with one thread
+    for mode in sync, async; for every repetition:
+        5000 updates of a 784-32-10 perceptron on MNIST; seconds, accuracy, bytes
+
+The published server adds the workers' gradients up, ours averages them: so that both do the same, the rate of a
+synchronous run is multiplied by the number of workers.
+
+All runs begin with the weights of one seed, as the published ones did: those of one worker agree to the last digit
+between the modes. The order of the samples is another one in each repetition; accuracy is the mean over them. Weights
+matter more than the order does: with one worker 20 seeds come to 79.9 to 83.9 % (mean 82.2 %), 8 orders of one seed to
+83.6 to 84.2 %.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+
+from evener.errors import require
+from evener.experiments.nfnn_report import MODES, Cell, line, show, words
+from evener.experiments.nfnn_run import Bench, Outcome, Wanted
+from evener.experiments.thin_cluster import thin_cluster
+from evener.run.console import open_console, print_line
+from evener.signals import sigterm_is_ctrl_c
+from evener.tasks.load import load_thin_task
+from evener.tasks.thin.nfnn import BATCH, FOLDER
+
+_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+"""Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
+
+_ALLOWED_MODES = (["sync"], ["async"], sorted(MODES))
+
+
+def nfnn(
+    *,
+    data: Path | None,
+    updates: int,
+    workers: str,
+    modes: str,
+    repeat: int,
+    seed: int,
+    output: Path,
+    as_json: bool,
+) -> list[Cell]:
+    """Do the experiment; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png` into `output`.
+
+    Args:
+        data: folder of MNIST; data/mnist by default.
+        updates: of the common weights in a run.
+        workers: numbers of them to try, such as 1,2,3.
+        modes: sync, async or sync,async.
+        repeat: runs of every cell.
+        seed: of the weights in all runs; of the order of the samples in the first repetition, the next ones take the
+            seeds after it.
+        output: folder of table and figure.
+        as_json: print the cells as the last line.
+
+    Raises:
+        InvalidValue: a number is not positive, or a mode unknown.
+        MissingFile: MNIST is not there; says what to fetch from where.
+    """
+    counts, chosen = _numbers(workers), _modes(modes)
+    require(updates > 0, "--updates", updates, "positive")
+    require(repeat > 0, "--repeat", repeat, "positive")
+    require(seed >= 0, "--seed", seed, "0 or more")
+    require(output.is_dir() or not output.exists(), "--output", str(output), "a folder")
+    task = load_thin_task("nfnn", data or FOLDER)
+    num_samples = len(task.train_data()[0])
+    require(num_samples >= BATCH, "training samples", num_samples, f"at least {BATCH}, a batch")
+    source = (data or FOLDER).resolve()
+    console = open_console(as_json)
+    cells: list[Cell] = []
+    with sigterm_is_ctrl_c(), tempfile.TemporaryDirectory(prefix="evener-", ignore_cleanup_errors=True) as folder:
+        for count in counts:
+            with thin_cluster(count, source, Path(folder)) as (cluster, control):
+                bench = Bench(task, source, control, cluster.check)
+                for mode in chosen:
+                    runs = [bench.run(Wanted(mode, count, updates, seed, seed + number)) for number in range(repeat)]
+                    cells.append(_cell(mode, count, runs, updates))
+                    console.print(line(cells[-1]))
+    cells.sort(key=lambda cell: (MODES.index(cell.mode), cell.workers))
+    show(cells, console, output)
+    if as_json:
+        print_line(json.dumps({"cells": [words(cell) for cell in cells]}))
+    return cells
+
+
+def _cell(mode: str, workers: int, runs: Sequence[Outcome], updates: int) -> Cell:
+    seconds = [run.seconds for run in runs]
+    return Cell(
+        mode=mode,
+        workers=workers,
+        seconds=mean(seconds),
+        seconds_interval=_interval(seconds),
+        accuracy=mean(run.accuracy for run in runs),
+        accuracy_interval=_interval([run.accuracy for run in runs]),
+        bytes_sent=round(mean(run.bytes_sent for run in runs)),
+        bytes_received=round(mean(run.bytes_received for run in runs)),
+        updates_per_second=updates / mean(seconds),
+        updates=updates,
+    )
+
+
+def _interval(values: Sequence[float]) -> float | None:
+    """Half of the 95 % confidence interval of the mean, by Student's distribution; None for one value."""
+    count = len(values)
+    return _STUDENT[min(count, max(_STUDENT))] * stdev(values) / sqrt(count) if count > 1 else None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(item) if item.strip().isdecimal() else 0 for item in text.split(","))
+    require(all(numbers), "--workers", text, "positive numbers such as 1,2,3")
+    require(len(set(numbers)) == len(numbers), "--workers", text, "different numbers")
+    return numbers
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    modes = tuple(item.strip() for item in text.split(","))
+    require(sorted(modes) in _ALLOWED_MODES, "--mode", text, "sync, async or sync,async")
+    return modes

@@ -1,0 +1,142 @@
+"""The experiment with strategies as text, CSV and curves like the published ones."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from evener.experiments.strategies_run import Cell, Timing
+from evener.report.grid import grid
+from evener.report.text import human_seconds
+from evener.run.strategy import is_pipeline
+from evener.schema import Part, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EPOCH = 100_000
+"""Training images of Tiny ImageNet."""
+_PUBLISHED = (
+    "Published, on 1 to 8 GPUs: data scales best; pipelines flatten at 4 to 6 GPUs; filter (`out`) gets slower with "
+    "every GPU that is added; hybrid gains a little from 2 to 4."
+)
+
+
+class Row(Part, frozen=True, kw_only=True):
+    """A cell and what it took; None if it did not fit the memory."""
+
+    cell: Cell
+    timing: Timing | None
+
+
+def name_of(cell: Cell) -> str:
+    """Of the curve that a cell lies on."""
+    return f"{cell.strategy}, {cell.chunks} chunks" if is_pipeline(cell.strategy) else cell.strategy
+
+
+def speed_up(row: Row, rows: Sequence[Row]) -> float | None:
+    """Over one process with the same batch, if both were timed."""
+    alone = next((r.timing for r in rows if r.cell.ranks == 1 and r.cell.batch == row.cell.batch), None)
+    return alone.seconds / row.timing.seconds if alone and row.timing else None
+
+
+def words(row: Row, rows: Sequence[Row]) -> dict[str, object]:
+    """A row by names: cell, timing, and what follows from them."""
+    cell = {field: getattr(row.cell, field) for field in Cell.__struct_fields__}
+    timing = {field: getattr(row.timing, field, None) for field in Timing.__struct_fields__}
+    rate = row.cell.batch / row.timing.seconds if row.timing else None
+    return {**cell, **timing, "samples_per_second": rate, "speed_up": speed_up(row, rows)}
+
+
+def line(row: Row) -> str:
+    """What is said when a cell is done."""
+    cell = row.cell
+    who = f"{name_of(cell)}, {cell.ranks} {'rank' if cell.ranks == 1 else 'ranks'}, batch {cell.batch}"
+    return f"{who}: {row.timing.seconds:.3f} s a step" if row.timing else f"{who}: does not fit the memory"
+
+
+def show(rows: Sequence[Row], nodes: str, console: Console, output: Path) -> None:
+    """Print the table; write `strategies.csv` and, where matplotlib is installed, the curves into `output`."""
+    output.mkdir(parents=True, exist_ok=True)
+    write_whole(output / "strategies.csv", _csv(rows).encode())
+    console.print(table(rows, nodes))
+    _draw(rows, output)
+    console.print(f"wrote {output}")
+
+
+def table(rows: Sequence[Row], nodes: str) -> Table:
+    """All rows."""
+    heads = ("strategy", ">ranks", ">batch", ">s a step", ">images/s", ">times one process", ">MB sent")
+    return grid(f"ResNet-152, {nodes}", heads, [_cells(row, rows) for row in rows], _PUBLISHED)
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+    cell, timing, factor = row.cell, row.timing, speed_up(row, rows)
+    measured = ("does not fit", "-", "-", "-")
+    if timing is not None:
+        rate, sent = cell.batch / timing.seconds, timing.sent_bytes / 1e6
+        measured = (f"{timing.seconds:.3f}", f"{rate:.1f}", "-" if factor is None else f"{factor:.2f}", f"{sent:.1f}")
+    return name_of(cell), str(cell.ranks), str(cell.batch), *measured
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    table = [words(row, rows) for row in rows]
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()
+
+
+def _draw(rows: Sequence[Row], output: Path) -> None:
+    """Seconds of an epoch against ranks and, of several batches, against them; nothing without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    batches, ranks = (sorted({getattr(row.cell, field) for row in rows}) for field in ("batch", "ranks"))
+    _panels([(f"batch {b}", [r for r in rows if r.cell.batch == b]) for b in batches], "ranks", output)
+    if len(batches) > 1:
+        panels = [(f"{n} ranks", [r for r in rows if r.cell.ranks == n]) for n in ranks if n > 1]
+        _panels(panels, "batch", output)
+
+
+def _panels(panels: Sequence[tuple[str, Sequence[Row]]], against: str, output: Path) -> None:
+    from evener.report.canvas import canvas, png
+
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    with canvas(2.5 + 3.6 * columns, 0.8 + 3.2 * lines, "ResNet-152 on Tiny ImageNet's sizes") as figure:
+        places = list(figure.subplots(lines, columns, squeeze=False).flat)
+        for axes in places[len(panels) :]:
+            axes.set_axis_off()
+        for axes, (title, rows) in zip(places, panels, strict=False):
+            _curves(axes, rows, against)
+            axes.set(title=title, xlabel=against)
+        places[0].set_ylabel("an epoch of 100 000 images")
+        handles, labels = places[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center")
+        write_whole(output / f"strategies-by-{against}.png", png(figure))
+
+
+def _curves(axes: Axes, rows: Sequence[Row], against: str) -> None:
+    """A line a strategy; those against ranks all begin at one process."""
+    from evener.report.canvas import COLORS, LINES
+
+    ticks = sorted({getattr(row.cell, against) for row in rows})
+    alone = [row for row in rows if row.cell.ranks == 1]
+    names = list(dict.fromkeys(name_of(row.cell) for row in rows if row.cell.ranks > 1))
+    for i, name in enumerate(names):
+        own = alone + [row for row in rows if name_of(row.cell) == name]
+        at = [ticks.index(getattr(r.cell, against)) for r in own if r.timing]
+        seconds = [r.timing.seconds / r.cell.batch * EPOCH for r in own if r.timing]
+        style = LINES[i // len(COLORS) % len(LINES)]
+        axes.plot(at, seconds, f"o{style}", color=COLORS[i % len(COLORS)], label=name)
+    axes.set_xticks(range(len(ticks)), [str(tick) for tick in ticks])
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: human_seconds(value))

@@ -1,0 +1,111 @@
+"""Local nodes: processes of this machine that stand for machines, each as fast as it is told to be.
+
+`1.0,0.5,0.25` are three nodes of those relative speeds; `1.0,1.0@40=0.33` is a node that slows to a third at step 40.
+The nodes are put on the processor's cores, each core holding nodes whose speeds sum to at most 1, so that what a slowed
+node leaves idle is there for the others. Where that cannot be, all speeds shrink by one factor: ratios stay honest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from evener.errors import InvalidValue
+from evener.schema import Part
+
+_FORM = "SPEED or SPEED@STEP=SPEED, such as 1.0,0.5 or 1.0,1.0@40=0.33, each speed above 0 and at most 1"
+_NODE = re.compile(r"^(?P<speed>[^@=]+)(?P<changes>(@\d+=[^@=]+)*)$")
+
+
+class LocalNode(Part, frozen=True, kw_only=True):
+    """One node of the local machine.
+
+    Attributes:
+        name: `node-0`, `node-1` ...
+        host: machine that it runs on; nodes of one host share its memory.
+        device: as PyTorch names it.
+        speeds: (first step, speed), in order of steps, the first from step 0.
+        cores: of the processor that it runs on; empty for all.
+        threads: that one operation may use; None for PyTorch's default.
+        memory_bytes: that it may use; None for what the device has.
+    """
+
+    name: str
+    host: str = "localhost"
+    device: str = "cpu"
+    speeds: tuple[tuple[int, float], ...] = ((0, 1.0),)
+    cores: tuple[int, ...] = ()
+    threads: int | None = None
+    memory_bytes: int | None = None
+
+    def speed_at(self, step: int) -> float:
+        """Speed in `step`."""
+        return next(speed for start, speed in reversed(self.speeds) if start <= step)
+
+
+def parse_local_nodes(text: str, memory: Sequence[int | None] = ()) -> list[LocalNode]:
+    """The nodes that `text` describes, placed on this machine's cores.
+
+    Raises:
+        InvalidValue: `text` is not a list of speeds, or `memory` is of another length.
+    """
+    speeds = [_parse_speeds(item.strip()) for item in text.split(",")] if text.strip() else []
+    if not speeds:
+        raise InvalidValue("--local-nodes", text, f"a list of one node or more: {_FORM}")
+    if memory and len(memory) != len(speeds):
+        raise InvalidValue("--memory", len(memory), f"one value, or one a node ({len(speeds)})")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    fastest = [max(speed for _, speed in changes) for changes in speeds]
+    places, shrink = place(fastest, len(cores))
+    return [
+        LocalNode(
+            name=f"node-{i}",
+            speeds=tuple((step, speed * shrink) for step, speed in changes),
+            cores=(cores[places[i]],),
+            threads=1,
+            memory_bytes=memory[i] if memory else None,
+        )
+        for i, changes in enumerate(speeds)
+    ]
+
+
+def place(speeds: Sequence[float], cores: int) -> tuple[list[int], float]:
+    """A core for every node, the fastest placed first on the emptiest core; and the factor that speeds shrink by."""
+    load = [0.0] * cores
+    places = [0] * len(speeds)
+    for i in sorted(range(len(speeds)), key=lambda i: -speeds[i]):
+        places[i] = min(range(cores), key=lambda c: load[c])
+        load[places[i]] += speeds[i]
+    return places, min(1.0, 1.0 / max(load))
+
+
+def local_nodes(devices: Sequence[str], memory: Sequence[int | None] = ()) -> list[LocalNode]:
+    """One node a device of this machine, at full speed."""
+    if memory and len(memory) != len(devices):
+        raise InvalidValue("--memory", len(memory), f"one value, or one a device ({len(devices)})")
+    return [
+        LocalNode(name=f"node-{i}", device=device, memory_bytes=memory[i] if memory else None)
+        for i, device in enumerate(devices)
+    ]
+
+
+def _parse_speeds(item: str) -> tuple[tuple[int, float], ...]:
+    match = _NODE.match(item)
+    if match is None:
+        raise InvalidValue("--local-nodes", item, _FORM)
+    changes = [change.split("=") for change in match["changes"].split("@")[1:]]
+    speeds = [(0, _speed(match["speed"], item)), *((int(step), _speed(speed, item)) for step, speed in changes)]
+    if [step for step, _ in speeds] != sorted({step for step, _ in speeds}):
+        raise InvalidValue("--local-nodes", item, "changes of speed in order of steps")
+    return tuple(speeds)
+
+
+def _speed(text: str, item: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidValue("--local-nodes", item, _FORM) from None
+    if not 0 < value <= 1:
+        raise InvalidValue("--local-nodes", item, _FORM)
+    return value

@@ -1,0 +1,53 @@
+"""What a node is and has, and what its engine for a job is therefore made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from evener.profile import DeviceProfile
+from evener.ps.engine import Build, Workshop
+from evener.ps.job import Job
+from evener.ps.parcels import Collector
+from evener.ps.reception import Versions
+
+
+class Abilities(NamedTuple):
+    """What a node is and has.
+
+    Attributes:
+        name: of the node.
+        device: that computes.
+        speed: 1, or the fraction to which it is slowed down.
+        data: folder of its own data; None if it has none.
+        cache: folder of what is sent to it.
+        versions: of what runs on it.
+        measure: the profile of its device; takes a few seconds.
+        build: makes engines.
+    """
+
+    name: str
+    device: str
+    speed: float
+    data: Path | None
+    cache: Path
+    versions: Versions
+    measure: Callable[[], DeviceProfile]
+    build: Build
+
+
+def workshop_for(job: Job, own: Abilities, parcels: Collector, between_steps: Callable[[], None]) -> Workshop:
+    """What the engine of `job` is made from, once its parcels are here.
+
+    The node's own data come before those that the command named, and what was sent with the job before both.
+    """
+    shared = Path(job.data_dir) if job.data_dir else None
+    return Workshop(
+        job=job,
+        code=parcels.folder_of(job.code) if job.code else None,
+        data=parcels.folder_of(job.data) if job.data else shared and (own.data or shared),
+        device=own.device,
+        speed=own.speed,
+        between_steps=between_steps,
+    )

@@ -1,0 +1,206 @@
+"""A command's connection to a master: ask, end, submit a run and watch it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from types import TracebackType
+
+from evener.errors import InvalidInput, NodeLost
+from evener.ps.home import Home
+from evener.ps.job import Job, encode_job
+from evener.ps.messages import (
+    Accepted,
+    Ask,
+    Down,
+    Fetch,
+    Finished,
+    Letter,
+    News,
+    Overview,
+    Rejected,
+    Stop,
+    Submit,
+    ToCommand,
+    Watch,
+)
+from evener.ps.parcel import Parcel
+from evener.ps.parcels import Supplier
+from evener.ps.settlement import Result
+from evener.ps.situation import Situation, decode_situation
+from evener.ps.words import Word, decode_words
+from evener.record import Event
+from evener.signals import requests_to_stop
+from evener.sync.flat import Flat
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.frame import Frame
+from evener.wire.limits import Limits
+from evener.wire.pauses import pauses
+from evener.wire.refusals import CannotJoin, ConnectionLost
+from evener.wire.token import Token
+
+_CHECK_SECONDS = 0.5
+_RETURN = 8
+"""Patiences within which a lost master has to come back."""
+
+
+def find_master(home: Home, address: str | None, token: str | None) -> tuple[Address, Token, float]:
+    """Address, token and patience of the master that the user means: the one named, or that of `home`.
+
+    Raises:
+        InvalidInput: address and token do not come together, or there is no master to be found.
+    """
+    if (address is None) != (token is None):
+        raise InvalidInput(
+            "--master ADDRESS and --token T belong together; without both, the master of this machine is used"
+        )
+    if address is not None and token is not None:
+        return Address.parse(address), Token.parse(token), Limits().patience
+    beacon = home.beacon()
+    return Address.parse(beacon.address), Token.parse(beacon.token), beacon.patience
+
+
+class Control:
+    """A command's side; close it.
+
+    Args:
+        address: of the master.
+        token: to prove.
+        patience: seconds of silence after which the master is given up.
+
+    Raises:
+        CannotJoin: there is no connection to be had.
+    """
+
+    def __init__(self, address: Address, token: Token, patience: float) -> None:
+        self._address, self._token, self._patience = address, token, patience
+        self._is_stopping = False
+        self._connection = self._dial()
+        self._heard = time.monotonic()
+
+    def ask(self) -> Situation:
+        """Who is here, and what goes on."""
+        self._connection.send(Ask())
+        return decode_situation(self._await(Overview).buffers[0])
+
+    def down(self) -> None:
+        """End the master and its nodes; returns when the master has gone."""
+        self._connection.send(Down())
+        try:
+            while True:
+                self._connection.receive()
+        except ConnectionLost:
+            return
+
+    def submit(self, job: Job, weights: Flat, parcels: Sequence[Parcel]) -> None:
+        """Have a run begin; returns when the master has it and all that belongs to it.
+
+        Raises:
+            InvalidInput: the master does not want it; says why.
+        """
+        supplier = Supplier()
+        for parcel in parcels:
+            supplier.add(parcel)
+        self._connection.send(Submit(), [encode_job(job), weights.memory])
+        while True:
+            frame = self._connection.receive()
+            if isinstance(frame.header, Fetch):
+                chunk, data = supplier.supply(frame.header)
+                self._connection.send(chunk, [data])
+            elif isinstance(frame.header, Rejected):
+                raise InvalidInput(frame.header.reason)
+            elif isinstance(frame.header, Accepted):
+                supplier.close()
+                return
+
+    def watch(self, run: str, tell: Callable[[Word], None], check: Callable[[], None]) -> Result:
+        """Tell what happens in a run until it is over, also if the master is killed and comes back.
+
+        Ctrl-C asks the master to end the run; a second one ends this command.
+
+        Args:
+            run: its name.
+            tell: told everything.
+            check: called every now and then; may raise.
+
+        Raises:
+            NodeLost: the master is gone and does not come back.
+            InvalidInput: it has come back and does not know the run.
+        """
+        while True:
+            try:
+                return self._watch(run, tell, check)
+            except ConnectionLost as error:
+                tell(Event(step=0, kind="master lost", message=str(error)))
+                self._find_again(run, error)
+
+    def _watch(self, run: str, tell: Callable[[Word], None], check: Callable[[], None]) -> Result:
+        earlier = int(self._is_stopping)
+        with requests_to_stop() as requests:
+            while True:
+                check()
+                self._heed(earlier + len(requests), run)
+                if not self._connection.wait(_CHECK_SECONDS) and self._is_patient():
+                    continue
+                frame = self._connection.receive()
+                self._heard = time.monotonic()
+                if isinstance(frame.header, News):
+                    for word in decode_words(frame.buffers[0]):
+                        tell(word)
+                elif isinstance(frame.header, Rejected):
+                    raise InvalidInput(frame.header.reason)
+                elif isinstance(frame.header, Finished):
+                    record, weights = (bytes(buffer) for buffer in frame.buffers) if frame.buffers else (b"", b"")
+                    return Result(frame.header.exit_code, frame.header.reason, record, weights)
+
+    def _heed(self, requests: int, run: str) -> None:
+        """Have the run end when Ctrl-C was pressed once; end without waiting for that when it was pressed again."""
+        if requests > 1:
+            raise KeyboardInterrupt
+        if requests and not self._is_stopping:
+            self._is_stopping = True
+            self._say_stop(run)
+
+    def _say_stop(self, run: str) -> None:
+        with contextlib.suppress(ConnectionLost):  # watching will notice
+            self._connection.send(Stop(run=run))
+
+    def _find_again(self, run: str, why: ConnectionLost) -> None:
+        """Connect to the master that has come back."""
+        until = time.monotonic() + _RETURN * self._patience
+        for pause in pauses(Random()):
+            time.sleep(pause)
+            try:
+                self._connection = self._dial()
+                self._connection.send(Watch(run=run))
+            except (CannotJoin, ConnectionLost) as error:
+                if time.monotonic() > until:
+                    raise NodeLost(
+                        f"{why}, and it does not come back ({error}); `evener up` in its home goes on with run {run}"
+                    ) from error
+            else:
+                self._heard = time.monotonic()
+                if self._is_stopping:
+                    self._say_stop(run)
+                return
+
+    def _dial(self) -> Connection[Letter]:
+        return connect(self._address, self._token, ToCommand, Limits(patience=self._patience))
+
+    def _is_patient(self) -> bool:
+        return time.monotonic() - self._heard < self._patience
+
+    def _await(self, kind: type[Letter]) -> Frame[Letter]:
+        while not isinstance((frame := self._connection.receive()).header, kind):
+            pass
+        return frame
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._connection.close()

@@ -1,0 +1,164 @@
+"""A node's connection to its master, which is made anew whenever it breaks, while the node computes or waits.
+
+Only one thread receives. Every thread may send, and whichever notices first that the connection is broken dials again,
+with growing pauses; a thread of the line's own sends beats, so that a break is noticed while everybody else computes.
+What was in flight when it broke may be lost. Over a new connection the line first says who the node is; the master's
+`Welcome`, which comes before anything else, is the sign for the node to say again what was not answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from random import Random
+
+from evener.ps.messages import THE_END, Beat, Join, Letter
+from evener.wire.connection import Connection
+from evener.wire.dialling import JOIN_SECONDS
+from evener.wire.frame import Buffer, Frame, allocate
+from evener.wire.limits import Limits
+from evener.wire.pauses import pauses
+from evener.wire.reader import Place
+from evener.wire.refusals import BadFrame, CannotJoin, ConnectionLost
+from evener.wire.traffic import Traffic
+
+_BEATS = 5
+"""Within the patience, at least."""
+_LONGEST_INTERVAL = 0.5
+"""Seconds between two beats, at most."""
+
+Dial = Callable[[float, float], Connection[Letter]]
+
+
+class Line:
+    """A node's line to its master; close it.
+
+    Args:
+        dial: makes a connection within the seconds given, with this patience.
+        introduce: what the node says first over every new connection.
+        beat: what it says again and again.
+        on_break: told why, whenever a connection broke, and when another one stands (with an empty string).
+
+    Raises:
+        CannotJoin: the first connection cannot be made.
+    """
+
+    def __init__(
+        self,
+        dial: Dial,
+        introduce: Callable[[], Join],
+        beat: Callable[[], Beat],
+        on_break: Callable[[str], None],
+    ) -> None:
+        self._dial, self._introduce, self._on_break = dial, introduce, on_break
+        self._next_beat = beat
+        self._random = Random()
+        self._renewing = threading.Lock()
+        self._ended = threading.Event()
+        self._failure: CannotJoin | None = None
+        self.has_ended_for_good = False
+        """Whether the master has said that it will not come back."""
+        self._past = Traffic()
+        self.patience = Limits().patience
+        """Seconds of silence after which a connection is given up; the master's, once it has told."""
+        self._connection = dial(JOIN_SECONDS, self.patience)
+        self._connection.send(introduce())
+        self._beating = threading.Thread(target=self._beat, name="evener-beat", daemon=True)
+        self._beating.start()
+
+    def send(self, header: Letter, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a frame; if the connection breaks, it is lost.
+
+        Raises:
+            CannotJoin: the connection broke and can never be made again.
+            ConnectionLost: the line was closed, or the master has ended for good.
+        """
+        connection = self._connection
+        try:
+            connection.send(header, buffers)
+        except ConnectionLost as error:
+            self._renew(connection, error)
+
+    def receive(self, place: Place[Letter] = allocate) -> Frame[Letter]:
+        """The next frame, over whichever connection it comes.
+
+        Raises:
+            CannotJoin: the connection broke and can never be made again.
+            ConnectionLost: the line was closed, or the master has ended for good.
+        """
+        while True:
+            connection = self._connection
+            try:
+                return connection.receive(place)
+            except (ConnectionLost, BadFrame) as error:
+                self._renew(connection, error)
+
+    def say_last(self, header: Letter) -> None:
+        """Send a frame if the connection still takes it."""
+        with contextlib.suppress(ConnectionLost):
+            self._connection.send(header)
+
+    def has_frame(self) -> bool:
+        """Whether `receive` would begin at once."""
+        try:
+            return self._connection.wait(0)
+        except (ConnectionLost, ValueError):  # ValueError: its socket was closed this very moment
+            return True  # that it broke is something to be received
+
+    @property
+    def traffic(self) -> Traffic:
+        """What went over all connections."""
+        total = Traffic()
+        total.add(self._past)
+        total.add(self._connection.traffic)
+        return total
+
+    def close(self) -> None:
+        """Close the connection for good."""
+        self._ended.set()
+        self._connection.close()
+        self._beating.join()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(min(_LONGEST_INTERVAL, self.patience / _BEATS)):
+            try:
+                self.send(self._next_beat())
+            except (CannotJoin, ConnectionLost):
+                return  # whoever receives is told
+
+    def _renew(self, broken: Connection[Letter], why: Exception) -> None:
+        """Have another connection than `broken`, unless another thread has made one already."""
+        with self._renewing:
+            if self._connection is not broken:
+                return
+            if THE_END in str(why):
+                self.has_ended_for_good = True
+                self._ended.set()
+            if self._failure is None and not self._ended.is_set():
+                self._on_break(str(why))
+                self._past.add(broken.traffic)
+                self._dial_until_it_works(broken)
+            if self._failure is not None:
+                raise self._failure
+            if self._ended.is_set():
+                raise why
+
+    def _dial_until_it_works(self, broken: Connection[Letter]) -> None:
+        broken.close()
+        for pause in pauses(self._random):
+            if self._ended.wait(pause):
+                return
+            try:
+                connection = self._dial(JOIN_SECONDS, self.patience)
+                connection.send(self._introduce())
+            except CannotJoin as error:
+                if error.lasting:
+                    self._failure = error
+                    return
+            except ConnectionLost:
+                pass  # it broke at once: try again
+            else:
+                self._connection = connection
+                self._on_break("")
+                return

@@ -1,0 +1,173 @@
+"""The master: one thread around the hub. What arrives goes to whom it concerns; what follows is sent.
+
+poll -> who came and went, what was said   -> members (membership decides: who is in, benched, back)
+                                            -> employer and run (agreement, validation, the ledger)
+     -> the time alone: beats, the late and the silent, news for whoever watches
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from evener.errors import Interrupted
+from evener.ps import messages as say
+from evener.ps.consequences import Consequences
+from evener.ps.conversation import Conversation, Desk
+from evener.ps.employer import Employer
+from evener.ps.home import Home
+from evener.ps.landing import Landing
+from evener.ps.members import Members
+from evener.ps.messages import Letter
+from evener.ps.reception import Versions
+from evener.ps.roster import Roster
+from evener.wire.address import Address
+from evener.wire.events import Closed, Message, Opened, Refused, Sent
+from evener.wire.hub import Hub
+from evener.wire.identity import Identity
+from evener.wire.limits import Limits
+
+_TICK_SECONDS = 0.05
+_BEATS = 5
+"""Within the patience, at least."""
+_LONGEST_INTERVAL = 0.5
+"""Seconds between two beats, at most."""
+
+
+class Setting(NamedTuple):
+    """What a master is given.
+
+    Attributes:
+        home: its folder.
+        identity: who it is.
+        versions: of what runs here.
+        environment: the same and more, for records.
+        patience: seconds of silence after which a node is given up.
+        tell: tells its user.
+    """
+
+    home: Home
+    identity: Identity
+    versions: Versions
+    environment: dict[str, str]
+    patience: float
+    tell: Callable[[str], None]
+
+
+class Master:
+    """One master; close it.
+
+    Args:
+        setting: see there.
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, setting: Setting, clock: Callable[[], float] = time.monotonic) -> None:
+        patience, tell = setting.patience, setting.tell
+        self._patience, self._tell, self._clock = patience, tell, clock
+        self._hub: Hub[Letter] = Hub(
+            say.ToMaster,
+            setting.identity,
+            Limits(patience=patience),
+            place=lambda *words: self._landing.place(*words),
+            on_part=lambda *words: self._landing.on_part(*words),
+        )
+        self._members = Members(Roster(patience=patience))
+        self._employer = Employer(
+            setting.home,
+            self._members,
+            self._hub.send,
+            self._hub.is_sending,
+            clock,
+            patience,
+            setting.environment,
+            tell,
+        )
+        self._consequences = Consequences(self._hub, self._members, self._employer, clock, tell)
+        self._landing = Landing(self._members, self._employer, self._consequences)
+        desk = Desk(setting.home, setting.versions, patience, tell, clock)
+        self._conversation = Conversation(
+            desk, self._hub, self._members, self._employer, self._consequences, self._go_down
+        )
+        self._ticked = self._beaten = clock()
+        self._ending = False
+
+    def listen(self, address: Address) -> Address:
+        """Take connections at `address`; the address with its real port.
+
+        Raises:
+            CannotListen: it is taken, or not of this machine.
+        """
+        bound = self._hub.listen(address)
+        self._conversation.address = str(bound)
+        return bound
+
+    def serve(self) -> None:
+        """Be the master until a command ends it; go on with the run that the last one had in progress.
+
+        Raises:
+            InvalidFile: that run cannot be read.
+        """
+        self._employer.recall()
+        while not self._ending:
+            for event in self._hub.poll(_TICK_SECONDS):
+                self._on_event(event)
+            self._tick()
+
+    def close(self) -> None:
+        """Leave; the nodes look out for a master that comes back, unless they were told to go."""
+        self._hub.close(say.THE_END if self._ending else "the master closes")
+        self._employer.close()
+
+    def _on_event(self, event: Any) -> None:
+        if isinstance(event, Sent):
+            return  # what was sent is left alone until nobody refers to it
+        if isinstance(event, Message):
+            if not self._landing.is_dealt_with(event.peer, event.header):
+                self._conversation.on_message(event.peer, event.header, event.buffers)
+        elif isinstance(event, Opened):
+            self._conversation.origins[event.peer] = event.origin
+        elif isinstance(event, Closed):
+            self._on_closed(event.peer)
+        elif isinstance(event, Refused):
+            self._tell(f"turned away {event.origin}: {event.reason}")
+        self._consequences.of_work()
+
+    def _on_closed(self, peer: int) -> None:
+        self._conversation.origins.pop(peer, None)
+        self._landing.forget(peer)
+        self._employer.left(peer)
+        member = self._members.disconnect(peer)
+        if member is not None:
+            self._consequences.of("disconnected", member)
+
+    def _go_down(self) -> None:
+        """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
+        farewell = say.Farewell(reason="`evener down` was typed", is_error=False)
+        if self._employer.run is not None:
+            self._employer.settle(Interrupted(f"stopped: {farewell.reason}"))
+        for peer in self._members.peers:
+            self._hub.send(peer, farewell)
+        missing, until = self._members.missing, self._clock() + self._patience
+        while (self._members.peers or missing) and self._clock() < until:
+            for event in self._hub.poll(_TICK_SECONDS):
+                if isinstance(event, Closed):
+                    self._members.disconnect(event.peer)
+                elif isinstance(event, Message) and isinstance(event.header, say.Join):
+                    self._hub.send(event.peer, farewell)
+                    missing.discard(event.header.name)
+        self._ending = True
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if now - self._ticked < _TICK_SECONDS:
+            return
+        self._ticked = now
+        self._consequences.follow(self._members.tick(now))
+        self._employer.tick(now)
+        self._consequences.of_work()
+        if now - self._beaten >= min(_LONGEST_INTERVAL, self._patience / _BEATS):
+            self._beaten = now
+            for peer in self._hub.peers:
+                self._hub.send(peer, say.Beat())

@@ -1,0 +1,122 @@
+"""Parcels pass from the command that submits a run to the master, and from there to every node that lacks them.
+
+Who lacks a parcel asks for it piece by piece, a few pieces ahead, so that nobody is sent more than it takes; after a
+broken connection it asks on from where it was. Messages go in and come out; sending them is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from evener.errors import EvenerError, MissingFile
+from evener.ps.messages import Chunk, Fetch
+from evener.ps.parcel import CHUNK_BYTES, Arrival, Parcel, parcel_folder, whole_folder
+
+_AHEAD = 8
+"""Pieces that are asked for before the first of them has come."""
+
+
+class Collector:
+    """Receives parcels, one after the other; close it.
+
+    Args:
+        folder: of the parcels that are there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._wanted: list[str] = []
+        self._arrival: Arrival | None = None
+        self._asked = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that was wanted is there."""
+        return not self._wanted
+
+    def collect(self, digests: Iterable[str]) -> list[Fetch]:
+        """Want these parcels and no others; what to ask for first."""
+        self.close()
+        self._wanted = [digest for digest in digests if not self.folder_of(digest).is_dir()]
+        return self.ask_again()
+
+    def ask_again(self) -> list[Fetch]:
+        """What to ask for over a new connection."""
+        if not self._wanted:
+            return []
+        self._arrival = self._arrival or Arrival(self._wanted[0], self._folder)
+        self._asked = self._arrival.received
+        return [self._next() for _ in range(_AHEAD)]
+
+    def take(self, chunk: Chunk, data: memoryview) -> list[Fetch]:
+        """Keep a piece that came; what to ask for now.
+
+        Raises:
+            EvenerError: the parcel is not to be had, or is damaged.
+            OSError: it cannot be written here.
+        """
+        arrival = self._arrival
+        if arrival is None or chunk.digest != self._wanted[0] or chunk.offset != arrival.received:
+            return []  # asked for over a connection that is gone, or beyond the end
+        if not data:
+            raise MissingFile(f"parcel {chunk.digest[:12]} is not to be had any more")
+        arrival.add(data)
+        if arrival.received < chunk.total:
+            return [self._next()] if self._asked < chunk.total else []
+        arrival.finish()
+        return self.collect(self._wanted[1:])
+
+    def folder_of(self, digest: str) -> Path:
+        """Where the parcel lies once it is there."""
+        return parcel_folder(self._folder, digest)
+
+    def close(self) -> None:
+        """Forget what has not become whole."""
+        self._wanted = []
+        if self._arrival is not None:
+            self._arrival.close()
+            self._arrival = None
+
+    def _next(self) -> Fetch:
+        fetch = Fetch(digest=self._wanted[0], offset=self._asked)
+        self._asked += CHUNK_BYTES
+        return fetch
+
+
+class Supplier:
+    """Gives pieces of parcels to whoever asks; close it.
+
+    Args:
+        folder: of parcels that have been received, if there is one.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._parcels: dict[str, Parcel] = {}
+
+    def add(self, parcel: Parcel) -> None:
+        """Have `parcel` to give."""
+        self._parcels[parcel.digest] = parcel
+
+    def supply(self, fetch: Fetch) -> tuple[Chunk, bytes]:
+        """The piece that was asked for; empty if it is not to be had."""
+        try:
+            parcel = self._parcel(fetch.digest)
+            data = parcel.read(fetch.offset, CHUNK_BYTES)
+        except EvenerError:
+            return Chunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
+        return Chunk(digest=fetch.digest, offset=fetch.offset, total=parcel.num_bytes), data
+
+    def close(self) -> None:
+        """Close all files."""
+        for parcel in self._parcels.values():
+            parcel.close()
+
+    def _parcel(self, digest: str) -> Parcel:
+        if digest not in self._parcels:
+            if self._folder is None:
+                raise MissingFile(f"parcel {digest[:12]} is not here")
+            folder = parcel_folder(self._folder, digest)
+            self._parcels[digest] = Parcel(folder, whole_folder(folder), digest)
+        return self._parcels[digest]

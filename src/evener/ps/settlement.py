@@ -1,0 +1,160 @@
+"""What remains of a run: its record, written from ledger and server, and its weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from safetensors.numpy import save
+
+from evener.errors import MissingFile
+from evener.oracle.apportion import Worker, apportion
+from evener.plan import Assignment, Plan
+from evener.ps.entry import Work
+from evener.ps.job import Job
+from evener.ps.ledger import Ledger
+from evener.ps.members import Member
+from evener.record import NodeSummary, TrainRecord
+from evener.schema import write_whole
+from evener.sync.flat import Flat
+from evener.sync.messages import Tally
+from evener.sync.server import Server
+
+_WEIGHTS, _RECORD, _END = "model.safetensors", "record.json", "end.json"
+
+
+def plan_of(job: Job, names: list[str], devices: Mapping[str, str], costs: Mapping[str, Worker]) -> Plan:
+    """How a batch is divided among the nodes; those of `names` that are not there get nothing, unless nobody is."""
+    costs = costs or dict.fromkeys(names, Worker(unit_seconds=1.0))
+    present = [name for name in names if name in costs]
+    sizes = dict(zip(present, apportion(job.agreement.batch, [costs[name] for name in present]), strict=True))
+    return Plan(
+        strategy="data",
+        batch_size=job.agreement.batch,
+        assignments=tuple(
+            Assignment(
+                rank=rank,
+                node=name,
+                device=devices.get(name, ""),
+                samples=sizes.get(name, 0),
+                sample_seconds=costs[name].unit_seconds if name in costs else 0.0,
+                reason=_reason(name, costs),
+            )
+            for rank, name in enumerate(names)
+        ),
+    )
+
+
+def _reason(name: str, costs: Mapping[str, Worker]) -> str:
+    if name not in costs:
+        return "is not there"
+    fastest = min(cost.unit_seconds for cost in costs.values())
+    return f"{fastest / costs[name].unit_seconds:.0%} of the fastest node's speed"
+
+
+def record_of(
+    job: Job,
+    ledger: Ledger,
+    server: Server,
+    members: Mapping[str, Member],
+    costs: Mapping[str, Worker],
+    *,
+    seconds: float,
+    startup: float,
+    environment: dict[str, str],
+) -> TrainRecord:
+    """The record of a run; at least one node has had a part in it."""
+    names = ledger.names
+    samples = sum(work.samples for work in ledger.totals.values())
+    devices = {name: member.device for name, member in members.items()}
+    last = ledger.validations[-1] if ledger.validations else None
+    return TrainRecord(
+        task=job.title,
+        plan=plan_of(job, names, devices, costs),
+        seed=job.workload.seed,
+        epochs=job.workload.num_epochs or 0,
+        precision=job.precision,
+        seconds=seconds,
+        samples_per_second=samples / ledger.seconds if ledger.seconds else 0.0,
+        final_loss=ledger.last_loss(),
+        validation_accuracy=last.accuracy if last else None,
+        startup_seconds=startup,
+        every=ledger.every,
+        steps=ledger.steps(),
+        validations=tuple(ledger.validations),
+        events=tuple(ledger.events),
+        nodes=tuple(
+            _summary(name, members.get(name), ledger, server.tallies.get(name, Tally()), samples) for name in names
+        ),
+        environment=environment,
+        agreement=job.protocol,
+        bytes_saved=sum(work.saved for work in ledger.totals.values()),
+    )
+
+
+def _summary(name: str, member: Member | None, ledger: Ledger, tally: Tally, samples: int) -> NodeSummary:
+    work = ledger.totals.get(name, Work())
+    return NodeSummary(
+        name=name,
+        device=member.device if member else "",
+        share=work.samples / samples if samples else 0.0,
+        seconds_computing=work.seconds,
+        seconds_waiting=max(0.0, ledger.seconds - ledger.since.get(name, 0.0) - work.seconds),
+        bytes_sent=work.sent,
+        bytes_received=work.received,
+        peak_memory_bytes=member.peak_memory_bytes if member else 0,
+        contributions=tally.applied,
+        refused=tally.refused,
+        late=tally.late,
+        staleness=tally.staleness / tally.applied if tally.applied else 0.0,
+        most_stale=tally.most_stale,
+    )
+
+
+class Result(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        exit_code: of the command that submitted it; 0 if it was completed.
+        reason: a sentence if it was not.
+        record: as JSON; empty if nobody ever worked for it.
+        weights: a safetensors file; likewise.
+    """
+
+    exit_code: int
+    reason: str
+    record: bytes
+    weights: bytes
+
+
+def encode_record(record: TrainRecord) -> bytes:
+    """As it travels and lies on the disk."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)
+
+
+def weights_of(weights: Flat) -> bytes:
+    """A safetensors file of the weights, each by its name."""
+    return save({name: np.ascontiguousarray(array) for name, array in weights.views().items()})
+
+
+def keep_result(folder: Path, result: Result) -> None:
+    """Write what remains of a run into its folder."""
+    write_whole(folder / _WEIGHTS, result.weights)
+    write_whole(folder / _RECORD, result.record)
+    write_whole(folder / _END, msgspec.json.encode((result.exit_code, result.reason)))
+
+
+def recall_result(folder: Path) -> Result:
+    """What remains of the run in `folder`.
+
+    Raises:
+        MissingFile: there was no such run, or it has not ended.
+    """
+    try:
+        exit_code, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[int, str])
+        return Result(exit_code, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise MissingFile(f"no result lies in {folder}") from error

@@ -1,0 +1,103 @@
+"""A run that a command asks for, until the master has all that belongs to it; one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from evener.errors import EvenerError
+from evener.ps.job import Job, decode_job
+from evener.ps.messages import Chunk, Fetch, Letter, Rejected
+from evener.ps.parcels import Collector
+from evener.sync.flat import Flat
+from evener.sync.packing import as_bytes
+from evener.wire.frame import Buffer
+
+Send: TypeAlias = Callable[[int, Letter, Sequence[Buffer]], None]
+"""Sends to a connection."""
+
+
+class Submission(NamedTuple):
+    """What was asked for.
+
+    Attributes:
+        peer: connection of the command.
+        job: to be done.
+        weights: to begin with.
+        submitted: clock, seconds since 1970.
+    """
+
+    peer: int
+    job: Job
+    weights: Flat
+    submitted: float
+
+
+class Submissions:
+    """Takes in runs; close it.
+
+    Args:
+        parcels: folder for code and data.
+        send: see above.
+    """
+
+    def __init__(self, parcels: Path, send: Send) -> None:
+        self._collector, self._send = Collector(parcels), send
+        self._open: Submission | None = None
+
+    def submit(self, peer: int, buffers: Sequence[memoryview], reason_to_wait: str) -> Submission | None:
+        """A command wants a run; it is returned if nothing of it is missing.
+
+        Args:
+            peer: connection of the command.
+            buffers: job and weights.
+            reason_to_wait: why it cannot begin now; empty if it can.
+        """
+        try:
+            job = decode_job(buffers[0])
+            weights = Flat(job.layout, as_bytes(buffers[1]))
+        except (msgspec.DecodeError, IndexError, EvenerError) as error:
+            reason_to_wait = f"the run cannot be understood: {error}"
+        if self._open is not None:
+            reason_to_wait = reason_to_wait or "another command is submitting a run at this moment: try again"
+        if reason_to_wait:
+            self._send(peer, Rejected(reason=reason_to_wait), ())
+            return None
+        self._open = Submission(peer, job, weights, time.time())
+        self._ask(peer, self._collector.collect(job.parcels))
+        return self._complete()
+
+    def chunk(self, peer: int, chunk: Chunk, data: memoryview) -> Submission | None:
+        """A piece of a parcel came; the run is returned if it was the last one."""
+        if self._open is None or self._open.peer != peer:
+            return None
+        try:
+            self._ask(peer, self._collector.take(chunk, data))
+        except (EvenerError, OSError) as error:
+            self.close()
+            self._send(peer, Rejected(reason=str(error)), ())
+        return self._complete()
+
+    def left(self, peer: int) -> None:
+        """A connection is gone, and with it what it was submitting."""
+        if self._open is not None and self._open.peer == peer:
+            self.close()
+
+    def close(self) -> None:
+        """Forget what has not become whole."""
+        self._collector.close()
+        self._open = None
+
+    def _ask(self, peer: int, fetches: Sequence[Fetch]) -> None:
+        for fetch in fetches:
+            self._send(peer, fetch, ())
+
+    def _complete(self) -> Submission | None:
+        found = self._open if self._collector.is_complete else None
+        if found is not None:
+            self.close()
+        return found

@@ -1,0 +1,222 @@
+"""Checkpoints: everything a run needs to go on, on any number of nodes; written whole or not at all.
+
+    DIR/step-00000120/model.safetensors       weights and running statistics
+    DIR/step-00000120/optimizer.safetensors   the optimiser's tensors, `<parameter index>.<name>`
+    DIR/step-00000120/state.json              step, settings that decide the order of samples, optimiser's numbers ...
+
+A checkpoint is made under another name and renamed when all of it is on the disk, so a folder `step-...` is complete.
+Sampler and random states are functions of (seed, step), so the step is all that has to be kept of them. No pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed
+from evener.parallel.joint import JointModel
+from evener.schema import Noun, read_noun, write_noun
+
+_KEPT = 2
+
+
+class RunState(Noun, frozen=True, kw_only=True):
+    """The part of a checkpoint that is not tensors.
+
+    Attributes:
+        task: name of the task.
+        step: last step that the weights contain.
+        seed: of the run.
+        batch_size: samples of a step.
+        accumulate: micro-batches of a step.
+        samples: in the training data.
+        precision: of the run.
+        parts: relative parts of stationary data, one a rank; None for data that every rank reads.
+        groups: the optimiser's parameter groups.
+        numbers: the optimiser's state that is not tensors, `<parameter index>.<name>`.
+        scheduler: its state; None without one.
+        scaler: of the loss; empty without one.
+    """
+
+    task: str
+    step: int
+    seed: int
+    batch_size: int
+    accumulate: int
+    samples: int
+    precision: str
+    parts: list[int] | None = None
+    groups: list[dict[str, Any]] = []
+    numbers: dict[str, Any] = {}
+    scheduler: dict[str, Any] | None = None
+    scaler: dict[str, Any] = {}
+
+
+class Checkpoints:
+    """The checkpoints of one run in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(
+        self,
+        state: RunState,
+        weights: Mapping[str, Tensor],
+        optimizer: Mapping[str, Any],
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler,
+    ) -> Path:
+        """Write a checkpoint of `state.step`, keep the one before, drop older ones; returns its folder.
+
+        Args:
+            state: what is no tensor; the optimiser's part is filled in here.
+            weights: state dict of the whole model.
+            optimizer: state dict of an optimiser of the whole model.
+            scheduler: of the learning rate.
+            scaler: of the loss.
+        """
+        target = self.folder / f"step-{state.step:08d}"
+        if target.exists():
+            return target
+        draft = self.folder / f".{target.name}.{os.getpid()}"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        tensors, numbers = _flatten(optimizer["state"])
+        save_weights(weights, draft / "model.safetensors")
+        save_file(tensors, draft / "optimizer.safetensors")
+        full = msgspec.structs.replace(
+            state,
+            groups=[_plain(group, "the optimiser") for group in optimizer["param_groups"]],
+            numbers=_plain(numbers, "the optimiser"),
+            scheduler=None if scheduler is None else _plain(scheduler.state_dict(), "the learning-rate schedule"),
+            scaler=_plain(scaler.state_dict(), "the loss scaler"),
+        )
+        write_noun(full, draft / "state.json")
+        _publish(draft, target)
+        for old in self._complete()[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint yet."""
+        return not self._complete()
+
+    def latest(self) -> tuple[Path, RunState]:
+        """The newest complete checkpoint. Raises MissingFile if there is none."""
+        complete = self._complete()
+        if not complete:
+            raise MissingFile(f"no checkpoint to resume from in {self.folder}; start without --resume")
+        return complete[-1], read_noun(complete[-1] / "state.json", RunState)
+
+    def load(
+        self,
+        folder: Path,
+        state: RunState,
+        model: JointModel,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        """Bring model, optimiser, schedule and scaler to the state of the checkpoint in `folder`.
+
+        Raises:
+            InvalidFile: a file is damaged or belongs to another model.
+        """
+        try:
+            model.load_weights(load_file(folder / "model.safetensors"))
+            tensors = load_file(folder / "optimizer.safetensors")
+        except (SafetensorError, OSError, InvalidInput) as error:
+            raise InvalidFile(f"checkpoint {folder} does not fit this model: {_first_line(error)}") from error
+        groups = [
+            {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()} for g in state.groups
+        ]
+        model.load_optimizer(optimizer, {"state": _unflatten(tensors, state.numbers), "param_groups": groups})
+        if scheduler is not None and state.scheduler is not None:
+            scheduler.load_state_dict(state.scheduler)
+        scaler.load_state_dict(state.scaler)
+
+    def _complete(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"))
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a state dict; tensors that share memory, as tied weights do, are written one by one."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in weights.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
+        seen.add(place)
+    save_file(apart, path)
+
+
+def _publish(draft: Path, target: Path) -> None:
+    """Give a finished draft its name, once its files and its entry are on the disk."""
+    for file in draft.iterdir():
+        _sync(file)
+    _sync(draft)
+    draft.rename(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flatten(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and other values of an optimiser's state, by `<parameter index>.<name>`."""
+    items = [(f"{i}.{name}", value) for i, values in state.items() for name, value in values.items()]
+    tensors = {key: value.contiguous() for key, value in items if isinstance(value, Tensor)}
+    return tensors, {key: value for key, value in items if not isinstance(value, Tensor)}
+
+
+def _unflatten(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *numbers.items()):
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    return state
+
+
+def _plain(value: Any, owner: str) -> Any:
+    """`value` as JSON holds it. Raises TrainingFailed if it cannot."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_number))
+    except (TypeError, ValueError) as error:
+        raise TrainingFailed(f"cannot write a checkpoint: the state of {owner} holds {error}") from error
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    raise TypeError(f"a {type(value).__name__}, which is no plain value")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def refuse_other_run(saved: RunState, now: RunState, folder: Path) -> None:
+    """Raises InvalidInput if the checkpoint was made with settings that would change the order of samples."""
+    for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts"):
+        before, after = getattr(saved, name), getattr(now, name)
+        if before != after:
+            raise InvalidInput(
+                f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}"
+            )

@@ -1,0 +1,32 @@
+"""What only some strategies have to show: the timeline of a pipeline's last step, as a trace and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evener.errors import MissingExtra
+from evener.parallel.joint import JointModel
+from evener.parallel.pipeline.staged import StagedModel
+from evener.report.canvas import png
+from evener.report.timeline import timeline_figure
+from evener.schema import write_whole
+
+
+def draw_timeline(model: JointModel, folder: Path) -> None:
+    """Write `timeline.json` (for ui.perfetto.dev) and, with Matplotlib, `timeline.png`; every rank calls this.
+
+    Args:
+        model: that was trained; without stages there is nothing to draw.
+        folder: of the run.
+    """
+    if not isinstance(model, StagedModel):
+        return
+    timeline = model.pipeline.timeline()
+    if not model.group.is_leader:
+        return
+    write_whole(folder / "timeline.json", timeline.chrome_trace())
+    try:
+        figure = timeline_figure(timeline)
+    except MissingExtra:  # the trace says the same
+        return
+    write_whole(folder / "timeline.png", png(figure))

@@ -1,0 +1,86 @@
+"""Makes a rank's part of the model that the plan's ranks train together."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from evener.comm.group import Group
+from evener.launch.seat import Seat
+from evener.oracle.stages import Team
+from evener.oracle.strategies import Arrangement, Replica
+from evener.parallel.divided import DividedModel
+from evener.parallel.joint import Criterion, JointModel
+from evener.parallel.normalisation import synchronise_batch_norm
+from evener.parallel.pipeline.staged import StagedModel
+from evener.parallel.place import Place, take_place
+from evener.parallel.read import Reader
+from evener.parallel.replicated import ReplicatedModel
+from evener.plan import Plan
+from evener.run.order import Order
+from evener.run.prepare import Work, example, samples_of
+from evener.run.stages import with_stages
+from evener.run.strategy import division_of, is_pipeline
+
+
+def join_model(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[JointModel, Plan]:
+    """This rank's part of the model, and the plan with what was decided in making it."""
+    if plan.strategy in ("serial", "data"):
+        return replicated(work, group), plan
+    if is_pipeline(plan.strategy):
+        model = staged(work, plan, group, seat, order)
+        return model, with_stages(plan, model)
+    return divided(work, plan, take_place(group, arrangement_of(plan)), order), plan
+
+
+def replicated(work: Work, group: Group) -> JointModel:
+    """The whole model on every rank of `group`; it is that of `work`, not a copy."""
+    model = synchronise_batch_norm(work.model, group) if group.size > 1 else work.model
+    return ReplicatedModel(model, group, criterion_of(work), work.settings.compile)
+
+
+def arrangement_of(plan: Plan) -> Arrangement:
+    """How the ranks of `plan` divide filters, channels or rows."""
+    rows = [tuple(plan.assignments[rank].share for rank in ranks) for ranks in plan.replica_ranks]
+    return Arrangement(division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows))
+
+
+def divided(work: Work, plan: Plan, place: Place, order: Order) -> JointModel:
+    """A rank's part of the model, at `place`: a copy."""
+    inputs = example(work, max(1, plan.replica_samples[place.index]))
+    reader = Reader(work.model)
+    operations = len(reader.read(DividedModel.tensors(inputs)).network.operations)
+    chunks = isqrt(operations) if order.rematerialise == "always" else 1  # which keeps the least at once
+    return DividedModel(work.model, place, inputs, criterion_of(work), chunks, reader, work.settings.compile)
+
+
+def criterion_of(work: Work) -> Criterion:
+    """How the loss of a run is computed."""
+    return Criterion(loss=work.task.loss, autocast=work.arithmetic.autocast, scale=work.arithmetic.scaler.scale)
+
+
+def staged(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> StagedModel:
+    """A rank's stage of the model, whose parts it takes over."""
+    rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
+    begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
+    inputs, targets = samples_of(work, work.settings.batch_size)
+    return StagedModel(
+        work.model,
+        group,
+        next(index for index, ranks in enumerate(rows) if group.rank in ranks),
+        criterion_of(work),
+        example=work.arithmetic.prepare(inputs),
+        targets=work.arithmetic.prepare(targets),
+        micro_batches=plan.accumulate,
+        replicas=rows,
+        stages=begins if begins and all(begins) else None,
+        schedule=order.schedule,
+        rematerialise=order.rematerialise,
+        team=_team(group, seat),
+    )
+
+
+def _team(group: Group, seat: Seat) -> Team | None:
+    """The memory that the user granted the ranks; None where he said nothing: then what is free."""
+    rows = group.all_gather_bytes(str(seat.node.memory_bytes or 0).encode())
+    granted = [int(row) for row in rows]
+    return Team(memory=tuple(map(float, granted))) if all(granted) else None

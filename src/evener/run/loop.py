@@ -1,0 +1,263 @@
+"""The loop of one rank, from the first step to the record. What is decided here is decided alike on every rank.
+
+for step in steps:
+    one optimiser step
+    tell the others how it went; hear, one step late, how it went everywhere
+    non-finite loss? asked to stop? shares to be moved?
+    at the end of an epoch: validation, checkpoint
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from evener.comm.pace import StepTiming
+from evener.data.loader import Loader, seed_all
+from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
+from evener.oracle.apportion import apportion
+from evener.oracle.data_parallel import weights_to_workers
+from evener.record import Event, Step, Validation
+from evener.run.checkpoint import Checkpoints, RunState, refuse_other_run
+from evener.run.evaluate import evaluate
+from evener.run.history import History, step_of
+from evener.run.reports import Reports, StepReport
+from evener.run.running import Run
+from evener.run.step import Outcome, TrainStep
+
+_WARM_UP = 1
+"""Steps that say nothing of a node's speed: the first one allocates memory."""
+
+
+def train(run: Run) -> History:
+    """Train to the end; returns the history (complete on every rank).
+
+    Raises:
+        NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
+        Interrupted: a rank was asked to stop; a checkpoint is written.
+    """
+    return Loop(run).run()
+
+
+class Loop:
+    """The state of one rank's loop; `run` goes through it, `one_step` performs a single step of it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._step = TrainStep(run.task, run.model, run.optimizer, run.scheduler, run.arithmetic)
+        self._reports = Reports(run.group)
+        self._unsent: deque[tuple[int, Outcome, float]] = deque()
+        self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
+        self._checkpoints = Checkpoints(Path(run.settings.checkpoint))
+        self._history = History()
+        self._balance = run.balance
+        self._sent_before = 0
+        self._first = 1
+        self._mark = time.perf_counter()
+        self._stopping = False
+        self._last = run.settings.epochs * run.sampler.steps_per_epoch
+        self._lag = 1 if run.group.device.type == "cuda" else 0
+
+    def run(self) -> History:
+        """All steps from the first, or from the checkpoint to resume from, to the last."""
+        run = self._run
+        first = self._first = self._start()
+        loader = self.loader(first)
+        begin = self._mark = time.perf_counter()
+        for step in range(first, self._last + 1):
+            self.one_step(step, loader)
+            if step % run.sampler.steps_per_epoch == 0:
+                self._end_epoch(step)
+            elif run.settings.checkpoint_every and step % run.settings.checkpoint_every == 0:
+                self._settle()
+                self._save(step)
+            if self._stopping:
+                self._stop(step)
+        self._history.seconds = time.perf_counter() - begin
+        return self._history
+
+    def loader(self, first: int) -> Loader:
+        """The batches from step `first` on."""
+        run = self._run
+        return Loader(
+            run.train_data,
+            run.sampler,
+            first=first,
+            last=self._last,
+            device=run.group.device,
+            seed=run.settings.seed,
+            workers=run.settings.workers,
+        )
+
+    def _start(self) -> int:
+        """The first step to do: 1, or the one after the checkpoint to resume from."""
+        run, settings = self._run, self._run.settings
+        run.model.train()
+        if not settings.resume:
+            if not self._checkpoints.is_empty:
+                raise InvalidInput(
+                    f"{self._checkpoints.folder} holds checkpoints of an earlier run; "
+                    "add --resume to go on with it, or name another folder with --checkpoint"
+                )
+            return 1
+        folder, state = self._checkpoints.latest()
+        self._refuse_different_checkpoints(state.step)
+        refuse_other_run(state, self._state(state.step), folder)
+        self._checkpoints.load(folder, state, run.model, run.optimizer, run.scheduler, run.arithmetic.scaler)
+        self._tell(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
+        return state.step + 1
+
+    def _refuse_different_checkpoints(self, step: int) -> None:
+        """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
+        group = self._run.group
+        steps = [int(row) for row in group.all_gather_bytes(str(step).encode())]
+        if len(set(steps)) > 1:
+            seen = ", ".join(f"{node} step {s}" for node, s in zip(group.nodes, steps, strict=True))
+            raise InvalidInput(
+                f"the nodes see different checkpoints ({seen}): {self._checkpoints.folder} must be shared"
+            )
+
+    def one_step(self, step: int, loader: Loader) -> None:
+        """Perform `step`, the loader's next, tell the others and hear of the step before."""
+        run = self._run
+        run.before_step(step)
+        seed_all(run.settings.seed, step, run.model.dice, device=run.group.device)
+        outcome = self._step(loader)
+        self._timings.extend(run.group.pace.close_step(outcome.samples))
+        now = time.perf_counter()
+        self._unsent.append((step, outcome, now - self._mark))
+        self._mark = now
+        if len(self._unsent) > self._lag:
+            self._send()
+        if len(self._reports) > 1:
+            self._hear()
+
+    def _send(self) -> None:
+        step, outcome, wall = self._unsent.popleft()
+        timing, sent = self._timings[0], self._run.group.traffic.sent_bytes
+        self._reports.send(
+            StepReport(
+                step=step,
+                samples=outcome.samples,
+                total=outcome.total,
+                epoch=outcome.epoch,
+                loss=float(outcome.loss),
+                wall=wall,
+                timed_samples=timing.samples,
+                io=timing.io,
+                fb=timing.fb,
+                wu=timing.wu,
+                sent=sent - self._sent_before,
+                stop=int(self._run.stop_requested()),
+            )
+        )
+        self._sent_before = sent
+
+    def _hear(self) -> None:
+        """Read the reports of the oldest step and act on them."""
+        reports = self._reports.receive()
+        self._refuse_non_finite(reports)
+        self._stopping = self._stopping or any(report.stop for report in reports)
+        self._rebalance(reports)
+        entry = step_of(reports)
+        self._history.log.add(entry)
+        self._history.train_seconds += entry.seconds
+        self._tell(entry)
+
+    def _settle(self) -> None:
+        """Hear everything up to this step, so that what is saved or measured now is known to be sound."""
+        while self._unsent:
+            self._send()
+        while len(self._reports):
+            self._hear()
+
+    def _refuse_non_finite(self, reports: Sequence[StepReport]) -> None:
+        for report, node in zip(reports, self._run.group.nodes, strict=True):
+            if not math.isfinite(report.loss):
+                kept = self._checkpoints
+                advice = "" if kept.is_empty else f"; the last good checkpoint is {kept.latest()[0]}"
+                raise NonFiniteLoss(node, report.step, report.loss, advice)
+
+    def _rebalance(self, reports: Sequence[StepReport]) -> None:
+        run = self._run
+        if self._balance is None or run.division is None or reports[0].step < self._first + _WARM_UP:
+            return
+        seconds = [report.computing / run.settings.accumulate for report in reports]
+        samples = [-(-report.timed_samples // run.settings.accumulate) for report in reports]
+        decision = self._balance.observe(samples, seconds).decide()
+        self._balance = decision.balance
+        if decision.shares is None:
+            return
+        start = reports[0].step + 3 + self._lag + Loader.lead(run.settings.workers)
+        run.division.change(start, decision.balance.workers)
+        shares = ", ".join(f"{node} {n}" for node, n in zip(run.group.nodes, decision.shares, strict=True))
+        message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"
+        self._tell(Event(step=reports[0].step, kind="rebalanced", message=message))
+
+    def _end_epoch(self, step: int) -> None:
+        self._settle()
+        run = self._run
+        epoch = step // run.sampler.steps_per_epoch - 1
+        if run.validation_data is not None:
+            self._validate(step, epoch)
+        self._save(step)
+
+    def _validate(self, step: int, epoch: int) -> None:
+        run = self._run
+        assert run.validation_data is not None
+        begin = time.perf_counter()
+        count = len(run.validation_data)  # type: ignore[arg-type]
+        shares = run.plan.replica_samples
+        workers = weights_to_workers(shares, [None] * len(shares))
+        sizes = run.division.parts(step, count) if run.division else apportion(count, workers)
+        batch = max(1, shares[run.model.replica]) * run.plan.accumulate
+        loss, accuracy = evaluate(
+            run.task, run.model, run.validation_data, sizes, batch=batch, arithmetic=run.arithmetic
+        )
+        seconds = time.perf_counter() - begin
+        validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
+        self._history.validations.append(validation)
+        self._tell(validation)
+        self._mark = time.perf_counter()
+
+    def _save(self, step: int) -> None:
+        """The leader writes; the others go on and meet it again in the next collective."""
+        run = self._run
+        weights, optimizer = run.model.gather_weights(), run.model.gather_optimizer(run.optimizer)
+        if run.group.is_leader:
+            state = self._state(step)
+            folder = self._checkpoints.save(state, weights, optimizer, run.scheduler, run.arithmetic.scaler)
+            self._tell(Event(step=step, kind="checkpoint", message=f"wrote {folder}"))
+        self._mark = time.perf_counter()
+
+    def _stop(self, step: int) -> None:
+        self._settle()
+        self._save(step)
+        run = self._run
+        self._tell(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
+        run.group.barrier()
+        raise Interrupted(
+            f"stopped after step {step} as asked; go on with --resume --checkpoint {run.settings.checkpoint}"
+        )
+
+    def _state(self, step: int) -> RunState:
+        run, settings = self._run, self._run.settings
+        return RunState(
+            task=run.task.name,
+            step=step,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            accumulate=settings.accumulate,
+            samples=len(run.train_data),  # type: ignore[arg-type]
+            precision=settings.precision,
+            parts=[a.samples for a in run.plan.assignments] if settings.stationary else None,
+        )
+
+    def _tell(self, what: Step | Validation | Event) -> None:
+        if isinstance(what, Event):
+            self._history.events.append(what)
+        if self._run.group.is_leader:
+            self._run.emit(what)

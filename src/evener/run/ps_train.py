@@ -1,0 +1,135 @@
+"""`evener train --agreement`: from the order to the weights, on the nodes of a master, or on private local ones.
+
+load the task -> how to agree -> pack code and data -> submit -> watch -> record and weights
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evener.errors import EvenerError, require
+from evener.ps.control import Control, find_master
+from evener.ps.home import Home
+from evener.ps.imports import files_needed
+from evener.ps.job import Job
+from evener.ps.parcel import Parcel, whole_folder
+from evener.ps.settlement import Result
+from evener.record import TrainRecord
+from evener.report.keys import summary
+from evener.run.console import print_line
+from evener.run.folder import run_folder
+from evener.run.ps_agreement import agreement_of
+from evener.run.ps_options import Way, Where, check_where
+from evener.run.ps_subject import Subject, load_subject
+from evener.run.ps_view import StarView
+from evener.schema import parse_noun
+from evener.sync.workload import Workload
+from evener.tasks.load import is_path, thin_twin
+
+if TYPE_CHECKING:
+    from evener.run.order import Order
+
+
+def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> None:
+    """Train as `order` says, agreeing in the `way` that was chosen.
+
+    Raises:
+        EvenerError: what was asked for cannot be done; or the run ended before it was complete.
+    """
+    check_where(where, order)
+    subject = load_subject(order)
+    parcels = _parcels(order, where)
+    job = _job(order, way, subject, parcels)
+    output = run_folder(order.output)
+    with StarView(output, to_stderr=as_json) as view:
+        with master(where, order.patience) as (control, check):
+            control.submit(job, subject.weights, list(parcels.values()))
+            result = control.watch(job.run, view, check)
+        record = _settle(result, subject, output, view)
+    if result.exit_code:
+        raise _error(result)
+    assert record is not None
+    if as_json:
+        print_line(json.dumps(summary(record)))
+
+
+def _job(order: Order, way: Way, subject: Subject, parcels: dict[str, Parcel]) -> Job:
+    """What has to be done. Raises InvalidInput if it cannot be done in this way."""
+    settings, num_samples, batch = subject.settings, subject.num_samples, subject.settings.batch_size
+    require(num_samples > 0, "training samples", num_samples, "at least one")
+    require(batch <= num_samples, "--batch-size", batch, f"at most the {num_samples} training samples")
+    steps = settings.epochs * -(-num_samples // batch)
+    digests = {what: parcel.digest for what, parcel in parcels.items()}
+    return Job(
+        run=f"{Path(order.task).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        task=Path(order.task).name if "code" in parcels else order.task,
+        title=subject.name,
+        data_dir=str(Path(order.data_dir).resolve()) if order.data_dir else "",
+        options=order.options,
+        precision=settings.precision,
+        protocol=way.protocol or "",
+        agreement=agreement_of(way, lambda: subject.outer(steps), clips=subject.clips, batch=batch),
+        workload=Workload(num_samples=num_samples, num_epochs=settings.epochs, seed=settings.seed),
+        layout=subject.weights.layout,
+        num_validation=subject.num_validation,
+        has_accuracy=subject.has_accuracy,
+        **digests,
+    )
+
+
+def _settle(result: Result, subject: Subject, output: Path, view: StarView) -> TrainRecord | None:
+    """Write record and weights into the run's folder, and show the record; None if the run never began."""
+    if not result.record:
+        return None
+    subject.keep(result.weights, output / "model.safetensors")
+    record = parse_noun(result.record, TrainRecord, source="the master's record")
+    view.finish(record)
+    return record
+
+
+@contextmanager
+def master(where: Where, patience: float) -> Iterator[tuple[Control, Callable[[], None]]]:
+    """The master that is to do it, and a check that somebody is left to do it."""
+    if where.local_nodes is None:
+        with Control(*find_master(Home(where.home), where.master, where.token)) as control:
+            yield control, _trust
+        return
+    from evener.launch.nodes import parse_local_nodes
+    from evener.run.ps_local import local_cluster
+
+    with (
+        local_cluster(parse_local_nodes(where.local_nodes), patience) as cluster,
+        Control(cluster.address, cluster.token, patience) as control,
+    ):
+        cluster.wait_for_nodes(lambda: len(control.ask().nodes))
+        yield control, cluster.check
+
+
+def _trust() -> None:
+    """Nodes of a master may come back at any time."""
+
+
+def _parcels(order: Order, where: Where) -> dict[str, Parcel]:
+    """What travels to the nodes: `code`, unless the task is built in, and `data`, if that was asked for."""
+    found = {}
+    if is_path(order.task):
+        path = Path(order.task).resolve()
+        twin = thin_twin(path)
+        files = {*files_needed(path), *(files_needed(twin) if twin else ())}
+        found["code"] = Parcel(path.parent, sorted(files))
+    if where.ship_data and order.data_dir:
+        root = Path(order.data_dir).resolve()
+        found["data"] = Parcel(root, whole_folder(root))
+    return found
+
+
+def _error(result: Result) -> EvenerError:
+    error = EvenerError(result.reason)
+    error.exit_code = result.exit_code
+    return error

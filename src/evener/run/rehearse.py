@@ -1,0 +1,219 @@
+"""Predicts what a plan's step takes: every rank rehearses its part alone, exchanges are measured, the oracle combines.
+
+    rehearse     each rank performs its part in silence              what it computes between which exchanges
+    measure      exchanges of those kinds and sizes, nothing else    what the links take
+    replay       by the oracle, nothing is run                       what all take together
+
+No step of the plan is performed: who waits for whom, and for how long, is computed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median_low
+
+import msgspec
+
+from evener.benchmark.exchange import measure_passing
+from evener.benchmark.rehearsal import WARM_UP, rehearse
+from evener.benchmark.score import Score
+from evener.benchmark.silence import SilentGroup, known_to_torch, silent_group
+from evener.benchmark.transport import measure_exchanges, spread_out
+from evener.benchmark.trial import random_numbers_kept
+from evener.comm.group import Group
+from evener.comm.pace import Pace
+from evener.data.loader import to_device
+from evener.launch.seat import Seat
+from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
+from evener.oracle.replay import Beat, Played, replay
+from evener.parallel.joint import JointModel
+from evener.parallel.place import Place, take_place
+from evener.plan import Plan, Prediction
+from evener.run.join_model import arrangement_of, divided, replicated, staged
+from evener.run.order import Order
+from evener.run.prepare import Work, samples_of
+from evener.run.strategy import is_pipeline
+
+_SECONDS = 1.2
+"""For the rehearsal, about."""
+_PART = 1 / 20
+"""Of the steps of a run that are rehearsed at most, so that a short one begins soon."""
+
+_Ranks = tuple[int, ...]
+_Round = tuple[Beat, ...]
+
+
+class _Heard(msgspec.Struct, frozen=True):
+    """What the exchanges among some ranks cost."""
+
+    ranks: _Ranks
+    timings: list[ExchangeTiming]
+
+
+def rehearsed(work: Work, plan: Plan, world: Group, seat: Seat, order: Order) -> Plan:
+    """`plan` with what its step will take; every rank of `world` calls this and gets the same.
+
+    Args:
+        work: what is to be trained; it stays as it is.
+        plan: of any strategy; that of a pipeline has its stages.
+        world: all ranks.
+        seat: of this rank.
+        order: what was asked for.
+    """
+    group = world.subgroup([seat.names.index(a.node) for a in plan.assignments])
+    own = b"" if group is None else msgspec.json.encode(predict(work, plan, group, seat, order))
+    told = next(row for row in world.all_gather_bytes(own) if row)
+    prediction = msgspec.json.decode(told, type=Prediction | None)
+    if prediction is None:
+        return plan
+    if plan.prediction is not None:
+        prediction = msgspec.structs.replace(prediction, alone_seconds=plan.prediction.alone_seconds)
+    return msgspec.structs.replace(plan, prediction=prediction)
+
+
+def predict(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> Prediction | None:
+    """What a step of the ranks of `plan`, which are those of `group`, will take; the same on all of them.
+
+    None if there is no memory for a second copy. A pipeline takes over the parts of the model of `work`.
+    """
+    score, pace = Score(seat.device), Pace(seat.device, group.pace.speed)
+    pace.reference = group.pace.reference
+    silent = silent_group(group, range(group.size), pace, score)
+    groups = [group]
+    place = None
+    if not (plan.strategy in ("serial", "data") or is_pipeline(plan.strategy)):
+        place = take_place(group, arrangement_of(plan))
+        groups += [place.group] if place.group is not group else []
+
+    def prepare() -> Callable[[], None]:
+        return _step(work, plan, _twin(work, plan, silent, place, seat, order), seat)
+
+    with random_numbers_kept(seat.device), known_to_torch(silent):
+        own = rehearse(group, score, prepare, _SECONDS, round(_PART * _num_steps(work)))
+    if not own:
+        return None
+    sent = silent.traffic.sent_bytes / (len(own) + WARM_UP)
+    rows = group.all_gather_bytes(msgspec.json.encode((sent, own)))
+    found = [msgspec.json.decode(row, type=tuple[float, list[_Round]]) for row in rows]
+    rounds = list(zip(*(beats for _, beats in found), strict=True))
+    heard = _listen([*groups, *silent.made], group, rounds[0])
+    played = [_play(parts, heard) for parts in rounds]
+    seconds = [max(rank.seconds for rank in ranks) for ranks in played]
+    return _prediction(played[seconds.index(median_low(seconds))], max(sent for sent, _ in found))
+
+
+def _twin(work: Work, plan: Plan, silent: SilentGroup, place: Place | None, seat: Seat, order: Order) -> JointModel:
+    """This rank's part of the model, among silent others."""
+    if place is not None:
+        return divided(work, plan, _silent_place(place, silent), order)
+    if is_pipeline(plan.strategy):
+        return staged(work, plan, silent, seat, order)
+    return replicated(replace(work, model=copy.deepcopy(work.model)), silent)
+
+
+def _num_steps(work: Work) -> int:
+    """Of the run."""
+    samples = len(work.train_data)  # type: ignore[arg-type]
+    return work.settings.epochs * -(-samples // work.settings.batch_size)
+
+
+def _silent_place(place: Place, silent: SilentGroup) -> Place:
+    """The same place among silent others."""
+    if place.group is place.world:
+        return replace(place, world=silent, group=silent)
+    own = silent_group(place.group, place.arrangement.ranks_of(place.index), silent.pace, silent.score)
+    own.traffic = silent.traffic
+    return replace(place, world=silent, group=own)
+
+
+def _step(work: Work, plan: Plan, model: JointModel, seat: Seat) -> Callable[[], None]:
+    """Performs this rank's part of a step."""
+    optimizer, pace = work.make_optimizer(model.parameters()), model.group.pace
+    calls = 1 if is_pipeline(plan.strategy) else plan.accumulate  # a pipeline makes micro-batches itself
+    samples = plan.replica_samples[model.replica] * plan.accumulate // calls
+    model.train()
+
+    def micro_batch(is_last: bool) -> None:
+        pace.resume("io")
+        inputs, targets = to_device(samples_of(work, max(1, samples)), seat.device)
+        pace.pause()
+        pace.expect(samples)
+        pace.resume("fb")
+        total = plan.micro_batch_size * plan.accumulate
+        inputs, targets = work.arithmetic.prepare(inputs), work.arithmetic.prepare(targets)
+        model.add_gradients(inputs, targets, samples=samples, total=total, is_last=is_last)
+        pace.pause()
+
+    def step() -> None:
+        for number in range(calls):
+            micro_batch(is_last=number == calls - 1)
+        pace.resume("wu")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        pace.close_step(samples * calls)
+
+    return step
+
+
+def _listen(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> dict[_Ranks, list[ExchangeTiming]]:
+    """What exchanges such as those of `parts` cost, by the ranks that take part.
+
+    Small groups come first, so that replicas exchange at the same time, as they do in a step; in one order everywhere.
+    """
+    named = {tuple(world.nodes.index(node) for node in group.nodes): group for group in groups if group.size > 1}
+    ordered = sorted(named.items(), key=lambda one: (len(one[0]), one[0]))
+    own = [_Heard(ranks, measure_exchanges(group, _sizes(parts, ranks))) for ranks, group in ordered]
+    heard: dict[_Ranks, list[ExchangeTiming]] = {}
+    for row in world.all_gather_bytes(msgspec.json.encode(own)):
+        heard |= {one.ranks: one.timings for one in msgspec.json.decode(row, type=list[_Heard])}
+    messages = [beat for part in parts for beat in part if beat.act == "begin" and beat.kind == "message"]
+    for hop in sorted({beat.ranks for beat in messages}):
+        sizes = spread_out(beat.nbytes for beat in messages if beat.ranks == hop)
+        heard.setdefault(hop, []).append(_passing(world, hop, sizes))
+    return heard
+
+
+def _passing(world: Group, hop: _Ranks, sizes: Sequence[int]) -> ExchangeTiming:
+    """What messages from one rank to another take; they are taken to hide behind computing."""
+    points = (
+        ExchangePoint(nbytes=size, seconds=measure_passing(world, hop[0], hop[1], size), beside=0.0) for size in sizes
+    )
+    return ExchangeTiming(kind="message", ranks=2, points=tuple(points))
+
+
+def _sizes(parts: Sequence[_Round], ranks: _Ranks) -> dict[ExchangeKind, set[int]]:
+    """Bytes of the exchanges among `ranks` by kind; any may turn out to be one of neighbours where some are."""
+    sizes: dict[ExchangeKind, set[int]] = {}
+    for beat in (beat for part in parts for beat in part):
+        if beat.act == "begin" and beat.ranks == ranks and beat.kind != "message":
+            sizes.setdefault(beat.kind, set()).add(beat.nbytes)
+    if "neighbours" in sizes:
+        sizes["neighbours"] |= sizes.get("exchange", set())
+    return sizes
+
+
+def _play(parts: Sequence[_Round], heard: dict[_Ranks, list[ExchangeTiming]]) -> list[Played]:
+    def cost(kind: ExchangeKind, ranks: _Ranks, nbytes: int, meanwhile: float) -> float:
+        return next(timing for timing in heard[ranks] if timing.kind == kind).seconds(nbytes, meanwhile)
+
+    return replay(parts, cost)
+
+
+def _prediction(played: Sequence[Played], sent: float) -> Prediction:
+    seconds = max(rank.seconds for rank in played)
+    slowest = max(played, key=lambda rank: rank.computing)
+    words = {
+        "computing of the slowest rank": slowest.computing,
+        "exchanges": slowest.exchanging,
+        "waiting for the slowest rank of every exchange": seconds - slowest.computing - slowest.exchanging,
+    }
+    return Prediction(
+        step_seconds=seconds,
+        compute_seconds=slowest.computing,
+        communication_seconds=slowest.exchanging,
+        waiting_seconds=max(0.0, seconds - slowest.computing - slowest.exchanging),
+        sent_bytes=round(sent),
+        bottleneck=max(words, key=lambda word: words[word]),
+    )

@@ -1,0 +1,182 @@
+"""A task that needs NumPy only: linear regression in float64, as an engine that can be told to misbehave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.data.sampler import permutation
+from evener.errors import InvalidInput
+from evener.ps.engine import Workshop
+from evener.ps.job import Job
+from evener.sync.agreement import Agreement
+from evener.sync.flat import Flat, flat_of
+from evener.sync.layout import Layout, layout_of
+from evener.sync.messages import Lease
+from evener.sync.samples import positions
+from evener.sync.workload import Workload
+
+SAMPLES, FEATURES, VALIDATION, BATCH = 60, 5, 21, 12
+RATE = 0.05
+TRUTH = np.arange(1.0, FEATURES + 1)
+
+
+def data(count: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    draw = np.random.default_rng(seed)
+    inputs = draw.standard_normal((count, FEATURES))
+    return inputs, inputs @ TRUTH + 3.0 + 0.01 * draw.standard_normal(count)
+
+
+def start() -> dict[str, NDArray[np.float64]]:
+    return {"w": np.zeros(FEATURES), "b": np.zeros(1)}
+
+
+def job(agreement: Agreement, *, run: str = "linear-1", epochs: int = 4, seed: int = 3, protocol: str = "sync") -> Job:
+    return Job(
+        run=run,
+        task="linear",
+        title="linear",
+        protocol=protocol,
+        agreement=agreement,
+        workload=Workload(num_samples=SAMPLES, num_epochs=epochs, seed=seed),
+        layout=layout_of(start()),
+        num_validation=VALIDATION,
+    )
+
+
+def weights() -> Flat:
+    return flat_of(layout_of(start()), start())
+
+
+def gradient(
+    w: NDArray[np.float64], b: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Of half the mean square of the residual; and that."""
+    residual = x @ w + b[0] - y
+    return residual @ x / len(y), np.array([residual.mean()]), float((residual**2).mean() / 2)
+
+
+def serial(epochs: int, seed: int = 3) -> dict[str, NDArray[np.float64]]:
+    """The weights after as many epochs of one process."""
+    state, (x, y) = start(), data(SAMPLES, 1)
+    for epoch in range(epochs):
+        order = permutation(SAMPLES, seed, epoch)
+        for first in range(0, SAMPLES, BATCH):
+            chosen = order[first : first + BATCH]
+            dw, db, _ = gradient(state["w"], state["b"], x[chosen], y[chosen])
+            state = {"w": state["w"] - RATE * dw, "b": state["b"] - RATE * db}
+    return state
+
+
+@dataclass
+class Mood:
+    """How an engine misbehaves.
+
+    Attributes:
+        nan_calls: numbers of calls, from 1, whose result is NaN; `always` for all.
+        always_nan: see above.
+        refuses: why it cannot be made; empty if it can.
+        fails_at: call that raises an error; 0 for none.
+        seconds: that every call takes.
+        step_seconds: that every local step takes besides.
+        unit_seconds: that it says that a sample takes.
+        gate: closed while the engine is to stand still.
+        calls: made so far.
+        made: engines made so far.
+    """
+
+    nan_calls: tuple[int, ...] = ()
+    always_nan: bool = False
+    refuses: str = ""
+    fails_at: int = 0
+    seconds: float = 0.001
+    step_seconds: float = 0.0
+    unit_seconds: float = 1e-3
+    gate: threading.Event = field(default_factory=threading.Event)
+    calls: int = 0
+    made: int = 0
+    code: Path | None = None
+    data: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+
+class LinearEngine:
+    """See the first line."""
+
+    def __init__(self, workshop: Workshop, mood: Mood) -> None:
+        mood.made += 1
+        mood.code, mood.data = workshop.code, workshop.data
+        if mood.refuses:
+            raise InvalidInput(mood.refuses)
+        self._job, self._mood, self._between = workshop.job, mood, workshop.between_steps
+        self._train, self._validation = data(SAMPLES, 1), data(VALIDATION, 2)
+        self._state = flat_of(self._job.layout, start())
+
+    @property
+    def layout(self) -> Layout:
+        return self._job.layout
+
+    def load(self, weights: Flat) -> None:
+        self._state.copy_from(weights)
+
+    def gradient(self, lease: Lease, into: Flat) -> float:
+        x, y = self._samples(lease)
+        state = self._state.views()
+        dw, db, loss = gradient(state["w"], state["b"], x, y)
+        into.fill({"w": dw, "b": db})
+        return self._misbehave(into, loss)
+
+    def local_steps(self, lease: Lease, into: Flat) -> float:
+        x, y = self._samples(lease)
+        state, batch, losses = self._state.views(), self._job.agreement.batch, 0.0
+        for first in range(0, len(y), batch):
+            part = slice(first, first + batch)
+            dw, db, loss = gradient(state["w"], state["b"], x[part], y[part])
+            self._state.fill({"w": state["w"] - RATE * dw, "b": state["b"] - RATE * db})
+            losses += loss * len(y[part])
+            if self._mood.step_seconds:
+                time.sleep(self._mood.step_seconds)
+            self._between()
+        into.copy_from(self._state)
+        return self._misbehave(into, losses / len(y))
+
+    def unit_seconds(self) -> float:
+        return self._mood.unit_seconds
+
+    def assess(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
+        x, y = (part[first : first + size] for part in self._validation)
+        state = weights.views()
+        residual = x @ state["w"] + state["b"][0] - y
+        return float((residual**2).sum() / 2), float((abs(residual) < 0.5).sum())
+
+    def close(self) -> None:
+        pass
+
+    def _samples(self, lease: Lease) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        self._mood.gate.wait()
+        self._mood.calls += 1
+        if self._mood.calls == self._mood.fails_at:
+            raise ZeroDivisionError("the task divides by nothing")
+        if self._mood.seconds:
+            time.sleep(self._mood.seconds)
+        order = permutation(SAMPLES, self._job.workload.seed, lease.portion.epoch)
+        chosen = order[positions(lease.portion)]
+        return self._train[0][chosen], self._train[1][chosen]
+
+    def _misbehave(self, into: Flat, loss: float) -> float:
+        if self._mood.always_nan or self._mood.calls in self._mood.nan_calls:
+            into.floats[0][0] = np.nan
+            return float("nan")
+        return loss
+
+
+def build(mood: Mood) -> Callable[[Workshop], LinearEngine]:
+    return lambda workshop: LinearEngine(workshop, mood)

@@ -1,0 +1,197 @@
+"""A star plane inside of one process: the master and every node in a thread of its own, over a Unix socket."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from linear import Mood, build
+from safetensors.numpy import load
+
+from evener.profile import DeviceProfile
+from evener.ps.abilities import Abilities
+from evener.ps.control import Control
+from evener.ps.home import Home
+from evener.ps.job import Job
+from evener.ps.master import Master, Setting
+from evener.ps.messages import Letter, ToNode
+from evener.ps.node import Node
+from evener.ps.reception import Versions
+from evener.ps.settlement import Result
+from evener.ps.words import Word
+from evener.record import TrainRecord
+from evener.sync.flat import Flat
+from evener.wire.address import Address
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.identity import make_identity
+from evener.wire.limits import Limits
+
+VERSIONS = Versions("0", "3.11", "")
+WAIT_SECONDS = 30.0
+
+
+def wait_until(condition: Callable[[], Any], what: str = "what was awaited") -> Any:
+    """What `condition` returns, once that is true."""
+    until = time.monotonic() + WAIT_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < until, f"{what} did not happen"
+        time.sleep(0.005)
+    return found
+
+
+class Stand:
+    """A node in a thread."""
+
+    def __init__(self, plane: Plane, name: str, mood: Mood, data: Path | None = None) -> None:
+        self.plane, self.name, self.mood = plane, name, mood
+        self.said: list[str] = []
+        self.error: BaseException | None = None
+        self.connections: list[Connection[Letter]] = []
+        self._measured = DeviceProfile(
+            node=name, device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1
+        )
+        self._data = data
+        self.thread = threading.Thread(target=self._run, name=f"node {name}")
+        self.thread.start()
+
+    def cut(self) -> None:
+        """Break the connection, as a network does."""
+        self.connections[-1]._channel.sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        cache = self.plane.folder / f"cache-{self.name}"
+        abilities = Abilities(
+            self.name, "cpu", 1.0, self._data, cache, VERSIONS, lambda: self._measured, build(self.mood)
+        )
+        try:
+            Node(abilities, self._dial, self.said.append).serve()
+        except BaseException as error:
+            self.error = error
+
+    def _dial(self, seconds: float, patience: float) -> Connection[Letter]:
+        plane = self.plane
+        limits = Limits(patience=patience)
+        connection: Connection[Letter] = connect(plane.address, plane.identity.token, ToNode, limits, seconds=seconds)
+        self.connections.append(connection)
+        return connection
+
+
+class Plane:
+    """A master, and the nodes that were told to join it."""
+
+    def __init__(self, folder: Path, patience: float) -> None:
+        self.folder, self.patience = folder, patience
+        self.identity = make_identity(insecure=True)
+        self.home = Home(folder / "home")
+        self.address = Address(path=str(folder / "socket"))
+        self.said: list[str] = []
+        self.nodes: list[Stand] = []
+        self.start_master()
+
+    def start_master(self) -> None:
+        setting = Setting(self.home, self.identity, VERSIONS, {"evener": "0"}, self.patience, self.said.append)
+        self.master = Master(setting)
+        self.master.listen(self.address)
+        self._errors: list[BaseException] = []
+        self._stopping = threading.Event()
+        self._serving = threading.Thread(target=self._serve, args=(self.master,), name="master")
+        self._serving.start()
+
+    def stop_master(self) -> None:
+        """As Ctrl-C does."""
+        self._stopping.set()
+        self.master._hub.wake()
+        self._serving.join(WAIT_SECONDS)
+
+    def join(self, name: str, mood: Mood | None = None, data: Path | None = None) -> Stand:
+        """Another node, which has joined when this returns."""
+        stand = Stand(self, name, mood or Mood(), data)
+        self.nodes.append(stand)
+        wait_until(lambda: self._is_measured(name) or stand.error, f"that {name} joins")
+        return stand
+
+    def control(self) -> Control:
+        return Control(self.address, self.identity.token, self.patience)
+
+    def run(self, job: Job, weights: Flat) -> tuple[TrainRecord, dict[str, Any]]:
+        """Record and weights of a run that is to be completed."""
+        result, _ = self.watch(job, weights)
+        assert (result.exit_code, result.reason) == (0, "")
+        return unpack(result)
+
+    def watch(self, job: Job, weights: Flat, parcels: Any = ()) -> tuple[Result, list[Word]]:
+        words: list[Word] = []
+        with self.control() as control:
+            control.submit(job, weights, parcels)
+            return control.watch(job.run, words.append, lambda: None), words
+
+    def ask(self) -> Any:
+        with self.control() as control:
+            return control.ask()
+
+    def version(self) -> int:
+        """Updates of the run in progress; -1 if there is none."""
+        run = self.ask().run
+        return -1 if run is None else int(run.version)
+
+    def close(self) -> None:
+        for stand in self.nodes:
+            stand.mood.gate.set()
+        if self._serving.is_alive():
+            with self.control() as control:
+                control.down()
+        self._serving.join(WAIT_SECONDS)
+        for stand in self.nodes:
+            stand.thread.join(WAIT_SECONDS)
+            assert not stand.thread.is_alive(), f"node {stand.name} goes on"
+        if self._errors:
+            raise self._errors[0]
+
+    def _serve(self, master: Master) -> None:
+        on_event = master._on_event
+
+        def interrupted(event: Any) -> None:
+            if self._stopping.is_set():
+                raise KeyboardInterrupt
+            on_event(event)
+
+        master._on_event = interrupted  # type: ignore[method-assign]
+        try:
+            master.serve()
+        except KeyboardInterrupt:
+            pass
+        except BaseException as error:
+            self._errors.append(error)
+        finally:
+            master.close()
+
+    def _is_measured(self, name: str) -> bool:
+        member = self.master._members.by_name.get(name)
+        return member is not None and member.peer is not None and member.profile is not None
+
+
+@contextmanager
+def plane(*names: str, patience: float = 10.0) -> Iterator[Plane]:
+    """A master with these nodes; everything has ended afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="evener-"))  # short: the path of a Unix socket must be
+    one = Plane(folder, patience)
+    try:
+        for name in names:
+            one.join(name)
+        yield one
+    finally:
+        one.close()
+        shutil.rmtree(folder)
+
+
+def unpack(result: Result) -> tuple[TrainRecord, dict[str, Any]]:
+    return msgspec.json.decode(result.record, type=TrainRecord), load(result.weights)

@@ -1,0 +1,360 @@
+"""Master and nodes together: whatever the agreement, and whoever comes, goes or misbehaves, the run goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from linear import BATCH, RATE, SAMPLES, TRUTH, Mood, job, serial, weights
+from msgspec.structs import replace
+from plane import Plane, plane, unpack, wait_until
+
+from evener.errors import InvalidInput
+from evener.ps.messages import PROTOCOL, Contribution, Farewell, Join, Letter, ToNode
+from evener.sync import family
+from evener.sync.agreement import Agreement, Sgd
+from evener.sync.messages import Push
+from evener.wire.connection import Connection
+from evener.wire.dialling import connect
+from evener.wire.limits import Limits
+from evener.wire.refusals import ConnectionLost
+
+SYNC = family.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
+WAYS: dict[str, Agreement] = {
+    "sync": SYNC,
+    "async": family.asynchronous(batch=BATCH, outer=Sgd(learning_rate=RATE)),
+    "bounded": family.bounded(batch=BATCH, outer=Sgd(learning_rate=RATE), staleness=1),
+    "average": family.averaging(batch=BATCH),
+    "average of 2": family.averaging(batch=BATCH, local_steps=2),
+    "diloco": family.diloco(batch=BATCH, local_steps=2),
+    "overlapped": replace(family.averaging(batch=BATCH, local_steps=2), is_overlapped=True),
+    "int8": replace(family.averaging(batch=BATCH, local_steps=2), push="int8", pull="int8"),
+}
+
+
+def distance(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    assert found.keys() == wanted.keys()
+    return max(float(np.abs(found[name] - wanted[name]).max()) for name in wanted)
+
+
+def test_synchronous_updates_of_three_nodes_equal_one_process() -> None:
+    with plane("a", "b", "c") as star:
+        record, found = star.run(job(SYNC, epochs=3), weights())
+    assert distance(found, serial(3)) < 1e-12
+    assert [step.samples for step in record.steps] == [BATCH] * 15
+    assert sum(node.share for node in record.nodes) == pytest.approx(1)
+    assert sum(node.contributions for node in record.nodes) >= 15
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_agreement_learns_and_uses_every_sample_once_an_epoch(way: str) -> None:
+    with plane("a", "b") as star:
+        record, found = star.run(job(WAYS[way], epochs=80, protocol=way), weights())
+    assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
+    assert sum(step.samples for step in record.steps) == 80 * SAMPLES
+    assert [v.epoch for v in record.validations] == list(range(80))
+    assert record.validation_accuracy is not None
+    assert record.validation_accuracy > 0.9
+    assert record.agreement == way
+    assert (record.bytes_saved > 0) == (way == "int8")
+
+
+def test_staleness_is_in_the_record_and_within_its_bound() -> None:
+    with plane() as star:
+        star.join("slow", Mood(seconds=0.01))
+        star.join("fast")
+        record, _ = star.run(job(WAYS["bounded"], epochs=8, protocol="bounded"), weights())
+    assert max(node.most_stale for node in record.nodes) >= 1
+    assert any(step.staleness > 0 for step in record.steps)
+
+
+def test_all_who_are_ready_have_a_part_in_the_first_round() -> None:
+    with plane("a", "b", "c") as star:
+        record, _ = star.run(job(WAYS["average"], epochs=1, protocol="average"), weights())
+    assert [node.contributions for node in record.nodes] == [1, 1, 1]
+
+
+def test_a_node_that_joins_amid_a_run_takes_part() -> None:
+    with plane() as star:
+        star.join("first", Mood(seconds=0.005))
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(star.watch(job(SYNC, epochs=12), weights())))
+        running.start()
+        wait_until(lambda: star.version() > 3)
+        star.join("second")
+        running.join()
+    (result, words), *_ = results
+    record, found = unpack(result)
+    assert distance(found, serial(12)) < 1e-12
+    assert [node.name for node in record.nodes] == ["first", "second"]
+    assert record.nodes[1].share > 0.1
+    assert [len(word.assignments) for word in words if type(word).__name__ == "Plan"] == [1, 2]
+
+
+def test_cut_connections_are_made_anew_and_no_sample_is_lost_or_used_twice() -> None:
+    with plane("a", "b", "c", patience=20) as star:
+        for node in star.nodes:
+            node.mood.seconds = 0.004
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(star.watch(job(SYNC, epochs=20), weights())))
+        running.start()
+        for turn in range(1, 10):
+            wait_until(lambda turn=turn: star.version() > 8 * turn or not running.is_alive())  # type: ignore[misc]
+            star.nodes[turn % 3].cut()
+        running.join()
+    record, _ = unpack(results[0][0])
+    assert sum(event.kind == "away" for event in record.events) >= 5
+    assert sum(event.kind == "back" for event in record.events) >= 5
+    assert sum(step.samples for step in record.steps) == 20 * SAMPLES
+
+
+def test_an_update_that_is_not_finite_is_refused_counted_and_named() -> None:
+    with plane("a") as star:
+        star.join("b", Mood(nan_calls=(2, 4)))
+        record, found = star.run(job(SYNC, epochs=60), weights())
+    b = next(node for node in record.nodes if node.name == "b")
+    assert b.refused == 2
+    refusals = [event.message for event in record.events if event.kind == "refused"]
+    assert len(refusals) == 2
+    assert all("the update of node b was refused" in message and "finite" in message for message in refusals)
+    assert len(record.validations) == 60  # refused samples count as used: every epoch ends
+    assert float(np.abs(found["w"] - TRUTH).max()) < 0.2
+
+
+def test_a_node_whose_updates_are_always_bad_is_benched_and_the_others_go_on() -> None:
+    with plane("good", patience=3) as star:
+        star.join("bad", Mood(always_nan=True))
+        record, _ = star.run(job(SYNC, epochs=10), weights())
+    benched = [event.message for event in record.events if event.kind == "benched"]
+    assert benched
+    assert "node bad: its update was refused, the 3rd lapse" in benched[0]
+    assert record.validation_accuracy is not None
+
+
+def test_training_that_diverges_on_all_nodes_ends_with_a_sentence() -> None:
+    with plane() as star:
+        for name in ("a", "b"):
+            star.join(name, Mood(always_nan=True))
+        result, _ = star.watch(job(SYNC), weights())
+    assert result.exit_code == 3
+    assert "every update of every node is refused" in result.reason
+
+
+def test_a_node_that_cannot_take_part_is_left_out_with_its_reason() -> None:
+    with plane("a") as star:
+        star.join("b", Mood(refuses="there are no data here"))
+        star.join("c", Mood(fails_at=3))
+        record, _ = star.run(job(SYNC, epochs=4), weights())
+    left_out = [event.message for event in record.events if event.kind == "left out"]
+    assert "node b cannot take part: there are no data here" in left_out
+    assert "node c cannot take part: ZeroDivisionError: the task divides by nothing" in left_out
+    assert sum(step.samples for step in record.steps) == 4 * SAMPLES
+
+
+def test_a_run_that_nobody_can_take_part_in_ends_with_the_reasons() -> None:
+    with plane() as star:
+        star.join("a", Mood(refuses="there are no data here"))
+        result, _ = star.watch(job(SYNC), weights())
+    assert result.exit_code == 3
+    assert "no node can take part in the run: node a cannot take part: there are no data here" in result.reason
+    assert result.record == b""
+
+
+def test_a_node_that_stands_still_is_benched_and_its_work_done_by_the_others() -> None:
+    with plane("a", "b", patience=0.6) as star:
+        still = star.join("still")
+        results: list[Any] = []
+        for node in star.nodes:
+            node.mood.seconds = 0.01
+        running = threading.Thread(target=lambda: results.append(star.watch(job(SYNC, epochs=40), weights())))
+        running.start()
+        wait_until(lambda: star.version() > 5)
+        still.mood.gate.clear()  # it beats all the same
+        wait_until(lambda: any("bench node still" in sentence for sentence in star.said))
+        still.mood.gate.set()
+        running.join()
+    record, _ = unpack(results[0][0])
+    assert sum(step.samples for step in record.steps) == 40 * SAMPLES
+    assert any("node still: it is heard, but its update did not come in time" in e.message for e in record.events)
+    waits = [step.seconds for step in record.steps]
+    assert max(waits) < 3 * 0.6
+    assert next(node.late for node in record.nodes if node.name == "still") >= 1
+
+
+def test_local_steps_that_take_much_longer_than_the_patience_are_waited_for() -> None:
+    with plane("fast", patience=0.5) as star:
+        star.join("slow", Mood(step_seconds=0.3))  # three steps of an epoch's five, if it is taken to be as fast
+        record, _ = star.run(job(WAYS["average"], epochs=2, protocol="average"), weights())
+    assert not [event.message for event in record.events if event.kind in ("benched", "passed over")]
+    assert max(step.seconds for step in record.steps) > 0.6
+    assert record.nodes[1].contributions >= 1
+
+
+def test_a_step_that_takes_longer_than_the_patience_is_waited_for_once_it_is_known_to() -> None:
+    with plane("fast", patience=0.5) as star:
+        star.nodes[0].mood.seconds = 0.1
+        star.join("slow", Mood(seconds=1.2, unit_seconds=1 / 12))  # of six: with the patience not enough
+        record, _ = star.run(job(replace(SYNC, division="fixed"), epochs=2), weights())
+    assert [event.kind for event in record.events].count("benched") == 1
+    assert record.nodes[1].contributions >= 2
+    assert sum(step.samples for step in record.steps) == 2 * SAMPLES
+
+
+def test_ctrl_c_of_the_command_ends_the_run_with_what_it_has_reached() -> None:
+    with plane() as star:
+        star.join("a", Mood(seconds=0.01))
+        submitted = job(SYNC, epochs=1000)
+        with star.control() as control:
+            control.submit(submitted, weights(), [])
+            wait_until(lambda: star.version() > 3)
+            control._say_stop(submitted.run)
+            result = control.watch(submitted.run, lambda _: None, lambda: None)
+        record, _ = unpack(result)
+        assert result.exit_code == 130
+        assert "as asked" in result.reason
+        assert record.steps[-1].step > 3
+        assert star.ask().run is None
+        star.run(job(SYNC, run="linear-2"), weights())  # the nodes are free again
+
+
+def test_a_master_does_one_run_at_a_time_and_says_where_its_results_will_be() -> None:
+    with plane() as star:
+        star.join("a", Mood(seconds=0.01))
+        with star.control() as first, star.control() as second:
+            first.submit(job(SYNC, epochs=1000), weights(), [])
+            wait_until(lambda: star.version() > 0)
+            with pytest.raises(InvalidInput, match=r"busy with run linear-1, \d+ updates so far: wait .*runs/linear-1"):
+                second.submit(job(SYNC, run="linear-2"), weights(), [])
+
+
+def test_a_run_goes_on_when_its_command_is_gone_and_its_results_are_kept() -> None:
+    with plane() as star:
+        star.join("a", Mood(seconds=0.002))
+        with star.control() as control:
+            control.submit(job(SYNC, epochs=6), weights(), [])
+        wait_until(lambda: (star.home.runs / "linear-1" / "end.json").exists())
+        with star.control() as control:
+            control._connection.send(watch("linear-1"))
+            record, found = unpack(control.watch("linear-1", lambda _: None, lambda: None))
+    assert distance(found, serial(6)) < 1e-12
+    assert record.steps[-1].step == 30
+
+
+def test_a_restarted_master_takes_its_nodes_back_and_goes_on() -> None:
+    with plane("a", "b", patience=5) as star:
+        for node in star.nodes:
+            node.mood.seconds = 0.004
+        results: list[Any] = []
+        running = threading.Thread(target=lambda: results.append(star.watch(job(SYNC, epochs=30), weights())))
+        running.start()
+        for turn in range(1, 4):
+            wait_until(lambda turn=turn: star.version() > 30 * turn)  # type: ignore[misc]
+            star.stop_master()
+            star.start_master()
+        running.join()
+        assert all(node.mood.made == 1 for node in star.nodes)  # model and data stayed where they were
+    result, words = results[0]
+    record, found = unpack(result)
+    assert distance(found, serial(30)) < 1e-12
+    assert [event.kind for event in record.events].count("master restarted") == 3
+    assert [v.epoch for v in record.validations] == list(range(30))
+    assert any(getattr(word, "kind", "") == "master lost" for word in words)
+    assert record.steps[-1].step == 150
+
+
+def test_nodes_shows_who_is_here_and_what_goes_on() -> None:
+    with plane("a") as star:
+        star.join("b", Mood(seconds=0.01))
+        with star.control() as control:
+            control.submit(job(SYNC, epochs=1000), weights(), [])
+            wait_until(lambda: star.version() > 20)
+        situation = star.ask()
+    assert [node.name for node in situation.nodes] == ["a", "b"]
+    assert {node.state for node in situation.nodes} == {"present"}
+    assert all(node.samples > 0 and node.bytes_sent > 0 and node.bytes_received > 0 for node in situation.nodes)
+    assert {node.doing for node in situation.nodes} == {"works"}
+    assert (situation.run.run, situation.run.protocol, situation.run.epochs) == ("linear-1", "sync", 1000)
+
+
+def test_a_second_node_of_the_same_name_takes_the_place_of_the_first() -> None:
+    with plane("a") as star:
+        first = star.nodes[0]
+        wait_until(lambda: star.ask().nodes)
+        star.join("a")
+        first.thread.join(10)
+        assert "a later process of that name has taken its place" in str(first.error)
+        assert not star.nodes[1].error
+
+
+def stranger(star: Plane) -> Connection[Letter]:
+    return connect(star.address, star.identity.token, ToNode, Limits(patience=5))
+
+
+def test_a_node_of_another_protocol_is_refused_with_a_cure() -> None:
+    with plane() as star, stranger(star) as connection:
+        connection.send(introduction("old", protocol=PROTOCOL + 1))
+        frame = connection.receive()
+        assert isinstance(frame.header, Farewell)
+        assert "install the same version on both" in frame.header.reason
+
+
+def test_who_has_not_joined_is_not_listened_to() -> None:
+    with plane() as star, stranger(star) as connection:
+        connection.send(Contribution(run="linear-1", push=Push(number=1, seconds=1.0)), [bytes(8)])
+        with pytest.raises(ConnectionLost, match="it has to join first"):
+            next_told(connection)
+
+
+def test_an_update_of_the_wrong_size_is_refused() -> None:
+    with plane(patience=1) as star, stranger(star) as connection:
+        connection.send(introduction("odd", profiled=True))
+        with star.control() as control:
+            control.submit(job(SYNC, epochs=1), weights(), [])
+            lease = play(connection)
+            connection.send(Contribution(run="linear-1", push=Push(number=lease.number, seconds=1.0)), [bytes(8)])
+            told = next_told(connection)
+        assert told.answer.verdict == "refused"
+        assert "must have 48 bytes, got 8" in told.answer.reason
+
+
+def introduction(name: str, protocol: int = PROTOCOL, *, profiled: bool = False) -> Join:
+    from evener.profile import DeviceProfile
+
+    profile = DeviceProfile(node=name, device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+    return Join(
+        protocol=protocol,
+        name=name,
+        incarnation=1,
+        evener="0",
+        python="3.11",
+        torch="",
+        clock=0.0,
+        device="cpu",
+        profile=profile if profiled else None,
+    )
+
+
+def play(connection: Connection[Letter]) -> Any:
+    """Be ready for whatever is to be prepared; the first lease."""
+    from evener.ps.messages import Prepare, Ready
+
+    while not isinstance(header := connection.receive().header, Prepare):
+        pass
+    connection.send(Ready(run=header.run, unit_seconds=1e-3))
+    return next_told(connection).answer.lease
+
+
+def next_told(connection: Connection[Letter]) -> Any:
+    from evener.ps.messages import Told
+
+    while not isinstance(header := connection.receive().header, Told):
+        pass
+    return header
+
+
+def watch(run: str) -> Letter:
+    from evener.ps.messages import Watch
+
+    return Watch(run=run)

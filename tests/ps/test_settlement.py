@@ -1,0 +1,84 @@
+"""What remains of a run: the division as it was, shares, waiting, and results that are found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from linear import BATCH, job, weights
+from safetensors.numpy import load
+from test_master import SYNC
+
+from evener.errors import MissingFile
+from evener.oracle.apportion import Worker
+from evener.ps.entry import Work
+from evener.ps.ledger import Ledger
+from evener.ps.members import Member
+from evener.ps.settlement import Result, keep_result, plan_of, recall_result, record_of, weights_of
+from evener.sync.messages import Tally, Update
+
+COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}
+
+
+def test_a_batch_is_divided_among_those_who_are_there_and_the_others_are_named() -> None:
+    plan = plan_of(job(SYNC), ["fast", "gone", "slow"], {"fast": "cuda:0"}, COSTS)
+    assert [(one.rank, one.node, one.device, one.samples) for one in plan.assignments] == [
+        (0, "fast", "cuda:0", 8),
+        (1, "gone", "", 0),
+        (2, "slow", "", 4),
+    ]
+    assert [one.reason for one in plan.assignments] == [
+        "100% of the fastest node's speed",
+        "is not there",
+        "50% of the fastest node's speed",
+    ]
+
+
+def test_when_nobody_is_left_the_plan_is_an_even_one() -> None:
+    plan = plan_of(job(SYNC), ["a", "b"], {}, {})
+    assert [one.samples for one in plan.assignments] == [BATCH / 2, BATCH / 2]
+
+
+class Tallies:
+    """All that a record needs of a server."""
+
+    tallies = {"fast": Tally(applied=4, refused=1, late=2, staleness=6, most_stale=3)}
+
+
+def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> None:
+    ledger = Ledger()
+    for version, name in ((1, "fast"), (2, "slow")):
+        ledger.know(name)
+        ledger.contributed(name, Work(30 // version, 2.0, sent=100, saved=5))
+        update = Update(version=version, epoch=0, num_samples=30 // version, loss=1.0, staleness={name: 0})
+        ledger.updated(update, seconds=5.0)
+    members = {"fast": Member("fast", 1, 7, "", "cuda:0", peak_memory_bytes=9)}
+    server: Any = Tallies()
+    own = job(SYNC, protocol="sync")
+    record = record_of(own, ledger, server, members, COSTS, seconds=12.0, startup=2.0, environment={"evener": "0"})
+    fast, slow = record.nodes
+    assert [fast.share, slow.share] == pytest.approx([2 / 3, 1 / 3])
+    assert (fast.seconds_computing, fast.seconds_waiting) == (2.0, 8.0)
+    assert slow.seconds_waiting == 3.0  # it came after the first update
+    assert (fast.contributions, fast.refused, fast.late, fast.staleness, fast.most_stale) == (4, 1, 2, 1.5, 3)
+    assert (fast.device, fast.peak_memory_bytes, slow.device) == ("cuda:0", 9, "")
+    assert (record.seconds, record.startup_seconds, record.samples_per_second) == (12.0, 2.0, 4.5)
+    assert (record.agreement, record.bytes_saved, record.validation_accuracy) == ("sync", 10, None)
+
+
+def test_results_are_found_again_and_nothing_is_made_up(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="no result lies in"):
+        recall_result(tmp_path / "run")
+    flat = weights()
+    flat.memory[:] = 1
+    kept = Result(3, "why", b"{}", weights_of(flat))
+    keep_result(tmp_path / "run", kept)
+    assert recall_result(tmp_path / "run") == kept
+    arrays = load(kept.weights)
+    assert {name: array.shape for name, array in arrays.items()} == {"w": (5,), "b": (1,)}
+    assert all(np.array_equal(arrays[name], view) for name, view in flat.views().items())
+    (tmp_path / "run" / "record.json").unlink()
+    with pytest.raises(MissingFile):
+        recall_result(tmp_path / "run")

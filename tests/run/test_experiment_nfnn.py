@@ -1,0 +1,202 @@
+"""`evener experiment nfnn`, as typed: the published experiment on a master and thin nodes of this machine."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import command, evener, processes_of
+
+from evener.data.idx import ELEMENTS
+from evener.errors import InvalidValue
+from evener.experiments import published
+from evener.experiments.nfnn import nfnn
+from evener.experiments.nfnn_report import Cell, tables
+from evener.ps.messages import Contribution, Told
+from evener.sync.messages import Answer, Lease, Push
+from evener.sync.samples import Portion
+from evener.wire.limits import Limits
+from evener.wire.outgoing import message
+
+IMAGES, PARAMETERS = 1000, 25_450
+WEIGHT_BYTES = 4 * PARAMETERS
+UBYTE = next(code for code, kind in ELEMENTS.items() if kind == ">u1")
+
+
+def write_idx(path: Path, array: np.ndarray[Any, Any]) -> None:
+    head = bytes([0, 0, UBYTE, array.ndim]) + np.asarray(array.shape, ">u4").tobytes()
+    path.write_bytes(gzip.compress(head + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images whose brightest column tells the digit, but for every third, in MNIST's files."""
+    folder = tmp_path_factory.mktemp("mnist")
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 10, IMAGES)
+    images = random.integers(0, 60, (IMAGES, 28, 28))
+    images[np.arange(IMAGES), :, 2 * np.where(random.random(IMAGES) < 2 / 3, labels, 0)] = 255
+    write_idx(folder / "train-images-idx3-ubyte.gz", images)
+    write_idx(folder / "train-labels-idx1-ubyte.gz", labels)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, int], Any], str]:
+    folder = tmp_path_factory.mktemp("run")
+    words = ("--updates", "300", "--workers", "1,2", "--repeat", "2", "--output", "out", "--json")
+    result = evener("experiment", "nfnn", "--data", str(digits), *words, cwd=folder, timeout=110)
+    assert result.returncode == 0, result.stderr
+    cells = json.loads(result.stdout.strip().splitlines()[-1])["cells"]
+    return folder, {(cell["mode"], cell["workers"]): cell for cell in cells}, result.stderr
+
+
+Done = tuple[Path, dict[tuple[str, int], Any], str]
+
+
+@pytest.mark.slow
+def test_every_cell_is_done_in_the_published_order_and_learns(done: Done) -> None:
+    _, cells, _ = done
+    assert list(cells) == [("sync", 1), ("sync", 2), ("async", 1), ("async", 2)]
+    for cell in cells.values():
+        assert cell["seconds"] > 0
+        assert cell["seconds_interval"] > 0
+        assert 0.4 < cell["accuracy"] < 0.9
+        assert cell["updates"] == 300
+
+
+@pytest.mark.slow
+def test_one_worker_learns_the_same_in_both_modes(done: Done) -> None:
+    _, cells, _ = done
+    assert cells["sync", 1]["accuracy"] == cells["async", 1]["accuracy"]
+    assert cells["sync", 1]["accuracy_interval"] > 0, "each repetition has an order of its own"
+
+
+@pytest.mark.slow
+def test_the_weights_travel_once_each_way_for_every_update_and_worker(done: Done) -> None:
+    _, cells, _ = done
+    for (mode, workers), cell in cells.items():
+        expected = WEIGHT_BYTES * 300 * (workers if mode == "sync" else 1)
+        assert cell["bytes_sent"] == pytest.approx(expected, rel=0.01)
+        assert cell["bytes_received"] == pytest.approx(expected + workers * WEIGHT_BYTES, rel=0.01)
+
+
+def test_what_frames_an_update_is_less_than_one_percent_of_it() -> None:
+    lease = Lease(number=2**62, version=2**31, portion=Portion(epoch=99, ranges=((47_000, 32),)), num_steps=1)
+    push = Push(number=lease.number, seconds=0.123456789, loss=2.3456789)
+    answer = Answer(answers=lease.number, verdict="applied", version=2**31, contents="weights", lease=lease)
+    for header in (Contribution(run="nfnn-async-3-4", push=push), Told(run="nfnn-async-3-4", answer=answer)):
+        frame = message(2**40, header, [bytes(WEIGHT_BYTES)], Limits())
+        assert WEIGHT_BYTES < frame.frame_bytes < 1.01 * WEIGHT_BYTES
+
+
+@pytest.mark.slow
+def test_tables_csv_and_figure_show_the_published_values_too(done: Done) -> None:
+    folder, cells, shown = done
+    assert "published" in shown
+    assert "±" in shown
+    with (folder / "out" / "nfnn.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["mode"], int(row["workers"])) for row in rows] == list(cells)
+    assert [float(row["accuracy"]) for row in rows] == [cell["accuracy"] for cell in cells.values()]
+    assert (folder / "out" / "nfnn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_difference_to_the_publication_is_in_points_of_accuracy() -> None:
+    cell = Cell(
+        mode="sync",
+        workers=3,
+        seconds=10.0,
+        seconds_interval=None,
+        accuracy=0.8800,
+        accuracy_interval=None,
+        bytes_sent=3 * published.BYTES,
+        bytes_received=3 * published.BYTES,
+        updates_per_second=500.0,
+        updates=published.UPDATES,
+    )
+    seconds, accuracy = ([str(next(iter(column.cells))) for column in table.columns] for table in tables([cell]))
+    assert seconds == ["sync", "3", "10.00", "-", "500", "230", "23"]
+    assert accuracy == ["sync", "3", "88.00%", "-", "88.50%", "-0.50", "1,527.0", "1,527.0", "1,527.0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--workers", "0"), "--workers must be positive numbers such as 1,2,3, got '0'"),
+        (("--workers", "1,1"), "--workers must be different numbers, got '1,1'"),
+        (("--workers", "two"), "--workers must be positive numbers such as 1,2,3, got 'two'"),
+        (("--mode", "synch"), "--mode must be sync, async or sync,async, got 'synch'"),
+        (("--mode", "sync,sync"), "--mode must be sync, async or sync,async, got 'sync,sync'"),
+        (("--updates", "0"), "--updates must be positive, got 0"),
+        (("--repeat", "-1"), "--repeat must be positive, got -1"),
+        (("--seed", "-1"), "--seed must be 0 or more, got -1"),
+    ],
+)
+def test_options_that_cannot_be_are_one_sentence(digits: Path, words: tuple[str, str], sentence: str) -> None:
+    values = {"updates": "5", "workers": "1", "mode": "sync", "repeat": "1", "seed": "0"}
+    values[words[0].removeprefix("--")] = words[1]
+    with pytest.raises(InvalidValue) as caught:
+        nfnn(
+            data=digits,
+            updates=int(values["updates"]),
+            workers=values["workers"],
+            modes=values["mode"],
+            repeat=int(values["repeat"]),
+            seed=int(values["seed"]),
+            output=digits / "out",
+            as_json=True,
+        )
+    assert str(caught.value) == sentence
+
+
+def test_missing_and_truncated_data_are_one_sentence(digits: Path, tmp_path: Path) -> None:
+    result = evener("experiment", "nfnn", "--data", "nowhere", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("evener: MNIST is not in nowhere (train-images-idx3-ubyte.gz is missing): fetch")
+    assert "Traceback" not in result.stderr
+    for file in digits.glob("*.gz"):
+        (tmp_path / file.name).write_bytes(file.read_bytes()[:-100])
+    result = evener("experiment", "nfnn", "--data", str(tmp_path), cwd=tmp_path)
+    assert result.returncode == 2
+    assert "is a damaged gzip file" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_nothing_is_left_running(digits: Path, tmp_path: Path, number: signal.Signals) -> None:
+    name, value = "EVENER_TEST", str(uuid.uuid4())
+    words = ("--workers", "2", "--updates", "1000000", "--repeat", "1")
+    process = subprocess.Popen(
+        command("experiment", "nfnn", "--data", str(digits), *words),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, name: value, "TMPDIR": str(tmp_path)},
+    )
+    marker, until = f"{name}={value}", time.monotonic() + 60
+    while not list(tmp_path.glob("evener-*/home-2/run/*")):  # the master keeps the run in progress there
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    until = time.monotonic() + 20
+    while processes_of(marker):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "Traceback" not in errors
+        assert not list(tmp_path.glob("evener-*"))

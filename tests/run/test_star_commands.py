@@ -1,0 +1,297 @@
+"""`evener up`, `join`, `nodes`, `train --agreement` and `down`, as typed: everything travels, everything ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import TINY, evener
+from safetensors import safe_open
+from star_cluster import cluster, wait_until
+
+from evener.profile import ClusterProfile
+from evener.record import TrainRecord
+from evener.schema import read_noun
+
+pytestmark = pytest.mark.slow
+TASKS = Path(TINY).parent
+READER = """
+import numpy as np, torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+def read(folder):
+    values = np.load(folder / "inner" / "values.npz")
+    return TensorDataset(torch.from_numpy(values["x"]), torch.from_numpy(values["y"]))
+
+def task(data_dir: Path) -> Task:
+    return Task(model=lambda: nn.Linear(4, 3), loss=nn.functional.cross_entropy, batch_size=8, epochs=2,
+                train_data=lambda: read(data_dir), validation_data=lambda: read(data_dir))
+"""
+
+
+def test_code_and_data_travel_to_the_nodes_and_everything_ends(tmp_path: Path) -> None:
+    with cluster() as star:
+        for name in ("one", "two"):
+            star.join(name)
+        nodes = star.wait_for_nodes()
+        assert {node.state for node in nodes.values()} == {"present"}
+        assert all((node.score or 0) > 1 for node in nodes.values())
+        said = json.loads(star.evener("nodes", "--json", "--home", str(star.home)).stdout)
+        assert [node["name"] for node in said["nodes"]] == ["one", "two"]
+        assert re.search(r"one .* cpu .* waits .* present", star.evener("nodes", "--home", str(star.home)).stdout)
+        profile = read_noun(star.home / "cluster.json", ClusterProfile)
+        assert {device.node for device in profile.devices} == {"one", "two"}
+        for file in ("identity.json", "master.json"):
+            assert stat.S_IMODE((star.home / file).stat().st_mode) == 0o600
+
+        code = tmp_path / "code"  # gone before the next run: what the nodes have is what was sent
+        code.mkdir()
+        for file in ("smooth.py", "smooth_parts.py"):
+            shutil.copy(TASKS / file, code)
+        summary = star.train(str(code / "smooth.py"), "--agreement", "sync", "--epochs", "8", "--output", "smooth")
+        assert summary["validation_accuracy"] > 0.6
+        assert {node["name"] for node in summary["nodes"]} == {"one", "two"}
+        assert all(node["bytes_sent"] > 0 for node in summary["nodes"])
+        assert {"seconds", "samples_per_second", "final_loss", "agreement", "bytes_saved"} <= summary.keys()
+        with safe_open(star.folder / "smooth" / "model.safetensors", framework="numpy") as weights:
+            assert set(weights.keys()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+        assert read_noun(star.folder / "smooth" / "record.json", TrainRecord).agreement == "sync"
+        assert len(list((star.folder / "cache-one" / "parcels").iterdir())) == 1
+
+        data = write_data(tmp_path / "data")
+        (tmp_path / "reader.py").write_text(READER)
+        words = (str(tmp_path / "reader.py"), "--data", str(data), "--ship-data", "--agreement", "average")
+        star.train(*words)
+        parcels = sorted((star.folder / "cache-one" / "parcels").iterdir())
+        assert len(parcels) == 3
+        before = [(path.name, path.stat().st_ctime_ns) for path in parcels]
+        star.train(*words)
+        assert [(p.name, p.stat().st_ctime_ns) for p in sorted((star.folder / "cache-one" / "parcels").iterdir())] == (
+            before
+        )
+        star.down()
+        assert [process.wait() for process in star.nodes.values()] == [0, 0]
+        assert star.master.wait() == 0
+        assert "says goodbye: `evener down` was typed" in star.said("one")
+
+
+def write_data(folder: Path) -> Path:
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    (folder / "inner").mkdir(parents=True)
+    values = {"x": draw.standard_normal((40, 4)).astype(np.float32), "y": draw.integers(0, 3, 40)}
+    np.savez(folder / "inner" / "values.npz", **values)  # type: ignore[arg-type]
+    return folder
+
+
+def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None:
+    words = (str(TASKS / "smooth.py"), "--option", "samples=4000", "--agreement", "sync", "--output", "out")
+    with cluster("--patience", "3") as star:
+        for name in ("killed", "stopped", "steady"):
+            star.join(name)
+        star.wait_for_nodes()
+        training = star.start_training(*words, "--epochs", "60")
+        wait_until(lambda: star.version() > 20, "that work begins")
+        star.nodes["killed"].kill()
+        star.nodes["stopped"].send_signal(signal.SIGSTOP)
+        wait_until(lambda: star.state("stopped") == star.state("killed") == "benched", "that both are benched")
+        star.nodes["stopped"].send_signal(signal.SIGCONT)
+        wait_until(lambda: star.state("stopped") == "present", "that the stopped one is taken back")
+        version = star.version()
+        star.master.kill()
+        star.master.wait()
+        star.up()
+        wait_until(lambda: star.version() > version, "that the run goes on")
+        star.join("late")
+        wait_until(lambda: star.state("late") == "present", "that another one joins")
+        training.send_signal(signal.SIGINT)
+        assert training.wait(60) == 130
+        record = read_noun(star.folder / "out" / "record.json", TrainRecord)
+        star.down()
+        said = (star.folder / "train.out").read_text()
+    happened = {event.kind for event in record.events}
+    assert {"joined", "away", "benched", "back", "master restarted"} <= happened
+    assert "master lost" in said
+    assert record.steps[-1].step > version
+    assert {"killed", "stopped", "steady"} <= {node.name for node in record.nodes}
+
+
+def test_a_killed_command_does_not_harm_the_run() -> None:
+    words = (str(TASKS / "smooth.py"), "--agreement", "sync", "--option", "samples=2000", "--epochs", "12")
+    with cluster() as star:
+        star.join("one")
+        star.wait_for_nodes()
+        training = star.start_training(*words, "--output", "out")
+        wait_until(lambda: star.version() > 0, "that work begins")
+        run = star.ask().run
+        assert run is not None
+        training.kill()
+        training.wait()
+        again = star.evener("train", *words, "--home", str(star.home))
+        assert again.returncode == 2
+        assert re.search(rf"the master is busy with run {run.run}, \d+ updates so far: wait for it", again.stderr)
+        folder = Path(run.folder)
+        wait_until(lambda: (folder / "end.json").exists(), "that the run ends")
+        assert read_noun(folder / "record.json", TrainRecord).steps[-1].step == 12 * 200
+        assert (folder / "model.safetensors").exists()
+        star.down()
+
+
+def test_without_pytorch_thin_tasks_are_submitted_and_computed_and_others_refused_with_a_reason() -> None:
+    with cluster() as star:
+        star.join("thin", has_torch=False)
+        assert (star.wait_for_nodes()["thin"].score or 0) > 1
+        small = ("--option", "channels=4", "--option", "blocks=1", "--epochs", "1", "--output", "digits")
+        summary = star.train("digits", "--agreement", "sync", *small, has_torch=False)
+        assert [node["name"] for node in summary["nodes"]] == ["thin"]
+        with safe_open(star.folder / "digits" / "model.safetensors", framework="numpy") as weights:
+            assert "0.weight" in set(weights.keys())
+        result = star.evener("train", TINY, "--agreement", "sync", "--home", str(star.home))
+        assert result.returncode == 3
+        sentence = "node thin cannot take part: task tiny has no thin twin, so this node needs PyTorch: pip install"
+        assert sentence in result.stderr
+        star.down()
+        assert star.nodes["thin"].wait(20) == 0
+
+
+def test_who_cannot_join_is_told_why_within_ten_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evener.cli.commands import main
+
+    with cluster() as star, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        host, _, port = star.address.rpartition(":")
+        other = "evener1-" + "A" * 70
+        nobody = free_port()
+        cases = {
+            (star.address, other): "the token is mistyped: its last characters do not fit",
+            (f"{host}:{nobody}", star.token): rf"{host}, port {nobody}: .*nothing listens at that port; start `evener",
+            (f"{host}:{silent.getsockname()[1]}", star.token): rf"port {silent.getsockname()[1]}: .*then silence",
+            ("no-such-machine.invalid:7117", star.token): "no-such-machine.invalid, port 7117: no machine of that name",
+            (f"{host}:{port}x", star.token): "address must be HOST:PORT",
+        }
+        for (address, token), sentence in cases.items():
+            words = ["evener", "join", address, "--token", token, "--device", "cpu", "--cache", str(tmp_path)]
+            monkeypatch.setattr(sys, "argv", words)
+            begun = time.monotonic()
+            with pytest.raises(SystemExit) as stop:
+                main()
+            assert time.monotonic() - begun < 10.5
+            assert stop.value.code in (2, 4)
+            assert re.search(sentence, said := capsys.readouterr().err), said
+        star.down()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_a_token_of_another_master_is_refused() -> None:
+    with cluster() as star, cluster() as other:
+        result = star.evener("join", star.address, "--token", other.token, "--cache", str(star.folder))
+        assert result.returncode == 4
+        assert "its certificate is not the one of the token" in result.stderr
+        assert "copy the token that this master printed" in result.stderr
+        star.down()
+        other.down()
+
+
+def test_without_encryption_both_sides_have_to_say_so(tmp_path: Path) -> None:
+    with cluster("--insecure") as star:
+        assert "warning: --insecure: nothing is encrypted" in star.said("up")
+        result = star.evener("join", star.address, "--token", star.token, "--cache", str(tmp_path))
+        assert result.returncode == 2
+        assert "add --insecure if that is what you want" in result.stderr
+        star.join("open", "--insecure")
+        star.wait_for_nodes()
+        star.down()
+
+
+def test_a_home_has_one_master(tmp_path: Path) -> None:
+    with cluster() as star:
+        second = star.evener("up", "--home", str(star.home))
+        assert second.returncode == 2
+        assert "a master lives in" in second.stderr
+        assert "`evener down`" in second.stderr
+        star.down()
+    nobody = evener("nodes", "--home", str(tmp_path / "none"), cwd=tmp_path)
+    assert nobody.returncode == 2
+    assert "no master was ever started in" in nobody.stderr
+
+
+def test_a_master_that_is_told_to_stop_leaves_its_nodes_waiting_for_it() -> None:
+    with cluster() as star:
+        star.join("one")
+        star.wait_for_nodes()
+        star.master.send_signal(signal.SIGTERM)
+        assert star.master.wait(20) == 0
+        assert "its nodes wait for `evener up`" in star.said("up")
+        star.up()
+        star.wait_for_nodes()
+        assert star.nodes["one"].poll() is None
+        os.kill(star.nodes["one"].pid, signal.SIGINT)
+        assert star.nodes["one"].wait(20) == 130
+        wait_until(lambda: star.state("one") == "left", "that the master knows")
+        star.down()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--agreement", "gossip"), "--agreement must be one of sync, async, bounded, average, diloco, got 'gossip'"),
+        (("--staleness", "2"), "--staleness belongs to --agreement bounded"),
+        (("--agreement", "sync", "--staleness", "2"), "--staleness belongs to --agreement bounded"),
+        (("--agreement", "sync", "--local-steps", "2"), "--local-steps belongs to --agreement average or diloco"),
+        (("--agreement", "average", "--outer-lr", "1"), "--outer-lr belongs to --agreement diloco"),
+        (("--agreement", "async", "--overlap"), "--overlap belongs to --agreement average or diloco"),
+        (("--agreement", "sync", "--compress", "int4"), "--compress must be one of none, bf16, int8, got 'int4'"),
+        (("--compress", "int8"), "--compress belongs to --agreement"),
+        (("--ship-data",), "--ship-data belongs to --agreement"),
+        (("--master", "a:1"), "--master belongs to --agreement"),
+        (("--agreement", "sync", "--resume"), "--resume does not go with --agreement"),
+        (("--agreement", "sync", "--devices", "cpu"), "--devices does not go with --agreement"),
+        (("--agreement", "sync", "--ship-data"), "--ship-data needs --data DIR"),
+        (
+            ("--agreement", "sync", "--local-nodes", "1", "--master", "a:1", "--token", "x"),
+            "have a master of their own",
+        ),
+        (("--agreement", "sync", "--master", "a:1"), "--master ADDRESS and --token T belong together"),
+        (("--agreement", "diloco", "--local-steps", "epoch"), "--local-steps must be a number with --agreement diloco"),
+        (("--agreement", "average", "--local-steps", "0"), "--local-steps must be a positive number, or epoch"),
+        (("--agreement", "bounded", "--staleness", "0"), "--staleness must be positive, got 0"),
+        (("--agreement", "sync", "--precision", "fp16"), "--precision must be fp32, bf16 or fp64 with --agreement"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_options_that_make_no_sense_together_are_one_sentence(
+    tmp_path: Path,
+    words: tuple[str, ...],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from evener.cli.commands import main
+
+    monkeypatch.setattr(sys, "argv", ["evener", "train", TINY, "--output", str(tmp_path), *words])
+    monkeypatch.setenv("EVENER_HOME", str(tmp_path / "home"))
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,41 @@
+"""The base install has no PyTorch: what needs it says so in one sentence, the rest works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_START = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.commands import main; main()"
+
+
+def evener(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`evener WORDS` in a process that cannot import PyTorch."""
+    return subprocess.run(
+        [sys.executable, "-c", _START, *words], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("words", [("train", "digits"), ("benchmark",), ("demo",), ("trace", "digits")], ids=" ".join)
+def test_what_needs_pytorch_says_what_to_type(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = evener(*words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "evener: this needs PyTorch, which is not installed: pip install 'evener[torch]'\n"
+
+
+def test_versions_and_help_need_no_pytorch(tmp_path: Path) -> None:
+    assert '"evener": "' in evener("version", cwd=tmp_path).stdout
+    assert "benchmark" in evener("--help", cwd=tmp_path).stdout
+
+
+def test_a_report_needs_no_pytorch(tmp_path: Path) -> None:
+    result = evener("report", "none.json", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "evener: cannot read none.json: No such file or directory\n"
+
+
+def test_a_private_star_needs_none() -> None:
+    code = "import sys; sys.modules['torch'] = None; import evener.run.ps_local, evener.run.ps_train"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
