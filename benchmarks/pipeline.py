@@ -31,8 +31,8 @@ from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
 from evener.launch.seat import Seat
 from evener.models.resnet import resnet152
+from evener.oracle.schedule import bubble
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.schedule import bubble
 
 CPU = torch.device("cpu")
 

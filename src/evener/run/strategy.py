@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evener.errors import InvalidInput, InvalidValue, require
+from evener.oracle.schedule import SCHEDULES
 from evener.oracle.strategies import Division
 from evener.parallel.pipeline.rematerialise import POLICIES
-from evener.parallel.pipeline.schedule import SCHEDULES
 from evener.run.order import Order
 
 DIVISIONS: dict[str, Division] = {

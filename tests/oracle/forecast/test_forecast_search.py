@@ -77,7 +77,10 @@ def test_only_what_is_asked_for_is_looked_at() -> None:
 def test_the_base_install_can_plan_for_a_network_of_the_zoo() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from evener.oracle.forecast import Job, Scenario, advice, imagine, search\n"
+        "from evener.oracle.forecast.advice import advice\n"
+        "from evener.oracle.forecast.machines import imagine\n"
+        "from evener.oracle.forecast.scenario import Job, Scenario\n"
+        "from evener.oracle.forecast.search import search\n"
         "from evener.zoo.registry import draw\n"
         "job = Job(graph=draw('resnet152'), batch_size=256)\n"
         "print(advice(search(Scenario(job, imagine('4xv100', '100gbe')), ['data'])))\n"

@@ -11,9 +11,9 @@ import torch
 from pipeline_cases import CASES, assert_equal, piped, serial
 from torch import nn
 
+from evener.oracle.schedule import SCHEDULES
 from evener.parallel.pipeline import pipeline, programs
 from evener.parallel.pipeline.rematerialise import POLICIES
-from evener.parallel.pipeline.schedule import SCHEDULES
 from evener.parallel.pipeline.subject import subject
 from evener.parallel.pipeline.tensors import tensors_in
 from evener.parallel.pipeline.trace import trace

@@ -21,11 +21,11 @@ from evener.comm.group import leave_group
 from evener.errors import DoesNotFit, EvenerError
 from evener.launch.seat import Seat
 from evener.models.amoebanet import AmoebaNetD
+from evener.oracle.schedule import bubble
 from evener.oracle.stages import Team
 from evener.parallel.pipeline.design import ON_THEIR_WAY
 from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.schedule import bubble
 
 CPU = torch.device("cpu")
 SPEED = 1.0

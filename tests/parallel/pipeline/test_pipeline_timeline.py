@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from evener.oracle.schedule import Kind
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.schedule import Kind
 from evener.parallel.pipeline.timeline import Event, Timeline, decode_events, encode_events
 
 

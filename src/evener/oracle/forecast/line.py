@@ -15,7 +15,7 @@ import numpy as np
 from evener.errors import DoesNotFit
 from evener.oracle.forecast.layers import Layers, Numbers
 from evener.oracle.forecast.scenario import Scenario
-from evener.oracle.forecast.schedule import Timeline, held, simulate
+from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
 from evener.oracle.stages import Held, Team, Unit, divide
 
 _FREE_ORDER_UP_TO = 5
@@ -37,7 +37,7 @@ class Line:
 
     order: tuple[int, ...]
     starts: tuple[int, ...]
-    timeline: Timeline
+    timeline: SimulatedStep
     transfer: tuple[float, ...]
     parameter_bytes: tuple[float, ...]
     memory_bytes: tuple[int, ...]
@@ -76,7 +76,7 @@ def _line(scenario: Scenario, devices: Sequence[int], samples: int, micro_batche
     backward = np.stack([one.backward(samples) for one in seconds]) + forward * recomputes
     boundary = samples * boundary_bytes(layers)
     starts_of_units = scenario.units
-    waiting = tuple(held(k, stages, micro_batches, "1f1b") for k in range(stages))
+    waiting = tuple(max_held(SCHEDULES["1f1b"](k, stages, micro_batches)) for k in range(stages))
     kept = tuple(1 if recomputes else n for n in waiting)
     state = np.array([scenario.state_bytes(n) - scenario.job.graph.buffer_bytes for n in layers.weight_bytes])
     columns = [*(forward + backward), state, samples * layers.kept_bytes]

@@ -76,7 +76,7 @@ def _gradient_exchange(scenario: Scenario, rows: Sequence[Sequence[int]], slowes
         return 0.0, 0.0
     stages = range(len(slowest.parameter_bytes))
     channel = scenario.topology.ring(*([row[slowest.order[k]] for row in rows] for k in stages))
-    ends = [passes[-1][3] for passes in slowest.timeline.passes]
+    ends = [passes[-1][2] for passes in slowest.timeline.passes]
     exchanges = [all_reduce_seconds(n, len(rows), channel.alpha, channel.beta) for n in slowest.parameter_bytes]
     over = max(end + seconds for end, seconds in zip(ends, exchanges, strict=True)) - slowest.timeline.seconds
     return over, ring_bytes(round(max(slowest.parameter_bytes)), len(rows))

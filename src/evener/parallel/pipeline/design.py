@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from evener.errors import InvalidValue
+from evener.oracle.schedule import SCHEDULES, ScheduleName, max_held
 from evener.oracle.stages import Division, Held, Team, Unit, divide
 from evener.parallel.pipeline.costs import Costs, estimated_seconds, measured_seconds, told_seconds
 from evener.parallel.pipeline.layout import Layout, lay_out, positions_of
-from evener.parallel.pipeline.rematerialise import Rematerialise, most_held, most_waiting, recomputed
-from evener.parallel.pipeline.schedule import SCHEDULES, ScheduleName
+from evener.parallel.pipeline.rematerialise import Rematerialise, recomputed
 from evener.parallel.pipeline.subject import Subject
 
 ON_THEIR_WAY = 6
@@ -51,8 +51,8 @@ class Wish:
         policy: Rematerialise = "always" if self.rematerialise == "auto" else self.rematerialise
         rows = [SCHEDULES[self.schedule](stage, stages, self.micro_batches) for stage in range(stages)]
         return Held(
-            waiting=tuple(most_waiting(actions) + ON_THEIR_WAY for actions in rows),
-            kept=tuple(most_held(actions, recomputed(policy, actions, 0)) for actions in rows),
+            waiting=tuple(max_held(actions) + ON_THEIR_WAY for actions in rows),
+            kept=tuple(max_held(actions, recomputed(policy, actions, 0)) for actions in rows),
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evener.comm.pace import Pace
 from evener.errors import require
+from evener.oracle.schedule import SCHEDULES, Action, evaluation, max_held, with_recomputing
 from evener.parallel.pipeline.batches import divided, resized, samples_in, sizes_of
 from evener.parallel.pipeline.design import Design, Wish
 from evener.parallel.pipeline.mail import Post
@@ -17,9 +18,8 @@ from evener.parallel.pipeline.parts import Part
 from evener.parallel.pipeline.program import Program
 from evener.parallel.pipeline.programs import Programs
 from evener.parallel.pipeline.randomness import Dice
-from evener.parallel.pipeline.rematerialise import most_waiting, recomputed
+from evener.parallel.pipeline.rematerialise import recomputed
 from evener.parallel.pipeline.run import Runner
-from evener.parallel.pipeline.schedule import SCHEDULES, Action, evaluation, with_recomputing
 from evener.parallel.pipeline.stage import Stage
 from evener.parallel.pipeline.subject import Subject
 from evener.parallel.pipeline.tensors import tensors_in
@@ -122,4 +122,4 @@ class OwnStages:
             require(policy == "auto", "rematerialise", policy, allowed)
             return frozenset()
         scale = samples / self._samples
-        return recomputed(policy, actions, self._design.most_kept(stage, most_waiting(actions), scale))
+        return recomputed(policy, actions, self._design.most_kept(stage, max_held(actions), scale))

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.errors import InvalidValue, require
+from evener.oracle.schedule import SCHEDULES, ScheduleName
 from evener.oracle.stages import Team
 from evener.parallel.pipeline.announcement import Announcement, announce, decode
 from evener.parallel.pipeline.batches import divided, joined, resized, samples_in, sizes_of
@@ -38,7 +39,6 @@ from evener.parallel.pipeline.parts import make_parts
 from evener.parallel.pipeline.places import places
 from evener.parallel.pipeline.randomness import mix
 from evener.parallel.pipeline.rematerialise import POLICIES, Rematerialise
-from evener.parallel.pipeline.schedule import SCHEDULES, ScheduleName
 from evener.parallel.pipeline.site import agree_upon, site
 from evener.parallel.pipeline.skeleton import without_memory
 from evener.parallel.pipeline.subject import subject

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from evener.parallel.pipeline.schedule import Action, with_recomputing
+from evener.oracle.schedule import Action, max_held
 
 Rematerialise = Literal["always", "except_last", "never", "auto"]
 POLICIES = ("always", "except_last", "never", "auto")
@@ -38,24 +38,7 @@ def recomputed(policy: Rematerialise, actions: Sequence[Action], most_kept: floa
     if policy == "except_last":
         return every - at_once
     order = [action.micro_batch for action in actions if action.kind == "backward"]
-    return next((choice for choice in _choices(order, at_once) if most_held(actions, choice) <= most_kept), every)
-
-
-def most_held(actions: Sequence[Action], again: Collection[int]) -> int:
-    """Number of micro-batches whose activations a stage holds at once, if it recomputes those in `again`."""
-    held = most = 0
-    for action in with_recomputing(actions, again):
-        if action.kind == "backward":
-            held -= 1
-        elif action.kind == "recompute" or action.micro_batch not in again:
-            held += 1
-        most = max(most, held)
-    return most
-
-
-def most_waiting(actions: Sequence[Action]) -> int:
-    """Number of micro-batches that are between their forward and their backward pass at once."""
-    return most_held(actions, ())
+    return next((choice for choice in _choices(order, at_once) if max_held(actions, choice) <= most_kept), every)
 
 
 def _choices(order: Sequence[int], at_once: Collection[int]) -> list[frozenset[int]]:

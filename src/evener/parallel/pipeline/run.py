@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from evener.oracle.schedule import Action
 from evener.parallel.pipeline.mail import Post
 from evener.parallel.pipeline.program import Program
-from evener.parallel.pipeline.schedule import Action
 from evener.parallel.pipeline.stage import Stage
 from evener.parallel.pipeline.timeline import Clock
 

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from evener.comm.pace import Pace
-from evener.parallel.pipeline.schedule import Action, Kind
+from evener.oracle.schedule import Action, Kind
 from evener.schema import Part
 
 

@@ -1,0 +1,150 @@
+"""Schedules as tables: what they hold, how long they take, how much they idle; and steps simulated in their order."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evener.oracle import schedule
+from evener.oracle.schedule import (
+    SCHEDULES,
+    Action,
+    ScheduleName,
+    SimulatedStep,
+    bubble,
+    max_held,
+    simulate,
+    with_recomputing,
+)
+
+names = st.sampled_from(list(SCHEDULES))
+numbers = st.integers(min_value=1, max_value=6)
+seconds = st.lists(st.floats(0.1, 5), min_size=1, max_size=5)
+
+
+def rows(name: ScheduleName, stages: int, micro_batches: int) -> list[list[Action]]:
+    return [SCHEDULES[name](stage, stages, micro_batches) for stage in range(stages)]
+
+
+def play(table: list[list[Action]]) -> list[dict[Action, int]]:
+    """When each stage performs its actions, if every one takes a unit of time; fails if they wait for each other."""
+    done: list[dict[Action, int]] = [{} for _ in table]
+    now = 0
+    while any(len(done[k]) < len(actions) for k, actions in enumerate(table)):
+        ready = []
+        for k, actions in enumerate(table):
+            if len(done[k]) == len(actions):
+                continue
+            action = actions[len(done[k])]
+            other = {"forward": k - 1, "backward": k + 1}.get(action.kind, -1)
+            needed = done[other].get(action, now) if 0 <= other < len(table) else -1
+            if needed < now:
+                ready.append((k, action))
+        assert ready or now == 0, f"all wait: {table}"
+        for k, action in ready:
+            done[k][action] = now
+        now += 1
+    return done
+
+
+def drawing(name: ScheduleName) -> list[str]:
+    found = []
+    for times in play(rows(name, 4, 3)):
+        letters = {t: "abc"[a.micro_batch] if a.kind == "backward" else str(a.micro_batch) for a, t in times.items()}
+        found.append(" ".join(letters.get(t, ".") for t in range(12)))
+    return found
+
+
+@pytest.mark.parametrize(("name", "column"), [("gpipe", 0), ("1f1b", 1)])
+def test_the_drawing_in_the_docstring_is_what_happens(name: ScheduleName, column: int) -> None:
+    assert schedule.__doc__ is not None
+    drawn = [
+        re.split(r"\s*stage \d  ", line)[1:]
+        for line in schedule.__doc__.splitlines()
+        if "stage 0  " in line or re.match(r"\s+stage [123]  ", line)
+    ]
+    assert [row[column].strip() for row in drawn] == [line.strip() for line in drawing(name)]
+
+
+@given(names, numbers, numbers)
+def test_every_micro_batch_passes_once_and_the_idle_share_is_that_of_gpipe(
+    name: ScheduleName, stages: int, micro_batches: int
+) -> None:
+    table = rows(name, stages, micro_batches)
+    for actions in table:
+        expected = {Action(k, i) for k in ("forward", "backward") for i in range(micro_batches)}
+        assert sorted(actions) == sorted(expected)
+    done = play(table)
+    length = max(max(times.values()) for times in done) + 1
+    assert length == 2 * (micro_batches + stages - 1)
+    assert 1 - 2 * micro_batches / length == pytest.approx(bubble(stages, micro_batches))
+
+
+@given(numbers, numbers)
+def test_gpipe_holds_all_micro_batches_1f1b_no_more_than_stages_behind(stages: int, micro_batches: int) -> None:
+    for stage in range(stages):
+        assert max_held(SCHEDULES["gpipe"](stage, stages, micro_batches)) == micro_batches
+        assert max_held(SCHEDULES["1f1b"](stage, stages, micro_batches)) == min(micro_batches, stages - stage)
+
+
+@given(names, numbers, numbers, st.sets(st.integers(min_value=0, max_value=5)))
+def test_recomputing_any_micro_batches_adds_no_waiting_and_comes_right_before_backward(
+    name: ScheduleName, stages: int, micro_batches: int, again: set[int]
+) -> None:
+    table = []
+    for actions in rows(name, stages, micro_batches):
+        full = with_recomputing(actions, again)
+        assert [action for action in full if action.kind != "recompute"] == actions
+        for i, action in enumerate(full):
+            if action.kind == "recompute":
+                assert full[i + 1] == Action("backward", action.micro_batch)
+        table.append(full)
+    play(table)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+@pytest.mark.parametrize("micro_batches", [1, 4, 16])
+def test_the_bubble_of_equal_stages_is_the_published_one(name: ScheduleName, stages: int, micro_batches: int) -> None:
+    step = simulate([1.0] * stages, [2.0] * stages, micro_batches, name)
+    idle = 1 - sum(step.busy) / (stages * step.seconds)
+    assert idle == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+    assert idle == pytest.approx(bubble(stages, micro_batches))
+    assert step.seconds == pytest.approx(3 * (micro_batches + stages - 1))
+
+
+def test_the_passes_of_1f1b_take_turns_after_a_start() -> None:
+    text = " ".join(f"{kind[0].upper()}{micro}" for kind, micro in SCHEDULES["1f1b"](1, 4, 5))
+    assert text == "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"
+
+
+def test_messages_delay_the_first_micro_batch_and_hide_behind_the_others() -> None:
+    assert simulate([1, 1], [1, 1], 1, transfer=[0.5]).seconds == pytest.approx(5.0)
+    many = simulate([1, 1], [1, 1], 50, "gpipe", transfer=[0.5])
+    assert many.seconds == pytest.approx(simulate([1, 1], [1, 1], 50, "gpipe").seconds + 1.0)
+
+
+def times(step: SimulatedStep, stage: int) -> dict[Action, tuple[float, float]]:
+    return {action: (start, end) for action, start, end in step.passes[stage]}
+
+
+@given(seconds, st.data(), numbers, names)
+def test_every_pass_runs_once_and_waits_for_its_input(
+    forward: list[float], data: st.DataObject, micro_batches: int, name: ScheduleName
+) -> None:
+    backward = data.draw(st.lists(st.floats(0.1, 5), min_size=len(forward), max_size=len(forward)))
+    transfer = data.draw(st.lists(st.floats(0, 1), min_size=len(forward) - 1, max_size=len(forward) - 1))
+    step = simulate(forward, backward, micro_batches, name, transfer)
+    for stage in range(len(forward)):
+        own = times(step, stage)
+        assert set(own) == {Action(kind, m) for kind in ("forward", "backward") for m in range(micro_batches)}
+        for m in range(micro_batches):
+            assert own[Action("backward", m)][0] >= own[Action("forward", m)][1] - 1e-9
+            if stage:
+                before = times(step, stage - 1)
+                assert own[Action("forward", m)][0] >= before[Action("forward", m)][1] + transfer[stage - 1] - 1e-9
+                assert before[Action("backward", m)][0] >= own[Action("backward", m)][1] + transfer[stage - 1] - 1e-9
+    assert step.seconds >= max(step.busy) - 1e-9
