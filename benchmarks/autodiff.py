@@ -76,7 +76,7 @@ def torch_step(make: Callable[[Any], Any], images: Any, labels: Any, state: Any,
     def step() -> None:
         optimizer.zero_grad()
         loss = torch.nn.functional.nll_loss(model(x), y)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
 
     return step

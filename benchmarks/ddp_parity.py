@@ -52,11 +52,11 @@ def compare(seat: Seat, order: dict[str, Any]) -> None:
     worker = Worker(unit_seconds=1.0)
     candidates = [Candidate(node=name, device="cpu", worker=worker) for name in seat.names]
     plan = plan_data_parallel(candidates, order["batch"], Exchange(gradient_bytes=0))
-    run = assemble(work, plan, group, seat)
+    run = assemble(work, plan, group, seat, wanted)
     loop = Loop(run)
     loader = loop.loader(1)
     own = order["batch"] // group.size
-    sampler = DistributedSampler(work.train_data, group.size, group.rank, drop_last=True)  # type: ignore[arg-type]
+    sampler: DistributedSampler[Any] = DistributedSampler(work.train_data, group.size, group.rank, drop_last=True)
     batches = itertools.chain.from_iterable(itertools.repeat(DataLoader(work.train_data, own, sampler=sampler)))
 
     def plain_step() -> None:

@@ -169,7 +169,7 @@ class Wait(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, later."""
-        outputs: Tensor = _Wait.apply(x * self.weight, self.seconds)
+        outputs: Tensor = _Wait.apply(x * self.weight, self.seconds)  # type: ignore[no-untyped-call]
         return outputs
 
 

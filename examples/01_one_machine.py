@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 from evener import Task
 from evener.data.digits import load_digits, split_digits
 from evener.launch.nodes import parse_local_nodes
-from evener.run.commands import make_output, perform
+from evener.run.commands import perform
+from evener.run.folder import folder_name
 from evener.run.order import Order
 
 
@@ -65,7 +66,7 @@ def task(width: int = 64, lr: float = 0.02) -> Task:
 
 def main() -> None:
     """The same run without the command line."""
-    order = Order(task=__file__, output=make_output(__file__, None), started=time.time())
+    order = Order(task=__file__, output=folder_name(__file__, None), started=time.time())
     record = perform(order, parse_local_nodes("1.0,0.5"))
     for node in record.nodes:
         print(f"{node.name} computed {node.share:.0%} of the samples and waited {node.seconds_waiting:.1f} s")

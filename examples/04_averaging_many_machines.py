@@ -118,8 +118,11 @@ class Machines:
 
     def _start(self, *words: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the nodes share this machine's cores
-        quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        process: Any = self._ends.enter_context(subprocess.Popen(self._typed(*words), env=environment, **quiet))
+        process = self._ends.enter_context(
+            subprocess.Popen(
+                self._typed(*words), env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        )
         self._ends.callback(process.kill)
         return process
 

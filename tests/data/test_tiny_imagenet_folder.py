@@ -146,7 +146,7 @@ def test_without_augmentation_no_random_number_is_drawn(root: Path) -> None:
     ("gone", "split"),
     [
         ("wnids.txt", "train"),
-        ("run/n01/images/*.JPEG", "train"),
+        ("train/n01/images/*.JPEG", "train"),
         ("val/val_annotations.txt", "val"),
         ("val/images/val_3.JPEG", "val"),
     ],
@@ -211,7 +211,7 @@ def test_real_images_decode_and_are_normalised(tmp_path: Path) -> None:
         folder = "tiny-imagenet-200"
         wanted = {f"{folder}/wnids.txt"}
         kept: list[str] = []
-        for member in archive:  # the tar has wnids.txt, then words, then run/ class by class
+        for member in archive:  # the tar has wnids.txt, then words, then train/ class by class
             if member.name in wanted or any(f"/{name}/images/" in member.name for name in kept):
                 archive.extract(member, tmp_path, filter="data")
             if member.name == f"{folder}/wnids.txt":

@@ -28,7 +28,7 @@ class TinyImageNet(Dataset[tuple[Tensor, int]]):
 
     Args:
         root: the unpacked folder `tiny-imagenet-200`, or the folder in which it lies.
-        split: "train" (run/<wnid>/images/*.JPEG) or "val" (val/images, named by val/val_annotations.txt).
+        split: "train" (train/<wnid>/images/*.JPEG) or "val" (val/images, named by val/val_annotations.txt).
         augment: flip every other image and shift it by up to 8 pixels, at random from torch's default generator.
         cache: keep decoded images in memory, 12 kB each; every worker process of a loader keeps its own.
 
