@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import msgspec.inspect
 
+from evener.atomic import atomic_write
 from evener.errors import InvalidFile, MissingFile
 
 
@@ -34,22 +33,7 @@ N = TypeVar("N", bound=Noun)
 
 def write_noun(noun: Noun, path: Path) -> None:
     """Write `noun` to `path` as indented JSON, whole or not at all."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(noun), indent=1))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that a reader, or a crash at any moment, sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    atomic_write(path, msgspec.json.format(msgspec.json.encode(noun), indent=1))
 
 
 def read_noun(path: Path, kind: type[N]) -> N:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from evener.atomic import atomic_write
 from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit
 from evener.experiments.gpipe_models import Scale
@@ -31,7 +32,7 @@ from evener.parallel.pipeline.rematerialise import Rematerialise
 from evener.parallel.pipeline.skeleton import without_memory
 from evener.parallel.pipeline.subject import WEIGHT_COPIES, Subject, subject
 from evener.run.world import join_world
-from evener.schema import Part, write_whole
+from evener.schema import Part
 
 _PATIENCE = 600.0
 
@@ -156,7 +157,7 @@ def _hold(seat: Seat, order: _Order) -> None:
     own = [sum(p.numel() for p in pipeline.parameters()), live.peak, sum(p.nbytes for p in pipeline.parameters())]
     found = _held(group, own)
     if group.is_leader:
-        write_whole(Path(order.file), msgspec.json.encode(found))
+        atomic_write(Path(order.file), msgspec.json.encode(found))
     group.barrier()
     leave_group()
 

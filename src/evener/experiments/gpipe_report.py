@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rich.table import Table
 
+from evener.atomic import atomic_write
 from evener.experiments import gpipe_published as published
 from evener.experiments.gpipe_memory import Largest
 from evener.experiments.gpipe_speed import Speed
 from evener.report.grid import grid
 from evener.report.text import human_bytes, human_count
-from evener.schema import write_whole
 
 Row = Mapping[str, object]
 
@@ -123,7 +123,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     writer.writeheader()
     writer.writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text.getvalue().encode())
+    atomic_write(path, text.getvalue().encode())
 
 
 def _over(value: float | None, reference: float | None) -> float | None:

@@ -11,6 +11,7 @@ from statistics import median
 import msgspec
 import torch
 
+from evener.atomic import atomic_write
 from evener.comm.group import Group, leave_group
 from evener.experiments.gpipe_models import Scale
 from evener.launch.local import run_local
@@ -18,7 +19,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.seat import Seat
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.run.world import join_world
-from evener.schema import Part, write_whole
+from evener.schema import Part
 
 _PATIENCE = 600.0
 
@@ -80,7 +81,7 @@ def _time(seat: Seat, order: _Order) -> None:
     group = join_world(seat, order.backend)
     found = [_timed(group, order, micro_batches) for micro_batches in order.micro_batches]
     if group.is_leader:
-        write_whole(Path(order.file), msgspec.json.encode(found))
+        atomic_write(Path(order.file), msgspec.json.encode(found))
     group.barrier()
     leave_group()
 

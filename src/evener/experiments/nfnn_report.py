@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from evener.atomic import atomic_write
 from evener.experiments import published
 from evener.report.grid import grid
-from evener.schema import Part, write_whole
+from evener.schema import Part
 
 MODES = ("sync", "async")
 
@@ -49,7 +50,7 @@ class Cell(Part, frozen=True, kw_only=True):
 def show(cells: Sequence[Cell], console: Console, output: Path) -> None:
     """Print both tables; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png` into `output`."""
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "nfnn.csv", _csv(cells).encode())
+    atomic_write(output / "nfnn.csv", _csv(cells).encode())
     for table in tables(cells):
         console.print(table)
     written = "nfnn.csv"
@@ -154,4 +155,4 @@ def _draw(cells: Sequence[Cell], path: Path) -> None:
         left.set(xlabel="workers", ylabel="seconds for 5000 updates", yscale="log")
         right.set(xlabel="workers", ylabel="accuracy, %")
         left.legend()
-        write_whole(path, png(figure))
+        atomic_write(path, png(figure))

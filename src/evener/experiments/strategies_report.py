@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from evener.atomic import atomic_write
 from evener.experiments.strategies_run import Cell, Timing
 from evener.report.grid import grid
 from evener.report.text import human_seconds
 from evener.run.strategy import is_pipeline
-from evener.schema import Part, write_whole
+from evener.schema import Part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def line(row: Row) -> str:
 def show(rows: Sequence[Row], nodes: str, console: Console, output: Path) -> None:
     """Print the table; write `strategies.csv` and, where matplotlib is installed, the curves into `output`."""
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "strategies.csv", _csv(rows).encode())
+    atomic_write(output / "strategies.csv", _csv(rows).encode())
     console.print(table(rows, nodes))
     _draw(rows, output)
     console.print(f"wrote {output}")
@@ -121,7 +122,7 @@ def _panels(panels: Sequence[tuple[str, Sequence[Row]]], against: str, output: P
         places[0].set_ylabel("an epoch of 100 000 images")
         handles, labels = places[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
-        write_whole(output / f"strategies-by-{against}.png", png(figure))
+        atomic_write(output / f"strategies-by-{against}.png", png(figure))
 
 
 def _curves(axes: Axes, rows: Sequence[Row], against: str) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evener.atomic import atomic_write
 from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit, EvenerError
 from evener.launch.local import run_local
@@ -30,7 +31,7 @@ from evener.parallel.place import take_place
 from evener.parallel.replicated import ReplicatedModel
 from evener.run.strategy import division_of, is_pipeline, replica_rows
 from evener.run.world import join_world
-from evener.schema import Part, write_whole
+from evener.schema import Part
 
 CLASSES = 200
 """Of Tiny ImageNet."""
@@ -131,7 +132,7 @@ def _time(seat: Seat, order: _Order) -> None:
     group = join_world(seat)
     timing = _timed(group, order)
     if group.is_leader:
-        write_whole(Path(order.file), msgspec.json.encode(timing))
+        atomic_write(Path(order.file), msgspec.json.encode(timing))
     group.barrier()
     leave_group()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from evener.atomic import atomic_write
 from evener.errors import InvalidFile, InvalidInput, MissingFile
 from evener.schema import Part
 from evener.wire.identity import Identity, make_identity
@@ -83,7 +82,8 @@ class Home:
 
     def announce(self, beacon: Beacon) -> None:
         """Write down how to reach the master."""
-        write_private(self.folder / _BEACON, msgspec.json.format(msgspec.json.encode(beacon), indent=1))
+        data = msgspec.json.format(msgspec.json.encode(beacon), indent=1)
+        atomic_write(self.folder / _BEACON, data, private=True)
 
     def beacon(self) -> Beacon:
         """How to reach the master that lives, or last lived, here.
@@ -114,18 +114,3 @@ def default_home(environment: Mapping[str, str]) -> Path:
 def default_cache(environment: Mapping[str, str]) -> Path:
     """Where a node keeps code and data that were sent to it."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evener"
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, whole or not at all, readable for this user only."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600 from the beginning
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

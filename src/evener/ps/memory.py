@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from evener.atomic import atomic_write
 from evener.errors import InvalidFile
-from evener.ps.home import write_private
 from evener.ps.job import Job
 from evener.ps.ledger import LedgerState
 from evener.ps.roster import Roster
@@ -110,7 +110,7 @@ class Keeper:
 
     def _write(self, name: str, data: bytes, snapshot: Snapshot) -> None:
         save_snapshot(snapshot, self._folder / name)
-        write_private(self._folder / _MEMORY, data)
+        atomic_write(self._folder / _MEMORY, data, private=True)
         self._remove_but(name)
 
     def _remove_but(self, name: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save
 
+from evener.atomic import atomic_write
 from evener.errors import MissingFile
 from evener.oracle.apportion import Worker, apportion
 from evener.plan import Assignment, Plan
@@ -18,7 +19,6 @@ from evener.ps.job import Job
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member
 from evener.record import NodeSummary, TrainRecord
-from evener.schema import write_whole
 from evener.sync.flat import Flat
 from evener.sync.messages import Tally
 from evener.sync.server import Server
@@ -142,9 +142,9 @@ def weights_of(weights: Flat) -> bytes:
 
 def keep_result(folder: Path, result: Result) -> None:
     """Write what remains of a run into its folder."""
-    write_whole(folder / _WEIGHTS, result.weights)
-    write_whole(folder / _RECORD, result.record)
-    write_whole(folder / _END, msgspec.json.encode((result.exit_code, result.reason)))
+    atomic_write(folder / _WEIGHTS, result.weights)
+    atomic_write(folder / _RECORD, result.record)
+    atomic_write(folder / _END, msgspec.json.encode((result.exit_code, result.reason)))
 
 
 def recall_result(folder: Path) -> Result:

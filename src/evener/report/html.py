@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from evener.atomic import atomic_write
 from evener.errors import require
 from evener.record import TrainRecord
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
@@ -19,7 +20,6 @@ from evener.report.figures import learning_figure, throughput_figure
 from evener.report.grid import grid
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.text import human_count, human_seconds
-from evener.schema import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def write_page(path: Path, records: Mapping[str, TrainRecord], title: str) -> No
     for index, (name, record) in enumerate(records.items()):
         body += _run(index, name, record)
     page = _PAGE.format(title=escape(title), style=_STYLE, body="\n".join(body))
-    write_whole(path, page.encode())
+    atomic_write(path, page.encode())
 
 
 def _links(records: Mapping[str, TrainRecord]) -> str:

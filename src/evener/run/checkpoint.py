@@ -10,7 +10,6 @@ Sampler and random states are functions of (seed, step), so the step is all that
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from evener.atomic import atomic_draft
 from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed
 from evener.parallel.joint import JointModel
 from evener.schema import Noun, read_noun, write_noun
@@ -89,12 +89,7 @@ class Checkpoints:
         target = self.folder / f"step-{state.step:08d}"
         if target.exists():
             return target
-        draft = self.folder / f".{target.name}.{os.getpid()}"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
         tensors, numbers = _flatten(optimizer["state"])
-        save_weights(weights, draft / "model.safetensors")
-        save_file(tensors, draft / "optimizer.safetensors")
         full = msgspec.structs.replace(
             state,
             groups=[_plain(group, "the optimiser") for group in optimizer["param_groups"]],
@@ -102,8 +97,11 @@ class Checkpoints:
             scheduler=None if scheduler is None else _plain(scheduler.state_dict(), "the learning-rate schedule"),
             scaler=_plain(scaler.state_dict(), "the loss scaler"),
         )
-        write_noun(full, draft / "state.json")
-        _publish(draft, target)
+        with atomic_draft(target) as draft:
+            draft.mkdir()
+            save_weights(weights, draft / "model.safetensors")
+            save_file(tensors, draft / "optimizer.safetensors")
+            write_noun(full, draft / "state.json")
         for old in self._complete()[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -160,23 +158,6 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
         apart[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
         seen.add(place)
     save_file(apart, path)
-
-
-def _publish(draft: Path, target: Path) -> None:
-    """Give a finished draft its name, once its files and its entry are on the disk."""
-    for file in draft.iterdir():
-        _sync(file)
-    _sync(draft)
-    draft.rename(target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _flatten(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from evener.atomic import atomic_write
 from evener.launch.nodes import parse_local_nodes
 from evener.record import TrainRecord
 from evener.report.bars import comparison_figure
@@ -18,7 +19,6 @@ from evener.report.tables import comparison_table
 from evener.run.commands import perform
 from evener.run.console import open_console, print_line
 from evener.run.order import Order
-from evener.schema import write_whole
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
@@ -61,6 +61,6 @@ def _show(records: dict[str, TrainRecord], console: Console, output: Path, ideal
     alone = records["best_node_alone"].samples_per_second
     titled = {way.replace("_", " "): record for way, record in records.items()}
     console.print(comparison_table(titled))
-    write_whole(output / "demo.png", png(comparison_figure(titled, ideal=ideal * alone)))
+    atomic_write(output / "demo.png", png(comparison_figure(titled, ideal=ideal * alone)))
     write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes")
     console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evener.atomic import atomic_write
 from evener.errors import MissingExtra
 from evener.parallel.joint import JointModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.report.canvas import png
 from evener.report.timeline import timeline_figure
-from evener.schema import write_whole
 
 
 def draw_timeline(model: JointModel, folder: Path) -> None:
@@ -24,9 +24,9 @@ def draw_timeline(model: JointModel, folder: Path) -> None:
     timeline = model.pipeline.timeline()
     if not model.group.is_leader:
         return
-    write_whole(folder / "timeline.json", timeline.chrome_trace())
+    atomic_write(folder / "timeline.json", timeline.chrome_trace())
     try:
         figure = timeline_figure(timeline)
     except MissingExtra:  # the trace says the same
         return
-    write_whole(folder / "timeline.png", png(figure))
+    atomic_write(folder / "timeline.png", png(figure))

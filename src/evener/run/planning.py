@@ -10,6 +10,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
+from evener.atomic import atomic_write
 from evener.errors import InvalidInput, InvalidValue, require
 from evener.graph import ModelGraph
 from evener.oracle.forecast import abci
@@ -24,7 +25,7 @@ from evener.profile import PRECISIONS, ClusterProfile, Precision
 from evener.record import TrainRecord
 from evener.report.forecast import outlook_table, parts_table, scale_figure, scale_table
 from evener.run.console import open_console, print_line
-from evener.schema import read_noun, write_noun, write_whole
+from evener.schema import read_noun, write_noun
 from evener.zoo.registry import ZOO, draw
 
 
@@ -100,7 +101,7 @@ def plan(question: Question, *, save: Path | None, scale: str | None, as_json: b
 
 def oracle_abci(csv: Path) -> None:
     """`evener experiment oracle-abci`: predictions of the published settings, as a CSV file."""
-    write_whole(csv, abci.csv_text(abci.predictions(abci.calibrate())).encode())
+    atomic_write(csv, abci.csv_text(abci.predictions(abci.calibrate())).encode())
     print_line(f"wrote {csv}")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evener.atomic import atomic_write
 from evener.ps.thin_engine import layout_of_thin_model, thin_model
 from evener.ps.thin_schedule import outer_of_thin
 from evener.run.ps_subject import Subject
-from evener.schema import write_whole
 from evener.sync.flat import flat_of
 from evener.tasks.load import load_thin_task
 
@@ -33,5 +33,5 @@ def load_thin_subject(order: Order) -> Subject:
         clips=False,
         weights=flat_of(layout, {name: tensor.detach().numpy() for name, tensor in named.items()}),
         outer=lambda num_steps: outer_of_thin(task, model, num_steps),
-        keep=lambda data, path: write_whole(path, data),
+        keep=lambda data, path: atomic_write(path, data),
     )

@@ -6,8 +6,6 @@ else as JSON in the metadata. Leases that are open count as not given: their sam
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from evener.atomic import atomic_draft
 from evener.errors import InvalidFile, MissingFile, require
 from evener.schema import Noun, parse_noun
 from evener.sync.agreement import Agreement
@@ -77,15 +76,8 @@ def save_snapshot(snapshot: Snapshot, path: Path) -> None:
     """Write `snapshot` to `path` so that a crash at any moment leaves the old file or the new one."""
     arrays = snapshot.weights.views() | {_OUTER + name: array for name, array in snapshot.optimiser.items()}
     metadata = {_STATE: msgspec.json.encode(snapshot.state).decode()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
+    with atomic_draft(path) as draft:
         save_file(arrays, draft, metadata)
-        _to_disk(draft)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def load_snapshot(path: Path) -> Snapshot:
@@ -115,8 +107,3 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
         raise MissingFile(f"there is no snapshot {path}") from error
     except (SafetensorError, OSError) as error:
         raise InvalidFile(f"{path} is not a safetensors file: {error}") from error
-
-
-def _to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
+from evener.atomic import atomic_write
 from evener.errors import InvalidFile, MissingExtra, MissingFile, require
 from evener.wire.token import SECRET_BYTES, Token
 
@@ -47,15 +46,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def save(self, path: Path) -> None:
         """Write the identity to `path`, readable for this user only, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600 from the beginning
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(self))
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
+        atomic_write(path, msgspec.json.encode(self), private=True)
 
     @classmethod
     def load(cls, path: Path) -> Identity:

@@ -1,0 +1,57 @@
+"""Files and folders written whole or not at all: a reader, or a crash at any moment, finds the old or the new one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write `data` to `path`, whole or not at all; with `private`, readable for this user only."""
+    with atomic_draft(path, private=private) as draft:
+        draft.write_bytes(data)
+
+
+@contextmanager
+def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Inside, a draft beside `path` is written, a file or a folder of files; it takes that name when the block ends.
+
+    By then it is on the disk, and so is the name. If the block raises, nothing of it is left.
+
+    Args:
+        path: of the file, which it replaces, or of the folder, which must not be there.
+        private: of a file; only this user may read it, from its first byte on.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    _remove(draft)
+    try:
+        if private:
+            draft.touch(mode=0o600, exist_ok=False)
+        yield draft
+        for part in (*draft.rglob("*"), draft):
+            _sync(part)
+        draft.replace(path)
+    except BaseException:
+        _remove(draft)
+        raise
+    _sync(path.parent)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir():
+        shutil.rmtree(draft)
+    else:
+        draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
