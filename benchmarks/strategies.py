@@ -39,7 +39,7 @@ from evener.launch.seat import Seat
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.pipeline.memory import LiveBytes
-from evener.parallel.place import take_place
+from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModel
 
 MIB = 2**20
@@ -72,7 +72,7 @@ def divided(group: Group, division: Any, order: dict[str, Any]) -> tuple[nn.Modu
     """This rank's part, and a training step of all ranks together."""
     model, x, y = network(order)
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * group.size),))
-    part = ShardedModel(model, take_place(group, arrangement), [x])
+    part = ShardedModel(model, form_process_mesh(group, arrangement), [x])
     del model
     GradientSums(part)
     return part, stepper(part, x, y)

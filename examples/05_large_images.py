@@ -22,9 +22,9 @@ from evener.launch.seat import Seat
 from evener.models.unet import UNet
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.divided import DividedModel
-from evener.parallel.joint import Criterion
+from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.memory import LiveBytes
-from evener.parallel.place import take_place
+from evener.parallel.process_mesh import form_process_mesh
 
 SIZE, STEPS = 1024, 4
 
@@ -45,7 +45,7 @@ def train(seat: Seat, shares: tuple[float, ...]) -> None:
         rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=seat.patience, pace=pace
     )
     torch.manual_seed(0)
-    place = take_place(group, Arrangement(division="spatial", replicas=(Replica(shares=shares),)))
+    place = form_process_mesh(group, Arrangement(division="spatial", replicas=(Replica(shares=shares),)))
     criterion = Criterion(loss=nn.functional.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)
     model = DividedModel(UNet(inputs=1, classes=2, width=4, depth=3), place, image(0)[0], criterion)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

@@ -17,9 +17,9 @@ from evener.comm.group import Group
 from evener.oracle.strategies import Arrangement, plan_replica
 from evener.oracle.traffic import step_traffic
 from evener.parallel.gradients import GradientSums
-from evener.parallel.moving import part_of
-from evener.parallel.place import take_place
+from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.read import Reader
+from evener.parallel.redistribute import part_of
 from evener.parallel.sharded import ShardedModel
 
 STEPS = 3
@@ -92,7 +92,7 @@ def hold_against(
     group: Group, expected: Serial, arrangement: Arrangement, samples: Sequence[int], chunks: int = 1
 ) -> Tensor:
     """One rank: train its part of a network, compare everything; returns its part of the inputs' gradient."""
-    place = take_place(group, arrangement)
+    place = form_process_mesh(group, arrangement)
     start, count = sum(samples[: place.index]), samples[place.index]
     own = [x[start : start + count].clone() for x in expected.inputs]
     model = ShardedModel(expected.model, place, own[:1], expected.reader, chunks)
@@ -120,7 +120,7 @@ def compare_weights(model: ShardedModel, found: dict[str, Any], expected: dict[s
     """This rank's parts of weights or gradients against the whole ones."""
     for name, whole in expected.items():
         shard = model.shards[name]
-        own = part_of(whole, shard.layout.region(model.place.group.rank, shard.shape))
+        own = part_of(whole, shard.layout.region(model.mesh.group.rank, shard.shape))
         if own.numel():
             close(found[name], own, f"{what} of {name}")
 
@@ -129,10 +129,10 @@ def compare_traffic(model: ShardedModel, reader: Reader, group: Group, before: A
     """Bytes that were counted in the first step against those that the oracle predicts."""
     networks = [reader.read([torch.empty(shape, dtype=torch.float64)]).network for shape in shapes]
     plans = [
-        plan_replica(network, model.place.arrangement.division, replica, before=plan)
-        for network, replica, plan in zip(networks, model.place.arrangement.replicas, model.plans, strict=True)
+        plan_replica(network, model.mesh.arrangement.division, replica, before=plan)
+        for network, replica, plan in zip(networks, model.mesh.arrangement.replicas, model.plans, strict=True)
     ]
-    predicted = step_traffic(plans, model.place.arrangement, 8, inputs_need_gradients=True)[group.rank]
+    predicted = step_traffic(plans, model.mesh.arrangement, 8, inputs_need_gradients=True)[group.rank]
     for way, counted in enumerate((group.traffic.sent, group.traffic.received)):
         found = {k: round(v - before[way].get(k, 0)) for k, v in counted.items() if round(v - before[way].get(k, 0))}
         wanted = {k: round(v[way]) for k, v in predicted.items() if round(v[way])}

@@ -23,9 +23,9 @@ from evener.oracle.exchange_timing import ExchangeTiming
 from evener.oracle.replay import Beat, replay
 from evener.oracle.strategies import Arrangement, Division, Replica
 from evener.parallel.divided import DividedModel
-from evener.parallel.joint import Criterion, JointModel
 from evener.parallel.normalisation import synchronise_batch_norm
-from evener.parallel.place import Place, take_place
+from evener.parallel.parallel_model import Criterion, ParallelModel
+from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.read import Reader
 from evener.parallel.replicated import ReplicatedModel
 from thread_ranks import together
@@ -52,14 +52,14 @@ MODEL = network()
 READER = Reader(MODEL)  # torch.fx cannot follow models in several threads at a time
 
 
-def step(model: JointModel) -> None:
+def step(model: ParallelModel) -> None:
     pace = model.group.pace
     pace.resume("fb")
     model.add_gradients(IMAGES, LABELS, samples=len(IMAGES), total=len(IMAGES), is_last=True)
     pace.pause()
 
 
-def silent(place: Place, score: Score) -> Place:
+def silent(place: ProcessMesh, score: Score) -> ProcessMesh:
     """The same place, in silence."""
     world = silent_group(place.world, range(place.world.size), Pace(CPU), score)
     if place.group is place.world:
@@ -86,7 +86,7 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
     arrangement = Arrangement(division=division, replicas=tuple(Replica(shares=shares) for shares in replicas))
 
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[Beat, ...]]:
-        place, score = take_place(group, arrangement), Score(CPU)
+        place, score = form_process_mesh(group, arrangement), Score(CPU)
         aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION, reader=READER)
         alone = DividedModel(copy.deepcopy(MODEL), silent(place, score), IMAGES, CRITERION, reader=READER)
         step(aloud)

@@ -16,7 +16,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.seat import Seat
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
-from evener.parallel.place import take_place
+from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModel
 
 
@@ -60,7 +60,7 @@ def hold(seat: Seat, _order: None) -> None:
         expected = model(x)
         torch.autograd.backward(expected.square().mean(1).mean())
         assert 0.1 < float((expected == 0).double().mean()) < 0.6
-        place = take_place(group, arrangement)
+        place = form_process_mesh(group, arrangement)
         start = sum(samples[: place.index])
         own = x[start : start + samples[place.index]]
         part = ShardedModel(made()[0], place, [own])
@@ -91,7 +91,7 @@ def disagree(seat: Seat, _order: None) -> None:
     """One of two ranks, with a random generator in a state of its own."""
     group = joined(seat)
     model, x = made()
-    place = take_place(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
+    place = form_process_mesh(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
     part = ShardedModel(model, place, [x])
     torch.manual_seed(seat.rank)
     part(x)

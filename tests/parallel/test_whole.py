@@ -15,7 +15,7 @@ from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
-from evener.parallel.place import take_place
+from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.read import Reader
 from evener.parallel.sharded import ShardedModel
 from evener.parallel.whole import gather_optimizer, gather_weights, load_optimizer, load_weights
@@ -66,7 +66,7 @@ class Trainer:
     """One rank's part of the network, with its optimiser."""
 
     def __init__(self, group: Group, arrangement: Arrangement) -> None:
-        place = take_place(group, arrangement)
+        place = form_process_mesh(group, arrangement)
         count = [4] if len(arrangement.replicas) == 1 else [3, 1]
         start = sum(count[: place.index])
         self.own = slice(start, start + count[place.index])
@@ -198,7 +198,7 @@ def test_under_autocast_layers_compute_in_bf16_as_in_one_process(way: str) -> No
     rounding = float((expected.float() - exact).abs().max())
 
     def work(group: Group) -> None:
-        place = take_place(group, arrangement)
+        place = form_process_mesh(group, arrangement)
         part = ShardedModel(model, place, [x], reader)
         sums = GradientSums(part)
         assert sums is not None

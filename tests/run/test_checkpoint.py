@@ -18,7 +18,7 @@ from torch import nn
 
 from evener.comm.group import join_group
 from evener.errors import InvalidFile, MissingFile, TrainingFailed
-from evener.parallel.joint import Criterion
+from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
 from evener.run.checkpoint import Checkpoints, RunState, save_weights
 

@@ -24,10 +24,10 @@ from evener.models.resnet import resnet152
 from evener.oracle.divided import samples_of_replicas
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.divided import DividedModel
-from evener.parallel.joint import Criterion, JointModel
 from evener.parallel.normalisation import synchronise_batch_norm
+from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
-from evener.parallel.place import take_place
+from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
 from evener.run.strategy import division_of, is_pipeline, replica_rows
 from evener.run.world import join_world
@@ -172,7 +172,7 @@ def _wait_for_all(group: Group) -> None:
     group.barrier()
 
 
-def _joined(order: _Order, group: Group, replica: int, inputs: Tensor) -> JointModel:
+def _joined(order: _Order, group: Group, replica: int, inputs: Tensor) -> ParallelModel:
     """This rank's part of the network."""
     cell, model = order.cell, order.network.build()
     criterion = Criterion(loss=F.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)
@@ -186,4 +186,4 @@ def _joined(order: _Order, group: Group, replica: int, inputs: Tensor) -> JointM
         return ReplicatedModel(synchronise_batch_norm(model, group) if group.size > 1 else model, group, criterion)
     replicas = tuple(Replica(shares=(1.0,) * len(row)) for row in cell.rows)
     arrangement = Arrangement(division=division_of(cell.strategy), replicas=replicas)
-    return DividedModel(model, take_place(group, arrangement), inputs, criterion)
+    return DividedModel(model, form_process_mesh(group, arrangement), inputs, criterion)

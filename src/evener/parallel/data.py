@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evener.comm.group import Group
-from evener.parallel.joint import call
 from evener.parallel.normalisation import uncounted
+from evener.parallel.parallel_model import call
 
 _BUFFERS_ARE_OURS: dict[str, Any] = (
     {"forward_sync_buffers": False}

@@ -11,30 +11,30 @@ from torch import Tensor
 
 from evener.comm.exchange import Exchange, Route
 from evener.oracle.division.layout import Intervals, Layout, divide
-from evener.parallel.place import Place
+from evener.parallel.process_mesh import ProcessMesh
 
 
 class DataAxis:
     """Gathers what replicas know of channels; it stands for the group of a GroupBatchNorm.
 
     Args:
-        place: of this rank.
+        mesh: of this rank.
         layouts: of the normalised value in every replica.
         channels: in all.
     """
 
-    def __init__(self, place: Place, layouts: tuple[Layout, ...], channels: int) -> None:
+    def __init__(self, mesh: ProcessMesh, layouts: tuple[Layout, ...], channels: int) -> None:
         self.size = len(layouts)
         own: list[tuple[int, Intervals]] = []
         need: list[Intervals] = []
-        for index, (layout, replica) in enumerate(zip(layouts, place.arrangement.replicas, strict=True)):
+        for index, (layout, replica) in enumerate(zip(layouts, mesh.arrangement.replicas, strict=True)):
             parts = layout.along(1)
             own += [(index, part) for part in parts or divide((channels,), replica.shares)]
             need += parts or [((0, channels),)] * replica.size
-        self._own = own[place.world.rank][1] if layouts[place.index].along(1) is None else None
+        self._own = own[mesh.world.rank][1] if layouts[mesh.index].along(1) is None else None
         self._exchanges = {
             rows: Exchange(
-                place.world,
+                mesh.world,
                 [
                     Route(
                         tuple((((0, rows),), ((index, index + 1),), part) for index, part in own),

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from evener.errors import InvalidInput
 from evener.parallel.gradients import GradientSums
-from evener.parallel.joint import Criterion
-from evener.parallel.place import Place
+from evener.parallel.parallel_model import Criterion
+from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.read import Reader
 from evener.parallel.sharded import ShardedModel
 from evener.parallel.whole import gather_optimizer, gather_weights, load_optimizer, load_weights
@@ -24,7 +24,7 @@ class DividedModel:
 
     Args:
         model: whole, on this rank's device.
-        place: of this rank.
+        mesh: of this rank.
         example: inputs of a micro-batch of this replica.
         criterion: how the loss is computed.
         chunks: into which the operations are cut to save memory; 1 keeps all activations.
@@ -32,22 +32,22 @@ class DividedModel:
         compiles: whether what lies between exchanges is compiled.
     """
 
-    dice = 0
+    rng_stream = 0
     """What is random is drawn for the samples of all replicas, as in one process."""
 
     def __init__(
         self,
         model: nn.Module,
-        place: Place,
+        mesh: ProcessMesh,
         example: Any,
         criterion: Criterion,
         chunks: int = 1,
         reader: Reader | None = None,
         compiles: bool = False,
     ) -> None:
-        self.group, self.replica, self.speaks = place.world, place.index, place.group.is_leader
+        self.group, self.replica, self.is_reporter = mesh.world, mesh.index, mesh.group.is_leader
         self._criterion = criterion
-        self._model = ShardedModel(model, place, self.tensors(example), reader, chunks, compiles)
+        self._model = ShardedModel(model, mesh, self.tensors(example), reader, chunks, compiles)
         self._sums = GradientSums(self._model)
 
     @property
@@ -73,7 +73,7 @@ class DividedModel:
         return self._model.train(mode)
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """As `JointModel`; every rank computes the loss of all samples of its replica."""
+        """As `ParallelModel`; every rank computes the loss of all samples of its replica."""
         travelling = nullcontext() if is_last else self._sums.accumulating()
         present = nullcontext() if samples else self._model.without_samples()
         with travelling, present:
@@ -81,32 +81,32 @@ class DividedModel:
                 outputs = self._model(*self.tensors(inputs))
                 loss = self._criterion.loss(outputs, targets) * (samples / total)
             torch.autograd.backward(self._criterion.scale(loss))
-        return loss.detach().double() * self.speaks
+        return loss.detach().double() * self.is_reporter
 
     @torch.no_grad()
-    def answer(self, inputs: Any) -> Any:
-        """The outputs; all ranks of the replica have to ask, the first one is answered."""
+    def predict(self, inputs: Any) -> Any:
+        """The outputs; all ranks of the replica have to call this, the first one gets them."""
         with self._criterion.autocast():
             outputs = self._model(*self.tensors(inputs))
-        return outputs if self.speaks else None
+        return outputs if self.is_reporter else None
 
     def clip(self, largest: float) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         self._sums.clip(largest)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         weights = gather_weights(self._model) if self.replica == 0 else {}
         return weights if self.group.is_leader else {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         load_weights(self._model, weights)
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         return gather_optimizer(self._model, optimizer) if self.replica == 0 else {}
 
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         load_optimizer(self._model, optimizer, whole)

@@ -37,7 +37,7 @@ class GradientSums:
     """
 
     def __init__(self, model: ShardedModel) -> None:
-        self._model, self._world = model, model.place.world
+        self._model, self._world = model, model.mesh.world
         self._sums = True
         self._started = False
         self._launched = 0
@@ -62,7 +62,7 @@ class GradientSums:
 
         Every rank of the replica calls this after backward.
         """
-        group = self._model.place.group
+        group = self._model.mesh.group
         own = sum(float(grad.square().sum()) for grad in self._grads(divided_only=not group.is_leader))
         norm = sum(np.frombuffer(row)[0] for row in group.all_gather_bytes(np.float64(own).tobytes())) ** 0.5
         for grad in self._grads():
@@ -91,7 +91,7 @@ class GradientSums:
                     route = Route(owners(layouts, shard.shape), holders(layouts, shard.shape))
                     _last(self._divided, _Divided, weight.dtype, whole).add(weight, route)
             elif shard.layout.state == "whole" or several:
-                copies = model.place.group.size if shard.layout.state == "alike" else 1
+                copies = model.mesh.group.size if shard.layout.state == "alike" else 1
                 _last(self._buckets, _Bucket, weight.dtype, whole).weights.append((weight, 1 / copies))
 
     def _arrived(self, _: Tensor, bucket: int | None) -> None:

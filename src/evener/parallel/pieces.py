@@ -14,18 +14,15 @@ from evener.oracle.division.layout import Layout, Region, Shape, length
 from evener.oracle.division.network import Kind, Operation
 from evener.oracle.division.windows import Linear, Nearest, Spreading
 from evener.oracle.strategies import Step
-from evener.parallel import window
-from evener.parallel.channel import OwnChannels
-from evener.parallel.dropout import dropout
-from evener.parallel.filter import OwnFilters
+from evener.parallel import rectangle_ops
+from evener.parallel.divided_layers import ChannelParallel, FilterParallel, dropout, empty_output
 from evener.parallel.group_norm import group_norm
-from evener.parallel.image import Rectangle, held_by
-from evener.parallel.moving import mover
 from evener.parallel.normalisation import GroupBatchNorm
-from evener.parallel.nothing import nothing
 from evener.parallel.operations import At, Call, Item, filled
-from evener.parallel.place import Place
-from evener.parallel.spatial import StripConvolution
+from evener.parallel.process_mesh import ProcessMesh
+from evener.parallel.rectangle_ops import Rectangle, held_by
+from evener.parallel.redistribute import mover
+from evener.parallel.spatial_convolution import StripConvolution
 
 Piece: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """From this rank's inputs, in the layouts that the plan says, to its output."""
@@ -50,7 +47,7 @@ class Workbench:
     step: Step
     call: Call
     model: nn.Module
-    place: Place
+    place: ProcessMesh
     samples: Callable[[], tuple[int, int]]
 
     @property
@@ -162,7 +159,7 @@ def _layer(bench: Workbench) -> Piece:
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         if inputs[0].numel() == 0 and not isinstance(layer, GroupBatchNorm):
-            return nothing(shape, inputs[0], dtype=inputs[0].dtype)
+            return empty_output(shape, inputs[0], dtype=inputs[0].dtype)
         result: Tensor = layer(inputs[0])
         return result
 
@@ -170,14 +167,14 @@ def _layer(bench: Workbench) -> Piece:
 
 
 def _filter(bench: Workbench) -> Piece:
-    own = OwnFilters(bench.layer, bench.shape)
+    own = FilterParallel(bench.layer, bench.shape)
     return lambda inputs: own(inputs[0])
 
 
 def _channel(bench: Workbench) -> Piece:
     adds = bench.step.choice.adds
     assert adds is not None
-    own = OwnChannels(bench.layer, adds.region(bench.rank, bench.operation.shape)[1], bench.operation.shape)
+    own = ChannelParallel(bench.layer, adds.region(bench.rank, bench.operation.shape)[1], bench.operation.shape)
     return lambda inputs: own(inputs[0])
 
 
@@ -210,9 +207,9 @@ def _transposed(bench: Workbench) -> Piece:
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x = bring(inputs[0]) if bring is not None else inputs[0]
         if outputs.is_empty or held.is_empty:
-            y = nothing(shape, x, layer.weight)
+            y = empty_output(shape, x, layer.weight)
             return y if layer.bias is None else torch.add(y, layer.bias.to(y.dtype).view(-1, 1, 1))
-        return window.transposed(x, layer, windows, held, outputs)
+        return rectangle_ops.transposed(x, layer, windows, held, outputs)
 
     return run
 
@@ -225,22 +222,22 @@ def _pool(bench: Workbench) -> Piece:
     compute = _rectangle_function(bench)
     shape = bench.shape
     if outputs.is_empty or held.is_empty:
-        return lambda inputs: nothing(shape, inputs[0], dtype=inputs[0].dtype)
+        return lambda inputs: empty_output(shape, inputs[0], dtype=inputs[0].dtype)
     return lambda inputs: compute(inputs[0], bench.operation.windows, held, outputs)
 
 
 def _rectangle_function(bench: Workbench) -> Callable[..., Tensor]:
     layer, windows = bench.layer, bench.operation.windows
     if isinstance(layer, nn.MaxPool2d):
-        return lambda x, *where: window.max_pool(x, layer, *where)
+        return lambda x, *where: rectangle_ops.max_pool(x, layer, *where)
     if isinstance(layer, nn.AvgPool2d):
         image = bench.inputs[0].shape[2:]
-        return lambda x, *where: window.average_pool(x, layer, image, *where)
+        return lambda x, *where: rectangle_ops.average_pool(x, layer, image, *where)
     if isinstance(layer, nn.AdaptiveMaxPool2d):
-        return window.adaptive_maximum
+        return rectangle_ops.adaptive_maximum
     if isinstance(windows[0], Nearest):
-        return window.nearest
-    return window.linear if isinstance(windows[0], Linear) else window.adaptive_average
+        return rectangle_ops.nearest
+    return rectangle_ops.linear if isinstance(windows[0], Linear) else rectangle_ops.adaptive_average
 
 
 def _batch_norm(bench: Workbench) -> Piece:
@@ -251,7 +248,7 @@ def _batch_norm(bench: Workbench) -> Piece:
     def count_only(inputs: Sequence[Tensor]) -> Tensor:
         if layer.training and layer.num_batches_tracked is not None:
             layer.num_batches_tracked += 1
-        return nothing(bench.shape, inputs[0], *layer.parameters(), dtype=inputs[0].dtype)
+        return empty_output(bench.shape, inputs[0], *layer.parameters(), dtype=inputs[0].dtype)
 
     return count_only
 

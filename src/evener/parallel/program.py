@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from evener.oracle.division.layout import Layout
 from evener.oracle.strategies import ReplicaPlan
-from evener.parallel.moving import Mover, mover
 from evener.parallel.normalisation import untracked
 from evener.parallel.operations import Nest, Reading, filled
 from evener.parallel.pieces import Piece, Workbench, piece
-from evener.parallel.place import Place
+from evener.parallel.process_mesh import ProcessMesh
+from evener.parallel.redistribute import Mover, mover
 from evener.parallel.stretch import Row, compiled, is_local
 
 Held: TypeAlias = tuple[int, Layout]
@@ -99,7 +99,7 @@ class Program:
         reading: Reading,
         plan: ReplicaPlan,
         model: nn.Module,
-        place: Place,
+        place: ProcessMesh,
         samples: Callable[[], tuple[int, int]],
         chunks: int = 1,
         compiles: bool = False,

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.parallel.data import DataParallel
-from evener.parallel.joint import Criterion, call
 from evener.parallel.normalisation import GroupBatchNorm
+from evener.parallel.parallel_model import Criterion, call
 
 
 class ReplicatedModel:
@@ -27,10 +27,10 @@ class ReplicatedModel:
         compiled: whether it is compiled, all but its exchanges of statistics.
     """
 
-    speaks = True
+    is_reporter = True
 
     def __init__(self, model: nn.Module, group: Group, criterion: Criterion, compiled: bool = False) -> None:
-        self.group, self.replica, self.dice = group, group.rank, group.rank
+        self.group, self.replica, self.rng_stream = group, group.rank, group.rank
         self._model, self._criterion = model, criterion
         self._parallel = DataParallel(model, group, forward=_compiled(model) if compiled else None)
 
@@ -43,7 +43,7 @@ class ReplicatedModel:
         return self._model.train(mode)
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """As `JointModel`; gradients travel with the last micro-batch."""
+        """As `ParallelModel`; gradients travel with the last micro-batch."""
         travelling = nullcontext() if is_last else self._parallel.accumulating()
         present = nullcontext() if samples else self._parallel.without_samples()
         with travelling, present:
@@ -53,32 +53,32 @@ class ReplicatedModel:
         return loss.detach().double()
 
     @torch.no_grad()
-    def answer(self, inputs: Any) -> Any:
-        """The outputs; ranks answer independently of each other."""
+    def predict(self, inputs: Any) -> Any:
+        """The outputs; ranks compute them independently of each other."""
         with self._criterion.autocast():
             return call(self._model, inputs)
 
     def clip(self, largest: float) -> None:
-        """As `JointModel`; all ranks have the same gradients."""
+        """As `ParallelModel`; all ranks have the same gradients."""
         nn.utils.clip_grad_norm_(self._model.parameters(), largest)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         return self._model.state_dict() if self.group.is_leader else {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         try:
             self._model.load_state_dict(weights)
         except RuntimeError as error:
             raise InvalidInput(" ".join(str(error).split())) from error
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         return optimizer.state_dict() if self.group.is_leader else {}
 
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         optimizer.load_state_dict(dict(whole))
 
 

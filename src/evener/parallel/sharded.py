@@ -1,7 +1,7 @@
 """A model that the ranks of a replica hold together: the same outputs, gradients and weights as in one process.
 
-    place = take_place(world, arrangement)
-    model = ShardedModel(model, place, [x])     # x: a batch of this replica, of which only the shape matters
+    mesh = form_process_mesh(world, arrangement)
+    model = ShardedModel(model, mesh, [x])     # x: a batch of this replica, of which only the shape matters
     gradients = GradientSums(model)
     loss = criterion(model(x), y) * model.share # every rank of the replica computes the loss of all its samples
     loss.backward()                             # gradients of this rank's weights are complete now
@@ -19,11 +19,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.oracle.division.layout import Layout
 from evener.oracle.strategies import ReplicaPlan, plan_replica, plan_replicas
-from evener.parallel.agree import agree, intention
+from evener.parallel.consistency import agree, intention
 from evener.parallel.data_axis import DataAxis
 from evener.parallel.normalisation import GroupBatchNorm, uncounted
 from evener.parallel.operations import Nest, Reading
-from evener.parallel.place import Place
+from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.program import Program
 from evener.parallel.read import Reader
 from evener.parallel.shards import divided_copy
@@ -34,7 +34,7 @@ class ShardedModel(nn.Module):
 
     Args:
         model: whole, on this rank's device; it is copied as far as this rank needs it.
-        place: of this rank.
+        mesh: of this rank.
         inputs: an example of what the model will be called with; its shape decides how layers are divided.
         reader: of the model, if it was read already.
         chunks: into which the operations are cut to save memory: backward keeps what is between chunks and computes the
@@ -54,19 +54,19 @@ class ShardedModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        place: Place,
+        mesh: ProcessMesh,
         inputs: Sequence[Tensor],
         reader: Reader | None = None,
         chunks: int = 1,
         compiles: bool = False,
     ) -> None:
         super().__init__()
-        self.place, self._chunks, self._compiles = place, chunks, compiles
+        self.mesh, self._chunks, self._compiles = mesh, chunks, compiles
         self._reader = reader or Reader(model)
         reading = self._reader.read(inputs)
-        self.plans = plan_replicas(reading.network, place.arrangement)
+        self.plans = plan_replicas(reading.network, mesh.arrangement)
         self.shards = self.plan.shards
-        self.part = divided_copy(model, self.plan, place.group.rank)
+        self.part = divided_copy(model, self.plan, mesh.group.rank)
         self._normalise()
         self._programs = {_key(inputs): self._program(reading, self.plan)}
         self._random = any(isinstance(call.function, nn.Dropout) for call in reading.calls)
@@ -78,7 +78,7 @@ class ShardedModel(nn.Module):
     @property
     def plan(self) -> ReplicaPlan:
         """What this replica does, for the example."""
-        return self.plans[self.place.index]
+        return self.plans[self.mesh.index]
 
     def forward(self, *inputs: Tensor) -> Nest:
         """The model's outputs for the samples of this replica, whole on every rank of it.
@@ -90,7 +90,7 @@ class ShardedModel(nn.Module):
         key = _key(inputs)
         if key not in self._programs:
             reading = self._reader.read(inputs)
-            replica, division = self.place.replica, self.place.arrangement.division
+            replica, division = self.mesh.replica, self.mesh.arrangement.division
             plan = plan_replica(reading.network, division, replica, before=self.plan)
             self._programs[key] = self._program(reading, plan)
         return self._programs[key](inputs)
@@ -105,7 +105,7 @@ class ShardedModel(nn.Module):
 
     def _agree(self, inputs: Sequence[Tensor]) -> None:
         """Compare what the ranks are about to do; in training, replicas also need each other's number of samples."""
-        group, index = (self.place.world if self.training else self.place.group), self.place.index
+        group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
         own = len(inputs[0]) if self._present else 0
         counts = agree(group, intention(index, own, inputs, self.training, self._random and self.training))
         if not self.training:
@@ -114,7 +114,7 @@ class ShardedModel(nn.Module):
         self.share = counts[index] / sum(counts)
 
     def _program(self, reading: Reading, plan: ReplicaPlan) -> Program:
-        return Program(reading, plan, self.part, self.place, lambda: self._samples, self._chunks, self._compiles)
+        return Program(reading, plan, self.part, self.mesh, lambda: self._samples, self._chunks, self._compiles)
 
     def _normalise(self) -> None:
         """Let BatchNorms whose samples or pixels are divided have the statistics of all."""
@@ -126,10 +126,10 @@ class ShardedModel(nn.Module):
                 self.part.set_submodule(operation.name, self._over_ranks(layer, layouts, operation.shape[1]))
 
     def _over_ranks(self, layer: _BatchNorm, layouts: tuple[Layout, ...], channels: int) -> nn.Module:
-        place = self.place
-        if layouts[place.index].along(2) is not None:
-            return GroupBatchNorm(layer, place.world, place.group) if place.world.size > 1 else layer
-        return layer if len(layouts) == 1 else GroupBatchNorm(layer, DataAxis(place, layouts, channels))
+        mesh = self.mesh
+        if layouts[mesh.index].along(2) is not None:
+            return GroupBatchNorm(layer, mesh.world, mesh.group) if mesh.world.size > 1 else layer
+        return layer if len(layouts) == 1 else GroupBatchNorm(layer, DataAxis(mesh, layouts, channels))
 
 
 def _key(inputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:

@@ -16,7 +16,7 @@ from evener.oracle.division.layout import length
 from evener.oracle.division.network import Operation
 from evener.oracle.division.weights import Shard
 from evener.oracle.strategies import ReplicaPlan
-from evener.parallel.moving import part_of
+from evener.parallel.redistribute import part_of
 
 
 def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:

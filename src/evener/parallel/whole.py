@@ -18,7 +18,7 @@ from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, Region
 from evener.oracle.division.weights import Shard
-from evener.parallel.moving import part_of, regions
+from evener.parallel.redistribute import part_of, regions
 from evener.parallel.sharded import ShardedModel
 
 
@@ -29,7 +29,7 @@ def gather_weights(model: ShardedModel) -> dict[str, Tensor]:
     """
     own = model.part.state_dict()
     whole = {name: _gathered(model, shard, own[name]) for name, shard in _shards(model).items()}
-    return whole if model.place.group.is_leader else {}
+    return whole if model.mesh.group.is_leader else {}
 
 
 def load_weights(model: ShardedModel, weights: Mapping[str, Tensor]) -> None:
@@ -53,7 +53,7 @@ def gather_optimizer(model: ShardedModel, optimizer: Optimizer) -> dict[str, Any
         model: this rank's part.
         optimizer: of `model.part.parameters()`; its tensors of a weight's shape are divided as the weight is.
     """
-    shards, group = _shards(model), model.place.group
+    shards, group = _shards(model), model.mesh.group
     names = {id(weight): name for name, weight in model.part.named_parameters()}
     weights = [weight for entry in optimizer.param_groups for weight in entry["params"]]
     state: dict[int, dict[str, Any]] = {}
@@ -109,7 +109,7 @@ def _shards(model: ShardedModel) -> dict[str, Shard]:
 
 def _gathered(model: ShardedModel, shard: Shard, own: Tensor) -> Tensor:
     """The whole tensor on the first rank, something smaller elsewhere."""
-    group = model.place.group
+    group = model.mesh.group
     if shard.layout.state != "split":
         return own.detach().clone()
     nothing: Region = tuple(() for _ in shard.shape)
@@ -122,4 +122,4 @@ def _gathered(model: ShardedModel, shard: Shard, own: Tensor) -> Tensor:
 def _own_part(model: ShardedModel, shard: Shard, whole: Tensor) -> Tensor:
     if tuple(whole.shape) != shard.shape:
         raise InvalidInput(f"weight {shard.name} must be of shape {shard.shape}, got {tuple(whole.shape)}")
-    return part_of(whole, shard.layout.region(model.place.group.rank, shard.shape)).clone()
+    return part_of(whole, shard.layout.region(model.mesh.group.rank, shard.shape)).clone()

@@ -16,7 +16,7 @@ from evener.launch.seat import Seat
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import weights_to_workers
 from evener.oracle.rebalance import Balance
-from evener.parallel.joint import JointModel
+from evener.parallel.parallel_model import ParallelModel
 from evener.plan import Plan
 from evener.run.join_model import join_model
 from evener.run.order import Order
@@ -60,7 +60,7 @@ def assemble(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> 
     )
 
 
-def _join(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[JointModel, Plan]:
+def _join(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[ParallelModel, Plan]:
     """This rank's part of the model, and the plan with its stages and what they will take, if it is of a pipeline."""
     if not is_pipeline(plan.strategy) or plan.prediction is not None:
         return join_model(work, plan, group, seat, order)
@@ -87,7 +87,7 @@ def _workers(plan: Plan, balancing: bool) -> tuple[Worker, ...]:
     )
 
 
-def _sampler(work: Work, plan: Plan, model: JointModel, division: Division | None) -> Sampler:
+def _sampler(work: Work, plan: Plan, model: ParallelModel, division: Division | None) -> Sampler:
     settings = work.settings
     if division is not None:
         return ShuffledSampler(

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from evener.atomic import atomic_draft
 from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed
-from evener.parallel.joint import JointModel
+from evener.parallel.parallel_model import ParallelModel
 from evener.schema import Noun, read_noun, write_noun
 
 _KEPT = 2
@@ -122,7 +122,7 @@ class Checkpoints:
         self,
         folder: Path,
         state: RunState,
-        model: JointModel,
+        model: ParallelModel,
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,

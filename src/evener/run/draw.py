@@ -6,13 +6,13 @@ from pathlib import Path
 
 from evener.atomic import atomic_write
 from evener.errors import MissingExtra
-from evener.parallel.joint import JointModel
+from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.report.canvas import png
 from evener.report.timeline import timeline_figure
 
 
-def draw_timeline(model: JointModel, folder: Path) -> None:
+def draw_timeline(model: ParallelModel, folder: Path) -> None:
     """Write `timeline.json` (for ui.perfetto.dev) and, with Matplotlib, `timeline.png`; every rank calls this.
 
     Args:

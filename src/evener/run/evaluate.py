@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from evener.comm.group import Group
 from evener.data.loader import collect, split_batch, to_device
-from evener.parallel.joint import JointModel
+from evener.parallel.parallel_model import ParallelModel
 from evener.run.precision import Arithmetic
 from evener.task import Task
 
@@ -20,7 +20,7 @@ from evener.task import Task
 @torch.no_grad()
 def evaluate(
     task: Task,
-    model: JointModel,
+    model: ParallelModel,
     dataset: Dataset[Any],
     sizes: Sequence[int],
     *,
@@ -52,12 +52,12 @@ def evaluate(
     return loss / count, None if task.correct is None else correct / count
 
 
-def _sums(task: Task, model: JointModel, dataset: Dataset[Any], indices: Any, arithmetic: Arithmetic) -> Tensor:
-    """Sum of losses and number of right answers of the samples `indices`, shape (2,), where this rank speaks."""
+def _sums(task: Task, model: ParallelModel, dataset: Dataset[Any], indices: Any, arithmetic: Arithmetic) -> Tensor:
+    """Sum of losses and number of right answers of the samples `indices`, shape (2,), on the reporting rank."""
     batch = to_device(split_batch(collect(dataset, indices, seed=0, epoch=0)), model.group.device)
     inputs, targets = arithmetic.prepare(batch)
-    outputs = model.answer(inputs)
-    if not model.speaks:
+    outputs = model.predict(inputs)
+    if not model.is_reporter:
         return torch.zeros(2, dtype=torch.float64)
     with arithmetic.autocast():
         loss = task.loss(outputs, targets)

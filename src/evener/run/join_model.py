@@ -9,10 +9,10 @@ from evener.launch.seat import Seat
 from evener.oracle.stages import Team
 from evener.oracle.strategies import Arrangement, Replica
 from evener.parallel.divided import DividedModel
-from evener.parallel.joint import Criterion, JointModel
 from evener.parallel.normalisation import synchronise_batch_norm
+from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
-from evener.parallel.place import Place, take_place
+from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.read import Reader
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Plan
@@ -22,17 +22,17 @@ from evener.run.stages import with_stages
 from evener.run.strategy import division_of, is_pipeline
 
 
-def join_model(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[JointModel, Plan]:
+def join_model(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[ParallelModel, Plan]:
     """This rank's part of the model, and the plan with what was decided in making it."""
     if plan.strategy in ("serial", "data"):
         return replicated(work, group), plan
     if is_pipeline(plan.strategy):
         model = staged(work, plan, group, seat, order)
         return model, with_stages(plan, model)
-    return divided(work, plan, take_place(group, arrangement_of(plan)), order), plan
+    return divided(work, plan, form_process_mesh(group, arrangement_of(plan)), order), plan
 
 
-def replicated(work: Work, group: Group) -> JointModel:
+def replicated(work: Work, group: Group) -> ParallelModel:
     """The whole model on every rank of `group`; it is that of `work`, not a copy."""
     model = synchronise_batch_norm(work.model, group) if group.size > 1 else work.model
     return ReplicatedModel(model, group, criterion_of(work), work.settings.compile)
@@ -44,7 +44,7 @@ def arrangement_of(plan: Plan) -> Arrangement:
     return Arrangement(division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows))
 
 
-def divided(work: Work, plan: Plan, place: Place, order: Order) -> JointModel:
+def divided(work: Work, plan: Plan, place: ProcessMesh, order: Order) -> ParallelModel:
     """A rank's part of the model, at `place`: a copy."""
     inputs = example(work, max(1, plan.replica_samples[place.index]))
     reader = Reader(work.model)

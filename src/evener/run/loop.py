@@ -124,7 +124,7 @@ class Loop:
         """Perform `step`, the loader's next, tell the others and hear of the step before."""
         run = self._run
         run.before_step(step)
-        seed_all(run.settings.seed, step, run.model.dice, device=run.group.device)
+        seed_all(run.settings.seed, step, run.model.rng_stream, device=run.group.device)
         outcome = self._step(loader)
         self._timings.extend(run.group.pace.close_step(outcome.samples))
         now = time.perf_counter()

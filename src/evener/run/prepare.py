@@ -20,7 +20,7 @@ from evener.comm.pace import Pace
 from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import require
 from evener.launch.seat import Seat
-from evener.parallel.joint import call
+from evener.parallel.parallel_model import call
 from evener.profile import TaskTiming
 from evener.run.precision import Arithmetic
 from evener.run.settings import Settings

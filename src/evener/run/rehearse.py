@@ -28,8 +28,8 @@ from evener.data.loader import to_device
 from evener.launch.seat import Seat
 from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
 from evener.oracle.replay import Beat, Played, replay
-from evener.parallel.joint import JointModel
-from evener.parallel.place import Place, take_place
+from evener.parallel.parallel_model import ParallelModel
+from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.plan import Plan, Prediction
 from evener.run.join_model import arrangement_of, divided, replicated, staged
 from evener.run.order import Order
@@ -84,7 +84,7 @@ def predict(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> P
     groups = [group]
     place = None
     if not (plan.strategy in ("serial", "data") or is_pipeline(plan.strategy)):
-        place = take_place(group, arrangement_of(plan))
+        place = form_process_mesh(group, arrangement_of(plan))
         groups += [place.group] if place.group is not group else []
 
     def prepare() -> Callable[[], None]:
@@ -104,7 +104,9 @@ def predict(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> P
     return _prediction(played[seconds.index(median_low(seconds))], max(sent for sent, _ in found))
 
 
-def _twin(work: Work, plan: Plan, silent: SilentGroup, place: Place | None, seat: Seat, order: Order) -> JointModel:
+def _twin(
+    work: Work, plan: Plan, silent: SilentGroup, place: ProcessMesh | None, seat: Seat, order: Order
+) -> ParallelModel:
     """This rank's part of the model, among silent others."""
     if place is not None:
         return divided(work, plan, _silent_place(place, silent), order)
@@ -119,7 +121,7 @@ def _num_steps(work: Work) -> int:
     return work.settings.epochs * -(-samples // work.settings.batch_size)
 
 
-def _silent_place(place: Place, silent: SilentGroup) -> Place:
+def _silent_place(place: ProcessMesh, silent: SilentGroup) -> ProcessMesh:
     """The same place among silent others."""
     if place.group is place.world:
         return replace(place, world=silent, group=silent)
@@ -128,7 +130,7 @@ def _silent_place(place: Place, silent: SilentGroup) -> Place:
     return replace(place, world=silent, group=own)
 
 
-def _step(work: Work, plan: Plan, model: JointModel, seat: Seat) -> Callable[[], None]:
+def _step(work: Work, plan: Plan, model: ParallelModel, seat: Seat) -> Callable[[], None]:
     """Performs this rank's part of a step."""
     optimizer, pace = work.make_optimizer(model.parameters()), model.group.pace
     calls = 1 if is_pipeline(plan.strategy) else plan.accumulate  # a pipeline makes micro-batches itself

@@ -14,7 +14,7 @@ from evener.comm.group import Group
 from evener.data.division import Division
 from evener.data.sampler import Sampler
 from evener.oracle.rebalance import Balance
-from evener.parallel.joint import JointModel
+from evener.parallel.parallel_model import ParallelModel
 from evener.plan import Plan
 from evener.run.precision import Arithmetic
 from evener.run.settings import Settings
@@ -48,7 +48,7 @@ class Run:
     task: Task
     settings: Settings
     plan: Plan
-    model: JointModel
+    model: ParallelModel
     optimizer: Optimizer
     scheduler: LRScheduler | None
     arithmetic: Arithmetic

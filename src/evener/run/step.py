@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.data.loader import Loader
-from evener.parallel.joint import JointModel
+from evener.parallel.parallel_model import ParallelModel
 from evener.run.precision import Arithmetic
 from evener.task import Task
 
@@ -46,7 +46,7 @@ class TrainStep:
     def __init__(
         self,
         task: Task,
-        model: JointModel,
+        model: ParallelModel,
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
         arithmetic: Arithmetic,

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput, InvalidValue
-from evener.parallel.joint import Criterion
+from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.collecting import collect_tensors
 from evener.parallel.pipeline.optimiser import gather_optimizer, load_optimizer
 from evener.parallel.pipeline.pipeline import Pipeline
@@ -30,11 +30,11 @@ class StagedModel:
     """
 
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
-        self.group, self.replica, self.dice = group, replica, replica
+        self.group, self.replica, self.rng_stream = group, replica, replica
         self._criterion = criterion
         self._order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
-        self.speaks = self.pipeline.is_last
+        self.is_reporter = self.pipeline.is_last
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank's stage; an empty one if it has none, as optimisers refuse to have none."""
@@ -46,7 +46,7 @@ class StagedModel:
         return self.pipeline.train(mode)
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """As `JointModel`; the pipeline cuts the micro-batch into those that follow each other through its stages."""
+        """As `ParallelModel`; the pipeline cuts the micro-batch into those that pass its stages one after another."""
         if not is_last:
             raise InvalidValue("accumulate", "several micro-batches", "1, as a pipeline makes micro-batches itself")
         with self._criterion.autocast():
@@ -56,32 +56,32 @@ class StagedModel:
                 return self.pipeline.step(inputs, targets, math.inf).detach().double()
 
     @torch.no_grad()
-    def answer(self, inputs: Any) -> Any:
-        """The outputs; all ranks of the replica have to ask, that of the last stage is answered."""
+    def predict(self, inputs: Any) -> Any:
+        """The outputs; all ranks of the replica have to call this, that of the last stage gets them."""
         with self._criterion.autocast():
             return self.pipeline(inputs)
 
     def clip(self, largest: float) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         self.pipeline.clip_gradients(largest)
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         own = self.pipeline.state_dict() if self.replica == 0 else {}
         return collect_tensors(self.group, own)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         try:
             self.pipeline.load_state_dict(weights)
         except (InvalidValue, RuntimeError) as error:
             raise InvalidInput(" ".join(str(error).split())) from error
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         own = dict(self.pipeline.named_parameters())
         return gather_optimizer(self.group, optimizer, own, self._order, self.replica == 0)
 
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """As `JointModel`."""
+        """As `ParallelModel`."""
         load_optimizer(self.group, optimizer, dict(self.pipeline.named_parameters()), self._order, whole)

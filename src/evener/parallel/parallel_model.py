@@ -4,7 +4,7 @@
     DividedModel       layers are divided: by filters, channels or rows of images
     StagedModel        the model is divided: into stages of a pipeline
 
-Ranks that hold one model together are a *replica* of it: they are given the same samples, and one of them speaks.
+Ranks that hold one model together are a *replica* of it: they are given the same samples, and one of them reports.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Criterion:
     scale: Callable[[Tensor], Tensor]
 
 
-class JointModel(Protocol):
+class ParallelModel(Protocol):
     """A model of several ranks. Every rank of the run makes the same calls in the same order.
 
     Attributes:
         group: all ranks of the run.
         replica: that this rank belongs to, from 0.
-        dice: ranks with the same number draw the same random numbers, others do not.
-        speaks: whether this rank's losses and outputs count: one rank's of each replica.
+        rng_stream: ranks with the same number draw the same random numbers, others do not.
+        is_reporter: whether this rank's losses and outputs count: one rank's of each replica.
     """
 
     group: Group
     replica: int
-    dice: int
-    speaks: bool
+    rng_stream: int
+    is_reporter: bool
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's, for its optimiser."""
@@ -69,12 +69,12 @@ class JointModel(Protocol):
             is_last: whether the step ends with it.
 
         Returns:
-            This rank's part of the mean loss of the step, float64; zero where it does not speak.
+            This rank's part of the mean loss of the step, float64; zero where it does not report.
         """
         ...
 
-    def answer(self, inputs: Any) -> Any:
-        """The model's outputs for inputs of this replica, without gradients, where this rank speaks; else None."""
+    def predict(self, inputs: Any) -> Any:
+        """The model's outputs for inputs of this replica, without gradients, on the reporting rank; else None."""
         ...
 
     def clip(self, largest: float) -> None:

@@ -10,7 +10,7 @@ from evener.oracle.strategies import Arrangement, Replica
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessMesh:
     """This rank in an arranged run.
 
     Attributes:
@@ -31,7 +31,7 @@ class Place:
         return self.arrangement.replicas[self.index]
 
 
-def take_place(world: Group, arrangement: Arrangement) -> Place:
+def form_process_mesh(world: Group, arrangement: Arrangement) -> ProcessMesh:
     """Form the groups of all replicas; every rank of `world` calls this.
 
     Raises:
@@ -46,4 +46,4 @@ def take_place(world: Group, arrangement: Arrangement) -> Place:
             group.traffic = world.traffic
             own = group, index
     assert own is not None
-    return Place(world=world, group=own[0], arrangement=arrangement, index=own[1])
+    return ProcessMesh(world=world, group=own[0], arrangement=arrangement, index=own[1])
