@@ -35,14 +35,14 @@ import numpy as np
 import psutil
 
 from evener.profile import DeviceProfile
-from evener.ps.abilities import Abilities
-from evener.ps.control import Control
 from evener.ps.engine import NodeEngine, Workshop
 from evener.ps.home import Home
 from evener.ps.job import Job
 from evener.ps.master import Master, Setting
+from evener.ps.master_client import MasterClient
 from evener.ps.messages import Letter, ToNode
 from evener.ps.node import Node
+from evener.ps.node_config import NodeConfig
 from evener.ps.reception import Versions
 from evener.record import TrainRecord
 from evener.sync.agreement import Sgd
@@ -130,7 +130,7 @@ def be_node(name: str, address: str, token: str) -> None:
         return connect(Address.parse(address), Token.parse(token), ToNode, Limits(patience=patience), seconds=seconds)
 
     with tempfile.TemporaryDirectory() as cache:
-        abilities = Abilities(name, "cpu", 1.0, None, Path(cache), VERSIONS, partial(measure, name), build)
+        abilities = NodeConfig(name, "cpu", 1.0, None, Path(cache), VERSIONS, partial(measure, name), build)
         Node(abilities, dial, lambda _: None).serve()
 
 
@@ -168,7 +168,7 @@ class Star:
         ]
         for process in self.processes[1:]:
             process.start()
-        with Control(*self.where) as control:
+        with MasterClient(*self.where) as control:
             while len(control.ask().nodes) < num_nodes:
                 time.sleep(0.05)
 
@@ -186,7 +186,7 @@ class Star:
         )
         flat = Flat(job.layout)
         busy = busy_seconds(self.processes)
-        with Control(*self.where) as control:
+        with MasterClient(*self.where) as control:
             control.submit(job, flat, [])
             result = control.watch(job.run, lambda _: None, lambda: None)
         after = busy_seconds(self.processes)
@@ -196,7 +196,7 @@ class Star:
 
     def close(self) -> None:
         """End all processes."""
-        with Control(*self.where) as control:
+        with MasterClient(*self.where) as control:
             control.down()
         for process in self.processes:
             process.join()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from evener.experiments.nfnn_run import Bench, Wanted
-from evener.ps.control import Control
+from evener.ps.master_client import MasterClient
 from evener.tasks.load import load_thin_task
 from evener.wire.address import Address
 from evener.wire.token import Token
@@ -18,7 +18,7 @@ from evener.wire.token import Token
 
 def main(address: str, token: str, data: str, workers: str, updates: str) -> None:
     """Wait for the nodes, run, and write a line."""
-    with Control(Address.parse(address), Token.parse(token), 60.0) as control:
+    with MasterClient(Address.parse(address), Token.parse(token), 60.0) as control:
         while sum(node.score is not None and node.state == "present" for node in control.ask().nodes) < int(workers):
             time.sleep(0.1)
         bench = Bench(load_thin_task("nfnn", Path(data)), Path(data), control, lambda: None)

@@ -17,13 +17,13 @@ from linear import Mood, build
 from safetensors.numpy import load
 
 from evener.profile import DeviceProfile
-from evener.ps.abilities import Abilities
-from evener.ps.control import Control
 from evener.ps.home import Home
 from evener.ps.job import Job
 from evener.ps.master import Master, Setting
+from evener.ps.master_client import MasterClient
 from evener.ps.messages import Letter, ToNode
 from evener.ps.node import Node
+from evener.ps.node_config import NodeConfig
 from evener.ps.reception import Versions
 from evener.ps.settlement import Result
 from evener.ps.words import Word
@@ -69,7 +69,7 @@ class Stand:
 
     def _run(self) -> None:
         cache = self.plane.folder / f"cache-{self.name}"
-        abilities = Abilities(
+        abilities = NodeConfig(
             self.name, "cpu", 1.0, self._data, cache, VERSIONS, lambda: self._measured, build(self.mood)
         )
         try:
@@ -119,8 +119,8 @@ class Plane:
         wait_until(lambda: self._is_measured(name) or stand.error, f"that {name} joins")
         return stand
 
-    def control(self) -> Control:
-        return Control(self.address, self.identity.token, self.patience)
+    def control(self) -> MasterClient:
+        return MasterClient(self.address, self.identity.token, self.patience)
 
     def run(self, job: Job, weights: Flat) -> tuple[TrainRecord, dict[str, Any]]:
         """Record and weights of a run that is to be completed."""

@@ -10,9 +10,9 @@ from linear import job, weights
 from msgspec.structs import replace
 from test_master import SYNC
 
+from evener.ps.blob import Blob
 from evener.ps.job import encode_job
 from evener.ps.messages import Chunk, Fetch, Rejected
-from evener.ps.parcel import Parcel
 from evener.ps.submission import Submissions
 
 
@@ -29,10 +29,10 @@ def buffers(code: str = "") -> list[memoryview]:
     return [memoryview(encode_job(own)), memoryview(weights().memory.data).cast("B")]
 
 
-def parcel(folder: Path) -> Parcel:
+def parcel(folder: Path) -> Blob:
     (folder / "code").mkdir()
     (folder / "code" / "task.py").write_text("task = 1\n")
-    return Parcel(folder / "code", ["task.py"])
+    return Blob(folder / "code", ["task.py"])
 
 
 def test_a_run_without_parcels_is_complete_at_once(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from commands import command, evener, processes_of
 
-from evener.ps.control import Control, find_master
 from evener.ps.home import Home
+from evener.ps.master_client import MasterClient, find_master
 from evener.ps.situation import NodeState, Situation
 
 WAIT_SECONDS = 60.0
@@ -76,7 +76,7 @@ class Cluster:
 
     def ask(self) -> Situation:
         """What `evener nodes` is told, without a process that starts only for that."""
-        with Control(*find_master(Home(self.home), None, None)) as control:
+        with MasterClient(*find_master(Home(self.home), None, None)) as control:
             return control.ask()
 
     def version(self) -> int:

@@ -10,8 +10,8 @@ from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
 from evener.errors import EvenerError
-from evener.ps.control import Control
 from evener.ps.job import Job
+from evener.ps.master_client import MasterClient
 from evener.ps.thin_engine import layout_of_thin_model, thin_model
 from evener.record import TrainRecord
 from evener.schema import parse_noun
@@ -66,7 +66,7 @@ class Bench:
         check: called every now and then during a run; may raise.
     """
 
-    def __init__(self, task: ThinTask, data: Path, control: Control, check: Callable[[], None]) -> None:
+    def __init__(self, task: ThinTask, data: Path, control: MasterClient, check: Callable[[], None]) -> None:
         assert task.validation_data is not None
         self._task, self._data, self._control, self._check = task, data, control, check
         self._num_samples = len(task.train_data()[0])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evener.errors import NodeLost
-from evener.ps.control import Control
+from evener.ps.master_client import MasterClient
 from evener.wire.address import Address
 from evener.wire.token import Token
 
@@ -53,7 +53,7 @@ class ThinCluster:
             )  # fmt: skip
         return Address.parse(said["address"]), Token.parse(said["token"])
 
-    def wait_for_nodes(self, control: Control) -> None:
+    def wait_for_nodes(self, control: MasterClient) -> None:
         """Return when all nodes have joined, so that all of them work from the beginning."""
         until = time.monotonic() + _START_SECONDS
         wanted = len(self._started) - 1
@@ -100,7 +100,7 @@ class ThinCluster:
 
 
 @contextmanager
-def thin_cluster(workers: int, data: Path, folder: Path) -> Iterator[tuple[ThinCluster, Control]]:
+def thin_cluster(workers: int, data: Path, folder: Path) -> Iterator[tuple[ThinCluster, MasterClient]]:
     """A master with `workers` thin nodes that have joined; all have ended when the block is left.
 
     Args:
@@ -114,7 +114,7 @@ def thin_cluster(workers: int, data: Path, folder: Path) -> Iterator[tuple[ThinC
     cluster = ThinCluster(folder / f"home-{workers}")
     try:
         address, token = cluster.start(workers, data, folder / "cache")
-        with Control(address, token, _START_SECONDS) as control:
+        with MasterClient(address, token, _START_SECONDS) as control:
             cluster.wait_for_nodes(control)
             yield cluster, control
     finally:

@@ -2,7 +2,7 @@
 
     command                    master                                                  node
     -------                    ------                                                  ----
-    control    -- Submit ----> conversation -> submission                              node
+    master_client -- Submit ----> conversation -> submission                              node
                                               employer -> run        -- Prepare ---->  fetches code and data
                <- Accepted --                                        <-- Fetch ------
                                               parcels                -- Chunk ------>  makes its engine

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted
 from evener.ps.audience import Audience
+from evener.ps.blob_transfer import BlobSender
 from evener.ps.home import Home
 from evener.ps.keeping import Keeping
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member, Members
 from evener.ps.memory import Keeper
 from evener.ps.messages import Accepted, Chunk, Fetch, Finished, Letter, Rejected, Release, Stop
-from evener.ps.parcels import Supplier
 from evener.ps.run import Run
 from evener.ps.settlement import Result, encode_record, keep_result, recall_result, record_of, weights_of
 from evener.ps.situation import RunState, run_state
@@ -57,7 +57,7 @@ class Employer:
         self._home, self._members, self._send, self._clock = home, members, send, clock
         self._is_sending = is_sending
         self._patience, self._environment, self._say = patience, environment, say
-        self._submissions, self._supplier = Submissions(home.parcels, send), Supplier(home.parcels)
+        self._submissions, self._supplier = Submissions(home.parcels, send), BlobSender(home.parcels)
         self._audience = Audience(send, members.by_name)
         self._keeping = Keeping(Keeper(home.run), clock, say)
         self._cores = Cores()

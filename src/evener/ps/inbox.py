@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.ps.line import Line
 from evener.ps.messages import Beat, Farewell, Letter, Release, Told
+from evener.ps.reconnecting_client import ReconnectingClient
 from evener.wire.frame import Buffer, Frame, allocate
 from evener.wire.refusals import CannotJoin, ConnectionLost
 
@@ -33,7 +33,7 @@ class Inbox:
         line: over which they come.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ReconnectingClient) -> None:
         self._line = line
         self._waiting: deque[Frame[Letter]] = deque()
         self._weights: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -71,14 +71,14 @@ class Inbox:
         return [self._weights[: lengths[0]]]
 
 
-class BusyInbox:
+class ThreadedInbox:
     """Frames for a node, received and sent while it computes; close the line first, then this.
 
     Args:
         line: over which they go.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ReconnectingClient) -> None:
         self._line = line
         self._arrived: deque[_Arrived] = deque()
         self._news = threading.Condition()

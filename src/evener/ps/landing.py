@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from evener.ps.blob import CHUNK_BYTES
 from evener.ps.consequences import Consequences
 from evener.ps.employer import Employer
 from evener.ps.members import Members
 from evener.ps.messages import Chunk, Contribution, Letter, Submit
-from evener.ps.parcel import CHUNK_BYTES
 from evener.wire.frame import Buffer, allocate
 from evener.wire.refusals import BadFrame
 

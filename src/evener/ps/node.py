@@ -20,11 +20,9 @@ from collections.abc import Callable
 
 from evener.errors import EvenerError, NodeLost
 from evener.profile import DeviceProfile
-from evener.ps.abilities import Abilities, workshop_for
-from evener.ps.employment import Employment
-from evener.ps.inbox import BusyInbox, Inbox, RunEnded
+from evener.ps.blob_transfer import BlobReceiver
+from evener.ps.inbox import Inbox, RunEnded, ThreadedInbox
 from evener.ps.job import Job, decode_job
-from evener.ps.line import Dial, Line
 from evener.ps.messages import (
     PROTOCOL,
     Assess,
@@ -43,7 +41,9 @@ from evener.ps.messages import (
     Unfit,
     Welcome,
 )
-from evener.ps.parcels import Collector
+from evener.ps.node_config import NodeConfig, workshop_for
+from evener.ps.reconnecting_client import Dial, ReconnectingClient
+from evener.ps.worker_session import WorkerSession
 from evener.wire.frame import Frame
 from evener.wire.refusals import ConnectionLost
 
@@ -62,7 +62,7 @@ class Node:
 
     def __init__(
         self,
-        abilities: Abilities,
+        abilities: NodeConfig,
         dial: Dial,
         say: Callable[[str], None],
     ) -> None:
@@ -70,11 +70,11 @@ class Node:
         self._incarnation = time.time_ns() // 10**6
         self._profile: DeviceProfile | None = None
         self._job: Job | None = None
-        self._employment: Employment | None = None
-        self._collector = Collector(abilities.cache / "parcels")
+        self._employment: WorkerSession | None = None
+        self._collector = BlobReceiver(abilities.cache / "parcels")
         self._steps = 0
-        self._line = Line(dial, self._introduce, self._beat, self._report_break)
-        self._inbox: Inbox | BusyInbox = Inbox(self._line)
+        self._line = ReconnectingClient(dial, self._introduce, self._beat, self._report_break)
+        self._inbox: Inbox | ThreadedInbox = Inbox(self._line)
 
     def serve(self) -> None:
         """Be a node until the master says goodbye.
@@ -187,9 +187,9 @@ class Node:
         except Exception as error:
             self._resign(error)
             return
-        self._employment = Employment(job, engine)
+        self._employment = WorkerSession(job, engine)
         if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
-            self._inbox = BusyInbox(self._line)
+            self._inbox = ThreadedInbox(self._line)
         self._say(f"ready for {job.title}")
         self._inbox.send(Ready(run=job.run, unit_seconds=unit_seconds))
 

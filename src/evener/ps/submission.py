@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from evener.errors import EvenerError
+from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.job import Job, decode_job
 from evener.ps.messages import Chunk, Fetch, Letter, Rejected
-from evener.ps.parcels import Collector
 from evener.sync.flat import Flat
 from evener.sync.packing import as_bytes
 from evener.wire.frame import Buffer
@@ -46,7 +46,7 @@ class Submissions:
     """
 
     def __init__(self, parcels: Path, send: Send) -> None:
-        self._collector, self._send = Collector(parcels), send
+        self._collector, self._send = BlobReceiver(parcels), send
         self._open: Submission | None = None
 
     def submit(self, peer: int, buffers: Sequence[memoryview], reason_to_wait: str) -> Submission | None:

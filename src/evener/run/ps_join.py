@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evener.errors import InvalidInput, require
-from evener.ps.abilities import Abilities
 from evener.ps.home import default_cache
-from evener.ps.line import Dial
 from evener.ps.messages import Letter, ToNode
 from evener.ps.node import Node
+from evener.ps.node_config import NodeConfig
+from evener.ps.reconnecting_client import Dial
 from evener.run.ps_engines import build, build_thin
 from evener.run.ps_machine import choose_device, versions
 from evener.run.ps_options import TOKEN_VARIABLE, check_security, given_token
@@ -52,12 +52,12 @@ def join(
 
 def _abilities(
     name: str | None, device: str | None, data: Path | None, speed: float, folder: Path, thin: bool
-) -> Abilities:  # fmt: skip
+) -> NodeConfig:  # fmt: skip
     """What this machine brings, in the user's words and in those that were left to it; may import PyTorch."""
     chosen = "cpu" if thin else choose_device(device)
     own_name = name or socket.gethostname() + (f"-{chosen.replace(':', '')}" if device else "")
     here = versions()
-    return Abilities(
+    return NodeConfig(
         name=own_name,
         device=chosen,
         speed=speed,

@@ -19,11 +19,11 @@ from typing import Any
 from evener.errors import NodeLost
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import end_with_parent
-from evener.ps.abilities import Abilities
 from evener.ps.home import Home
 from evener.ps.master import Master, Setting
 from evener.ps.node import Node
-from evener.ps.strength import measure_strength
+from evener.ps.node_config import NodeConfig
+from evener.ps.numpy_benchmark import profile_numpy
 from evener.run.ps_engines import build
 from evener.run.ps_join import dialling
 from evener.run.ps_machine import facts, versions
@@ -128,14 +128,14 @@ def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None
     if node.threads:
         _limit_threads(node.threads)
     speed = node.speed_at(0)
-    abilities = Abilities(
+    abilities = NodeConfig(
         name=node.name,
         device=node.device,
         speed=speed,
         data=None,
         cache=cache,
         versions=versions(),
-        measure=partial(measure_strength, node.name, speed, _MEASURE_SECONDS),
+        measure=partial(profile_numpy, node.name, speed, _MEASURE_SECONDS),
         build=build,
     )
     with dialling(address, Token.parse(token)) as dial:

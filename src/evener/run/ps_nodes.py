@@ -11,9 +11,9 @@ import msgspec
 from rich.console import Console
 
 from evener.errors import InvalidInput, require
-from evener.ps.control import Control, find_master
 from evener.ps.home import Beacon, Home
 from evener.ps.master import Master, Setting
+from evener.ps.master_client import MasterClient, find_master
 from evener.run.ps_machine import facts, reachable_address, versions
 from evener.run.ps_service import say
 from evener.run.ps_table import run_line, situation_table
@@ -70,7 +70,7 @@ def join_line(address: Address, token: str) -> str:
 
 def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -> None:
     """`evener nodes`: who is here, and what goes on."""
-    with Control(*find_master(Home(home), master, token)) as control:
+    with MasterClient(*find_master(Home(home), master, token)) as control:
         situation = control.ask()
     if as_json:
         sys.stdout.write(msgspec.json.encode(situation).decode() + "\n")
@@ -85,7 +85,7 @@ def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -
 
 def down(*, home: Path, master: str | None, token: str | None) -> None:
     """`evener down`: end the run, the nodes and the master."""
-    with Control(*find_master(Home(home), master, token)) as control:
+    with MasterClient(*find_master(Home(home), master, token)) as control:
         control.down()
     sys.stdout.write("the master and its nodes have ended\n")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from evener.errors import InvalidInput
 from evener.profile import ClusterProfile, DeviceProfile
+from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.reception import Versions
-from evener.ps.strength import measure_strength
 from evener.schema import read_noun, write_noun
 
 MEASURE_SECONDS = 2.0
@@ -39,7 +39,7 @@ def measuring(
     is_thin = thin or importlib.util.find_spec("torch") is None
     what = repr((name, device, speed, is_thin, tuple(versions)))
     file = cache / "profiles" / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
-    measure = measure_strength if is_thin else partial(_measure, device)
+    measure = profile_numpy if is_thin else partial(_measure, device)
     return partial(remembered, file, partial(measure, name, speed, MEASURE_SECONDS), time.time)
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evener.errors import EvenerError, require
-from evener.ps.control import Control, find_master
+from evener.ps.blob import Blob, whole_folder
 from evener.ps.home import Home
 from evener.ps.imports import files_needed
 from evener.ps.job import Job
-from evener.ps.parcel import Parcel, whole_folder
+from evener.ps.master_client import MasterClient, find_master
 from evener.ps.settlement import Result
 from evener.record import TrainRecord
 from evener.report.keys import summary
@@ -59,7 +59,7 @@ def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> Non
         print_line(json.dumps(summary(record)))
 
 
-def _job(order: Order, way: Way, subject: Subject, parcels: dict[str, Parcel]) -> Job:
+def _job(order: Order, way: Way, subject: Subject, parcels: dict[str, Blob]) -> Job:
     """What has to be done. Raises InvalidInput if it cannot be done in this way."""
     settings, num_samples, batch = subject.settings, subject.num_samples, subject.settings.batch_size
     require(num_samples > 0, "training samples", num_samples, "at least one")
@@ -94,10 +94,10 @@ def _settle(result: Result, subject: Subject, output: Path, view: StarView) -> T
 
 
 @contextmanager
-def master(where: Where, patience: float) -> Iterator[tuple[Control, Callable[[], None]]]:
+def master(where: Where, patience: float) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
     """The master that is to do it, and a check that somebody is left to do it."""
     if where.local_nodes is None:
-        with Control(*find_master(Home(where.home), where.master, where.token)) as control:
+        with MasterClient(*find_master(Home(where.home), where.master, where.token)) as control:
             yield control, _trust
         return
     from evener.launch.nodes import parse_local_nodes
@@ -105,7 +105,7 @@ def master(where: Where, patience: float) -> Iterator[tuple[Control, Callable[[]
 
     with (
         local_cluster(parse_local_nodes(where.local_nodes), patience) as cluster,
-        Control(cluster.address, cluster.token, patience) as control,
+        MasterClient(cluster.address, cluster.token, patience) as control,
     ):
         cluster.wait_for_nodes(lambda: len(control.ask().nodes))
         yield control, cluster.check
@@ -115,17 +115,17 @@ def _trust() -> None:
     """Nodes of a master may come back at any time."""
 
 
-def _parcels(order: Order, where: Where) -> dict[str, Parcel]:
+def _parcels(order: Order, where: Where) -> dict[str, Blob]:
     """What travels to the nodes: `code`, unless the task is built in, and `data`, if that was asked for."""
     found = {}
     if is_path(order.task):
         path = Path(order.task).resolve()
         twin = thin_twin(path)
         files = {*files_needed(path), *(files_needed(twin) if twin else ())}
-        found["code"] = Parcel(path.parent, sorted(files))
+        found["code"] = Blob(path.parent, sorted(files))
     if where.ship_data and order.data_dir:
         root = Path(order.data_dir).resolve()
-        found["data"] = Parcel(root, whole_folder(root))
+        found["data"] = Blob(root, whole_folder(root))
     return found
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evener.errors import InvalidInput, MissingExtra
-from evener.ps.twins import check_twins
+from evener.ps.parity import check_parity
 from evener.tasks.load import BUILT_IN_THIN_TASKS, has_thin_task, load_task, load_thin_task
 
 OPTIONS = {"digits": {"channels": "4", "blocks": "2"}}
@@ -27,7 +27,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", BUILT_IN_THIN_TASKS)
 def test_a_built_in_task_and_its_twin_are_the_same(name: str, mnist: Path) -> None:
     data, options = (None if name == "digits" else mnist), OPTIONS.get(name, {})
-    check_twins(load_task(name, data, options), load_thin_task(name, data, options))
+    check_parity(load_task(name, data, options), load_thin_task(name, data, options))
 
 
 def test_a_file_has_its_thin_twin_beside_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class _Step(NamedTuple):
     after: Arrays
 
 
-def check_twins(task: Task, thin: ThinTask) -> None:
+def check_parity(task: Task, thin: ThinTask) -> None:
     """Compare what both compute, in float64, from the weights that the task's model is made with.
 
     What is drawn at random, as by dropout, cannot agree: check with a rate of 0. A gradient that is clipped cannot

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evener.profile import DeviceProfile
+from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.engine import Build, Workshop
 from evener.ps.job import Job
-from evener.ps.parcels import Collector
 from evener.ps.reception import Versions
 
 
-class Abilities(NamedTuple):
+class NodeConfig(NamedTuple):
     """What a node is and has.
 
     Attributes:
@@ -37,7 +37,7 @@ class Abilities(NamedTuple):
     build: Build
 
 
-def workshop_for(job: Job, own: Abilities, parcels: Collector, between_steps: Callable[[], None]) -> Workshop:
+def workshop_for(job: Job, own: NodeConfig, parcels: BlobReceiver, between_steps: Callable[[], None]) -> Workshop:
     """What the engine of `job` is made from, once its parcels are here.
 
     The node's own data come before those that the command named, and what was sent with the job before both.

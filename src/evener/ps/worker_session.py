@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 from evener.ps.engine import NodeEngine
-from evener.ps.inbox import BusyInbox, Inbox
+from evener.ps.inbox import Inbox, ThreadedInbox
 from evener.ps.job import Job
 from evener.ps.messages import Assess, Assessed, Contribution, Told
 from evener.sync.flat import Flat
@@ -20,7 +20,7 @@ from evener.sync.packing import as_bytes
 from evener.sync.worker import Replica
 
 
-class Employment:
+class WorkerSession:
     """What a node does for one job, from its first lease to the last.
 
     Args:
@@ -50,13 +50,13 @@ class Employment:
         """Whether there is something to do now."""
         return bool(self._leases) and len(self._replica.underway) < self.job.agreement.depth
 
-    def work(self, inbox: Inbox | BusyInbox) -> None:
+    def work(self, inbox: Inbox | ThreadedInbox) -> None:
         """Do what the oldest lease says, and send it."""
         push, image = self._replica.work(self._leases.popleft())
         self._unanswered[push.number] = push, image
         inbox.send(Contribution(run=self.job.run, push=push), [image])
 
-    def resend(self, inbox: Inbox | BusyInbox) -> None:
+    def resend(self, inbox: Inbox | ThreadedInbox) -> None:
         """Say again, over a new connection, what was not answered; the master names the leases that still hold."""
         for push, image in self._unanswered.values():
             inbox.send(Contribution(run=self.job.run, push=push), [image])

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.errors import InvalidInput
-from evener.ps.twins import check_twins
+from evener.ps.parity import check_parity
 from evener.task import Task, ThinTask
 
 
@@ -47,8 +47,8 @@ THIN = ThinTask(
 
 
 def test_twins_pass() -> None:
-    check_twins(TASK, THIN)
-    check_twins(replace(TASK, scheduler=None), replace(THIN, rate=None))
+    check_parity(TASK, THIN)
+    check_parity(replace(TASK, scheduler=None), replace(THIN, rate=None))
 
 
 DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
@@ -79,7 +79,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("changes", "words"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
 def test_what_differs_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        check_twins(TASK, replace(THIN, **changes))
+        check_parity(TASK, replace(THIN, **changes))
 
 
 def test_a_gradient_that_differs_where_the_loss_does_not_is_named() -> None:
@@ -94,8 +94,8 @@ def test_a_gradient_that_differs_where_the_loss_does_not_is_named() -> None:
         train_data=lambda: TensorDataset(*map(torch.from_numpy, read())),
     )
     thin = replace(THIN, model=lambda: nn.Linear(8, 1), train_data=read)
-    check_twins(task, replace(thin, loss=F.mse_loss))
+    check_parity(task, replace(thin, loss=F.mse_loss))
     with pytest.raises(InvalidInput, match="in step 1 the gradient of weight differs between task and thin twin"):
-        check_twins(
+        check_parity(
             task, replace(thin, loss=lambda outputs, targets: F.mse_loss(outputs, targets).detach() + 0 * outputs.sum())
         )

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from evener.errors import EvenerError, MissingFile
+from evener.ps.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder, whole_folder
 from evener.ps.messages import Chunk, Fetch
-from evener.ps.parcel import CHUNK_BYTES, Arrival, Parcel, parcel_folder, whole_folder
 
 _AHEAD = 8
 """Pieces that are asked for before the first of them has come."""
 
 
-class Collector:
+class BlobReceiver:
     """Receives parcels, one after the other; close it.
 
     Args:
@@ -27,7 +27,7 @@ class Collector:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._wanted: list[str] = []
-        self._arrival: Arrival | None = None
+        self._arrival: BlobWriter | None = None
         self._asked = 0
 
     @property
@@ -45,7 +45,7 @@ class Collector:
         """What to ask for over a new connection."""
         if not self._wanted:
             return []
-        self._arrival = self._arrival or Arrival(self._wanted[0], self._folder)
+        self._arrival = self._arrival or BlobWriter(self._wanted[0], self._folder)
         self._asked = self._arrival.received
         return [self._next() for _ in range(_AHEAD)]
 
@@ -69,7 +69,7 @@ class Collector:
 
     def folder_of(self, digest: str) -> Path:
         """Where the parcel lies once it is there."""
-        return parcel_folder(self._folder, digest)
+        return blob_folder(self._folder, digest)
 
     def close(self) -> None:
         """Forget what has not become whole."""
@@ -84,7 +84,7 @@ class Collector:
         return fetch
 
 
-class Supplier:
+class BlobSender:
     """Gives pieces of parcels to whoever asks; close it.
 
     Args:
@@ -93,9 +93,9 @@ class Supplier:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._parcels: dict[str, Parcel] = {}
+        self._parcels: dict[str, Blob] = {}
 
-    def add(self, parcel: Parcel) -> None:
+    def add(self, parcel: Blob) -> None:
         """Have `parcel` to give."""
         self._parcels[parcel.digest] = parcel
 
@@ -113,10 +113,10 @@ class Supplier:
         for parcel in self._parcels.values():
             parcel.close()
 
-    def _parcel(self, digest: str) -> Parcel:
+    def _parcel(self, digest: str) -> Blob:
         if digest not in self._parcels:
             if self._folder is None:
                 raise MissingFile(f"parcel {digest[:12]} is not here")
-            folder = parcel_folder(self._folder, digest)
-            self._parcels[digest] = Parcel(folder, whole_folder(folder), digest)
+            folder = blob_folder(self._folder, digest)
+            self._parcels[digest] = Blob(folder, whole_folder(folder), digest)
         return self._parcels[digest]

@@ -10,9 +10,9 @@ import pytest
 from linear import BATCH, RATE, LinearEngine, Mood, job, weights
 from msgspec.structs import replace
 
-from evener.ps.employment import Employment
 from evener.ps.engine import Workshop
 from evener.ps.messages import Contribution, Told
+from evener.ps.worker_session import WorkerSession
 from evener.sync import family
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.messages import Answer, Lease
@@ -36,10 +36,10 @@ class Sent:
         self.images.append(bytes(buffers[0]))
 
 
-def employ(agreement: Agreement = SYNC) -> Employment:
+def employ(agreement: Agreement = SYNC) -> WorkerSession:
     own = job(agreement)
     workshop = Workshop(own, None, Path(), "cpu", 1.0, lambda: None)
-    return Employment(own, LinearEngine(workshop, Mood(seconds=0)))
+    return WorkerSession(own, LinearEngine(workshop, Mood(seconds=0)))
 
 
 def told(

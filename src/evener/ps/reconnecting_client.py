@@ -31,7 +31,7 @@ _LONGEST_INTERVAL = 0.5
 Dial = Callable[[float, float], Connection[Letter]]
 
 
-class Line:
+class ReconnectingClient:
     """A node's line to its master; close it.
 
     Args:

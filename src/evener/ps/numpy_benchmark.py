@@ -18,7 +18,7 @@ _SIZES = (128, 256, 512)
 _DTYPES: dict[Precision, DTypeLike] = {"fp64": np.float64, "fp32": np.float32}
 
 
-def measure_strength(node: str, speed: float, seconds: float = 2.0) -> DeviceProfile:
+def profile_numpy(node: str, speed: float, seconds: float = 2.0) -> DeviceProfile:
     """The profile of this machine's processor: the best rate of matrix products in float64 and float32.
 
     Args:

@@ -9,6 +9,8 @@ from random import Random
 from types import TracebackType
 
 from evener.errors import InvalidInput, NodeLost
+from evener.ps.blob import Blob
+from evener.ps.blob_transfer import BlobSender
 from evener.ps.home import Home
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
@@ -26,8 +28,6 @@ from evener.ps.messages import (
     ToCommand,
     Watch,
 )
-from evener.ps.parcel import Parcel
-from evener.ps.parcels import Supplier
 from evener.ps.settlement import Result
 from evener.ps.situation import Situation, decode_situation
 from evener.ps.words import Word, decode_words
@@ -64,7 +64,7 @@ def find_master(home: Home, address: str | None, token: str | None) -> tuple[Add
     return Address.parse(beacon.address), Token.parse(beacon.token), beacon.patience
 
 
-class Control:
+class MasterClient:
     """A command's side; close it.
 
     Args:
@@ -96,13 +96,13 @@ class Control:
         except ConnectionLost:
             return
 
-    def submit(self, job: Job, weights: Flat, parcels: Sequence[Parcel]) -> None:
+    def submit(self, job: Job, weights: Flat, parcels: Sequence[Blob]) -> None:
         """Have a run begin; returns when the master has it and all that belongs to it.
 
         Raises:
             InvalidInput: the master does not want it; says why.
         """
-        supplier = Supplier()
+        supplier = BlobSender()
         for parcel in parcels:
             supplier.add(parcel)
         self._connection.send(Submit(), [encode_job(job), weights.memory])
@@ -199,7 +199,7 @@ class Control:
             pass
         return frame
 
-    def __enter__(self) -> Control:
+    def __enter__(self) -> MasterClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import EvenerError, InvalidFile, InvalidValue, MissingFile
-from evener.ps.parcel import Arrival, Parcel, parcel_folder, whole_folder
+from evener.ps.blob import Blob, BlobWriter, blob_folder, whole_folder
 
 FILES = {"a.bin": b"0123456789", "empty": b"", "sub/b.bin": bytes(range(256)) * 20, "sub/last": b""}
 
 
-def packed(folder: Path, files: dict[str, bytes]) -> Parcel:
+def packed(folder: Path, files: dict[str, bytes]) -> Blob:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    return Parcel(folder, list(files))
+    return Blob(folder, list(files))
 
 
 def read_back(folder: Path) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def read_back(folder: Path) -> dict[str, bytes]:
 def test_files_arrive_as_they_were_whatever_the_pieces(tmp_path_factory: Any, sizes: list[int]) -> None:
     folder: Path = tmp_path_factory.mktemp("parcel")
     parcel = packed(folder / "from", FILES)
-    arrival = Arrival(parcel.digest, folder / "to")
+    arrival = BlobWriter(parcel.digest, folder / "to")
     turn = 0
     while arrival.received < parcel.num_bytes:
         arrival.add(parcel.read(arrival.received, sizes[turn % len(sizes)]))
@@ -56,7 +56,7 @@ def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -
     parcel.close()
     stream[-700] ^= 1
     for data in (bytes(stream), bytes(stream[:-1])):
-        arrival = Arrival(parcel.digest, tmp_path / "to")
+        arrival = BlobWriter(parcel.digest, tmp_path / "to")
         arrival.add(data)
         with pytest.raises(InvalidFile, match="was damaged"):
             arrival.finish()
@@ -75,7 +75,7 @@ def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
 def test_a_second_arrival_of_the_same_parcel_does_no_harm(tmp_path: Path) -> None:
     parcel = packed(tmp_path / "from", FILES)
     for _ in range(2):
-        arrival = Arrival(parcel.digest, tmp_path / "to")
+        arrival = BlobWriter(parcel.digest, tmp_path / "to")
         arrival.add(parcel.read(0, parcel.num_bytes))
         assert read_back(arrival.finish()) == FILES
         arrival.close()
@@ -105,7 +105,7 @@ def test_streams_that_are_no_parcels_are_refused(tmp_path: Path, files: Any, con
 
 
 def test_a_list_without_end_is_refused_before_it_is_kept(tmp_path: Path) -> None:
-    arrival = Arrival("0" * 64, tmp_path)
+    arrival = BlobWriter("0" * 64, tmp_path)
     with pytest.raises(InvalidFile, match="has a list of"):
         arrival.add(struct.pack("<Q", 2**40))
     arrival.close()
@@ -114,7 +114,7 @@ def test_a_list_without_end_is_refused_before_it_is_kept(tmp_path: Path) -> None
 def test_a_name_that_is_no_hash_is_refused(tmp_path: Path) -> None:
     for name in ("", "../x", "A" * 64, "0" * 63):
         with pytest.raises(InvalidValue, match="name of a parcel must be a SHA-256"):
-            parcel_folder(tmp_path, name)
+            blob_folder(tmp_path, name)
 
 
 def test_an_empty_data_folder_and_hidden_files_do_not_travel(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def receive(folder: Path, files: Any, contents: bytes) -> None:
     """Receive a stream with this list and these contents, under its true name."""
     listing = msgspec.msgpack.encode(files)
     stream = struct.pack("<Q", len(listing)) + listing + contents
-    arrival = Arrival(hashlib.sha256(stream).hexdigest(), folder)
+    arrival = BlobWriter(hashlib.sha256(stream).hexdigest(), folder)
     try:
         arrival.add(stream)
         arrival.finish()

@@ -31,7 +31,7 @@ _Files = list[tuple[str, int]]
 _decoder = msgspec.msgpack.Decoder(_Files)
 
 
-class Parcel:
+class Blob:
     """Files on this machine that may be sent; close it, for it keeps the one open that was read last.
 
     Attributes:
@@ -120,7 +120,7 @@ def whole_folder(root: Path) -> list[str]:
     return found
 
 
-class Arrival:
+class BlobWriter:
     """A parcel that is being received; close it.
 
     Args:
@@ -132,7 +132,7 @@ class Arrival:
     """
 
     def __init__(self, digest: str, into: Path) -> None:
-        self._digest, self._place = digest, parcel_folder(into, digest)
+        self._digest, self._place = digest, blob_folder(into, digest)
         into.mkdir(parents=True, exist_ok=True)
         self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
         self._hasher = hashlib.sha256()
@@ -230,7 +230,7 @@ class Arrival:
         return view[count:]
 
 
-def parcel_folder(parcels: Path, digest: str) -> Path:
+def blob_folder(parcels: Path, digest: str) -> Path:
     """Where the parcel `digest` lies in the folder `parcels` if it is there.
 
     Raises:
