@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -66,12 +65,6 @@ def test_the_environment_names_all_versions() -> None:
     assert facts.keys() >= {"evener", "python", "torch", "os", "cpu", "cuda"}
     assert all(facts.values())
     assert facts["torch"] == torch.__version__
-
-
-def test_the_name_of_the_processor_comes_from_the_kernel_where_it_tells(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Fast: 9000\nmodel name\t: Other\n")
-    assert device_module._cpu_model(tmp_path / "cpuinfo") == "Fast: 9000"
-    assert device_module._cpu_model(tmp_path / "nothing")
 
 
 @pytest.mark.cuda

@@ -1,44 +1,15 @@
-"""Usable memory and bandwidth of this machine's CPU."""
+"""Bandwidth of this machine's memory."""
 
 from __future__ import annotations
 
-import psutil
 import pytest
 import torch
 
 from evener.benchmark import memory as memory_module
-from evener.benchmark.cgroup import MemoryLimit
-from evener.benchmark.memory import measure_bandwidth, usable_memory
+from evener.benchmark.memory import measure_bandwidth
 from evener.errors import InvalidValue
 
 CPU = torch.device("cpu")
-
-
-def test_usable_memory_is_within_the_machine_s() -> None:
-    total, usable = usable_memory(CPU)
-    assert 1 <= usable <= total <= psutil.virtual_memory().total
-
-
-def test_the_user_s_limit_bounds_what_is_usable_but_not_the_total() -> None:
-    total, usable = usable_memory(CPU, 1 << 20)
-    assert usable == 1 << 20
-    assert total == usable_memory(CPU)[0]
-
-
-def test_the_tightest_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = [MemoryLimit(5 << 20, 4 << 20), MemoryLimit(6 << 20, 2 << 20)]
-    monkeypatch.setattr(memory_module, "memory_limits", lambda: groups)
-    assert usable_memory(CPU) == (5 << 20, 2 << 20)
-
-
-def test_a_full_control_group_leaves_one_byte_so_that_the_profile_stays_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "memory_limits", lambda: [MemoryLimit(1 << 20, 0)])
-    assert usable_memory(CPU) == (1 << 20, 1)
-
-
-def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="memory limit must be positive, got 0"):
-        usable_memory(CPU, 0)
 
 
 def test_two_measures_of_bandwidth_agree_and_are_those_of_main_memory() -> None:

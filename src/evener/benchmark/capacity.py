@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evener.benchmark.memory import usable_memory
 from evener.benchmark.trial import Fetch, LossStep, MakeOptimizer, Trial, trial_of
 from evener.errors import DoesNotFit, require
+from evener.memory import usable_memory
 
 SHARE_OF_USABLE = 0.9
 _SMALL_BATCHES = (2, 4)
@@ -59,7 +59,7 @@ def largest_batch(
         InvalidValue: `largest` or `memory_limit` is not positive.
     """
     require(largest > 0, "largest", largest, "positive")
-    usable = usable_memory(device, memory_limit)[1]
+    usable = usable_memory(str(device), memory_limit)[1]
     with trial_of(model, make_optimizer, loss_step, fetch, device) as trial:
         return capacity(trial, largest, usable)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
 import torch
 
-from evener import __version__
+from evener import host
 from evener.benchmark.compute import measure_throughputs
-from evener.benchmark.memory import measure_bandwidth, usable_memory
+from evener.benchmark.memory import measure_bandwidth
 from evener.benchmark.widths import measure_pass, measure_widths
 from evener.errors import require
+from evener.memory import usable_memory
 from evener.profile import PRECISIONS, DeviceProfile, Throughput
 
 _BANDWIDTH_SHARE = 0.05
@@ -46,7 +44,7 @@ def profile_device(
     """
     require(0 < speed <= 1, "speed", speed, "above 0 and at most 1")
     require(seconds > 0, "seconds", seconds, "positive")
-    total, usable = usable_memory(device, memory_limit)
+    total, usable = usable_memory(str(device), memory_limit)
     bandwidth = measure_bandwidth(device, seconds * _BANDWIDTH_SHARE)
     throughputs = measure_throughputs(device, PRECISIONS, seconds * _THROUGHPUT_SHARE)
     bandwidth = max(bandwidth, measure_bandwidth(device, seconds * _BANDWIDTH_SHARE))
@@ -67,15 +65,8 @@ def profile_device(
 
 
 def environment() -> dict[str, str]:
-    """Versions and host facts that a reader of a profile or record needs to compare it with another."""
-    facts = {
-        "evener": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "os": platform.platform(),
-        "cpu": _cpu_model(),
-        "cuda": torch.version.cuda or "none",
-    }
+    """Versions and facts that a reader of a profile or record needs to compare it with another."""
+    facts = {**host.environment(), "cuda": torch.version.cuda or "none"}
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
         facts["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
@@ -94,12 +85,6 @@ def _slowed(throughput: Throughput, speed: float) -> Throughput:
 def _model_and_cores(device: torch.device) -> tuple[str, int]:
     """The maker's name; multiprocessors of a GPU, or the threads with which PyTorch computes on the CPU."""
     if device.type != "cuda":
-        return _cpu_model(), torch.get_num_threads()
+        return host.cpu_model(), torch.get_num_threads()
     properties = torch.cuda.get_device_properties(device)
     return properties.name, properties.multi_processor_count
-
-
-def _cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine() or "unknown"

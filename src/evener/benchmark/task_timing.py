@@ -22,10 +22,10 @@ from torch import nn
 
 from evener.benchmark.capacity import capacity
 from evener.benchmark.clock import Clock
-from evener.benchmark.memory import usable_memory
 from evener.benchmark.trial import Fetch, LossStep, MakeOptimizer, Trial, trial_of
 from evener.comm.pace import Pace, Phase
 from evener.errors import require
+from evener.memory import usable_memory
 from evener.profile import BatchTiming, TaskTiming
 from evener.task import Task
 
@@ -78,7 +78,7 @@ def time_task(
     """
     require(largest > 0, "largest", largest, "positive")
     require(seconds > 0, "seconds", seconds, "positive")
-    usable = usable_memory(device, memory_limit)[1]
+    usable = usable_memory(str(device), memory_limit)[1]
     with trial_of(model, make_optimizer, loss_step, fetch, device) as trial:
         bound = capacity(trial, largest, usable)
         timer = _Timer(trial, pace, Clock(device))

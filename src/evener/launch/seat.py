@@ -22,11 +22,11 @@ import torch.distributed as dist
 
 import evener
 from evener.errors import DoesNotFit, EvenerError, Interrupted, InvalidValue, NodeLost, NonFiniteLoss, TrainingFailed
+from evener.host import own_address
 from evener.launch.nodes import LocalNode
 from evener.launch.watch import Watch
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
-_ANYWHERE = "192.0.2.1"  # an address that documentation may use, so nobody's: only the way there is asked for
 _NOT_THE_USERS = (str(Path(evener.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")
 
 
@@ -170,28 +170,14 @@ def seat_from_environment(environment: Mapping[str, str], patience: float, emit:
     store = dist.PrefixStore(f"evener/{attempt}", kept)  # type: ignore[attr-defined]
     nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
     seat = Seat(rank=rank, nodes=nodes, device=torch.device(device), patience=patience, emit=emit, store=store)
-    seat.address = _own_address(host, port, several_hosts=len({node.host for node in nodes}) > 1)
+    seat.address = own_address(host)
+    if len({node.host for node in nodes}) > 1 and seat.address.startswith("127."):
+        seat.address = own_address()  # some systems let the master's own name stand for its loopback
     if size > 1:
         own = connect(host, port, keep=False, patience=patience)
         second = dist.PrefixStore(f"evener/{attempt}", own)  # type: ignore[attr-defined]
         seat.watch = Watch(second, rank=rank, nodes=seat.names, patience=patience, on_lost=_end_process)
     return seat
-
-
-def _own_address(host: str, port: int, several_hosts: bool) -> str:
-    """The address of the interface through which this machine reaches the master; no packet is sent.
-
-    Some systems let the master's own name stand for its loopback, where no other machine reaches it: then that of the
-    interface towards the rest of the world.
-    """
-    address = _address_towards(host, port)
-    return _address_towards(_ANYWHERE, port) if several_hosts and address.startswith("127.") else address
-
-
-def _address_towards(host: str, port: int) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
 
 
 def _introduce(

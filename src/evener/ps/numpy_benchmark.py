@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import DTypeLike
 
+from evener.host import cpu_model
+from evener.memory import usable_memory
 from evener.profile import PRECISIONS, DeviceProfile, Precision, Throughput
 
 _NO_TORCH = "measured without PyTorch"
@@ -26,15 +26,15 @@ def profile_numpy(node: str, speed: float, seconds: float = 2.0) -> DeviceProfil
         speed: 1, or the fraction to which the node is slowed down.
         seconds: for all of it.
     """
-    memory = psutil.virtual_memory()
+    total, usable = usable_memory()
     share = seconds / len(_DTYPES)
     return DeviceProfile(
         node=node,
         device="cpu",
-        model=platform.processor() or platform.machine() or "unknown",
+        model=cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=memory.total,
-        usable_memory_bytes=memory.available,
+        memory_bytes=total,
+        usable_memory_bytes=usable,
         throughputs=tuple(_throughput(precision, speed, share) for precision in PRECISIONS),
         speed=speed,
     )

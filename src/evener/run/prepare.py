@@ -13,13 +13,13 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
 from evener.benchmark.fit import affine
-from evener.benchmark.memory import usable_memory
 from evener.benchmark.task_timing import time_task
 from evener.comm.group import Group
 from evener.comm.pace import Pace
 from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import require
 from evener.launch.seat import Seat
+from evener.memory import usable_memory
 from evener.parallel.parallel_model import call
 from evener.profile import TaskTiming
 from evener.run.precision import Arithmetic
@@ -133,4 +133,4 @@ def memory_limit(seat: Seat) -> int | None:
     """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
     if seat.node.memory_bytes is not None or seat.device.type != "cpu":
         return seat.node.memory_bytes
-    return usable_memory(seat.device)[1] // sum(n.device == "cpu" and n.host == seat.node.host for n in seat.nodes)
+    return usable_memory(str(seat.device))[1] // sum(n.device == "cpu" and n.host == seat.node.host for n in seat.nodes)

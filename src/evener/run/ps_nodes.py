@@ -11,10 +11,11 @@ import msgspec
 from rich.console import Console
 
 from evener.errors import InvalidInput, require
+from evener.host import environment
 from evener.ps.home import Beacon, Home
 from evener.ps.master import Master, Setting
 from evener.ps.master_client import MasterClient, find_master
-from evener.run.ps_machine import facts, reachable_address, versions
+from evener.run.ps_machine import reachable_address, versions
 from evener.run.ps_service import say
 from evener.run.ps_table import run_line, situation_table
 from evener.signals import sigterm_is_ctrl_c
@@ -37,7 +38,7 @@ def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None
     with place.occupied(), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure)
         wanted = Address.parse(listen or (last.listen if last else f":{DEFAULT_PORT}"))
-        setting = Setting(place, identity, versions(), facts(), patience, say)
+        setting = Setting(place, identity, versions(), environment(), patience, say)
         master = Master(setting)
         try:
             bound = master.listen(wanted)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from evener.host import version_of
 from evener.record import TrainRecord
 from evener.report.html import write_page
 from evener.schema import read_noun
@@ -29,11 +29,4 @@ def _label(path: Path, others: Sequence[Path]) -> str:
 
 def versions() -> dict[str, str]:
     """`evener version`: of Python and of every package that matters, or the words `not installed`."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+    return {"python": platform.python_version(), **{name: version_of(name) or "not installed" for name in _PACKAGES}}

@@ -8,11 +8,11 @@ from itertools import chain, pairwise
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 from torch import Tensor
 
 from evener.errors import InvalidValue
+from evener.memory import usable_memory
 from evener.oracle.schedule import SCHEDULES, ScheduleName, max_held
 from evener.oracle.stages import Division, Held, Team, Unit, divide
 from evener.parallel.pipeline.costs import Costs, estimated_seconds, measured_seconds, told_seconds
@@ -129,7 +129,7 @@ def design(
         _require_places(model, len(ranks))
     measured = wish.begins is None and wish.costs == "measured"
     seconds = {d: _measured(model, d, wish.loss) if measured else [] for d in devices}
-    own = msgspec.msgpack.encode([_Offer(_free_bytes(d), [s / speed for s in seconds[d]]) for d in devices])
+    own = msgspec.msgpack.encode([_Offer(usable_memory(str(d))[1], [s / speed for s in seconds[d]]) for d in devices])
     offers = list(chain(*(msgspec.msgpack.decode(row, type=list[_Offer]) for row in gather(own))))
     team = wish.team or Team(memory=tuple(offer.memory for offer in offers))
     rows = [offer.seconds for offer in offers] if measured else [_told(model, wish.costs)] * len(offers)
@@ -199,9 +199,3 @@ def _require_places(model: Subject, stages: int) -> None:
         whole = "".join(f"; {path} stays whole because of {why}" for path, why in model.trace.whole.items())
         allowed = f"at most {len(model.places) + 1}, as there are {len(model.places)} places to cut{whole}"
         raise InvalidValue("stages", stages, allowed)
-
-
-def _free_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    return float(psutil.virtual_memory().available)

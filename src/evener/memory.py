@@ -1,0 +1,119 @@
+"""How much memory a device has and leaves to this process, and what a container or a scheduler allows of it.
+
+The main memory is bounded by Linux's control groups, of versions 1 and 2, in which the process is: the tightest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from evener.errors import require
+
+_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+"""Lines of `number:controllers:path`, one for every hierarchy of control groups."""
+_UNLIMITED = 1 << 60
+
+
+class Memory(NamedTuple):
+    """What a device has, or a control group allows.
+
+    Attributes:
+        total_bytes: all, or the limit.
+        free_bytes: what is left of it; of a file's pages, those that can be dropped count as free.
+    """
+
+    total_bytes: int
+    free_bytes: int
+
+
+class _Files(NamedTuple):
+    limit: str
+    usage: str
+    droppable: str
+
+
+_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
+def usable_memory(device: str = "cpu", limit_bytes: int | None = None) -> tuple[int, int]:
+    """The bytes that `device` has, and the bytes that this process may take of them now.
+
+    Args:
+        device: `cpu` or a GPU, as PyTorch names it; PyTorch is imported for a GPU only.
+        limit_bytes: the user's own bound for this node.
+
+    Returns:
+        (total, usable), 1 <= usable <= total. What other processes hold is not usable; what this process holds neither,
+        except for memory that PyTorch keeps on a GPU without using it.
+
+    Raises:
+        InvalidValue: `limit_bytes` is not positive.
+    """
+    require(limit_bytes is None or limit_bytes > 0, "memory limit", limit_bytes, "positive")
+    total, free = _gpu_memory(device) if device.startswith("cuda") else _cpu_memory()
+    usable = min(total, free) if limit_bytes is None else min(total, free, limit_bytes)
+    return total, max(1, usable)
+
+
+def _cpu_memory() -> Memory:
+    memory = psutil.virtual_memory()
+    bounds = [Memory(memory.total, memory.available), *memory_limits()]
+    return Memory(min(bound.total_bytes for bound in bounds), min(bound.free_bytes for bound in bounds))
+
+
+def _gpu_memory(device: str) -> Memory:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def memory_limits() -> list[Memory]:
+    """The limits of every memory control group that this process is in; empty where there are none."""
+    limits = []
+    for folder, files in _folders(_ROOT, _read(_MEMBERSHIP)):
+        total, usage = _number(_read(folder / files.limit)), _number(_read(folder / files.usage))
+        if total is not None and total < _UNLIMITED:
+            droppable = _statistic(_read(folder / "memory.stat"), files.droppable)
+            limits.append(Memory(total, min(total, max(0, total - (usage or 0) + droppable))))
+    return limits
+
+
+def _folders(root: Path, membership: str) -> Iterator[tuple[Path, _Files]]:
+    """The process's own groups and all above them; a container may see only the top one."""
+    for line in membership.splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            mounts, files = [root, root / "unified"], _VERSION_2
+        elif "memory" in controllers.split(","):
+            mounts, files = [root / controllers, root / "memory"], _VERSION_1
+        else:
+            continue
+        for mount in dict.fromkeys(mounts):
+            own = mount / path.strip().lstrip("/")
+            for folder in (own, *own.parents):
+                yield folder, files
+                if folder == mount:
+                    break
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None
+
+
+def _statistic(text: str, name: str) -> int:
+    """The value of `name` in lines of `name value`; 0 if it is not there."""
+    return next((int(line.split()[1]) for line in text.splitlines() if line.split()[:1] == [name]), 0)
