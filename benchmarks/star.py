@@ -35,15 +35,15 @@ import numpy as np
 import psutil
 
 from evener.profile import DeviceProfile
+from evener.ps.admission import Versions
 from evener.ps.engine import NodeEngine, Workshop
-from evener.ps.home import Home
 from evener.ps.job import Job
-from evener.ps.master import Master, Setting
+from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient
-from evener.ps.messages import Letter, ToNode
+from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig
-from evener.ps.reception import Versions
+from evener.ps.state_dir import StateDir
 from evener.record import TrainRecord
 from evener.sync.agreement import Sgd
 from evener.sync.family import synchronous
@@ -109,7 +109,7 @@ def measure(name: str) -> DeviceProfile:
 def be_master(folder: str, tls: bool, profiled: bool, ready: Pipe) -> None:
     """A master; shows where its time went if `profiled`."""
     identity = make_identity(insecure=not tls)
-    master = Master(Setting(Home(Path(folder)), identity, VERSIONS, {}, PATIENCE, lambda _: None))
+    master = Master(MasterConfig(StateDir(Path(folder)), identity, VERSIONS, {}, PATIENCE, lambda _: None))
     ready.send((str(master.listen(Address(LOOPBACK))), identity.token.text))
     profile = cProfile.Profile() if profiled else None
     try:
@@ -126,7 +126,7 @@ def be_master(folder: str, tls: bool, profiled: bool, ready: Pipe) -> None:
 def be_node(name: str, address: str, token: str) -> None:
     """A node."""
 
-    def dial(seconds: float, patience: float) -> Connection[Letter]:
+    def dial(seconds: float, patience: float) -> Connection[Header]:
         return connect(Address.parse(address), Token.parse(token), ToNode, Limits(patience=patience), seconds=seconds)
 
     with tempfile.TemporaryDirectory() as cache:

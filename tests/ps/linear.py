@@ -167,8 +167,8 @@ class LinearEngine:
             raise ZeroDivisionError("the task divides by nothing")
         if self._mood.seconds:
             time.sleep(self._mood.seconds)
-        order = permutation(SAMPLES, self._job.workload.seed, lease.portion.epoch)
-        chosen = order[positions(lease.portion)]
+        order = permutation(SAMPLES, self._job.workload.seed, lease.samples.epoch)
+        chosen = order[positions(lease.samples)]
         return self._train[0][chosen], self._train[1][chosen]
 
     def _misbehave(self, into: Flat, loss: float) -> float:

@@ -17,16 +17,16 @@ from linear import Mood, build
 from safetensors.numpy import load
 
 from evener.profile import DeviceProfile
-from evener.ps.home import Home
+from evener.ps.admission import Versions
+from evener.ps.events import RunEvent
 from evener.ps.job import Job
-from evener.ps.master import Master, Setting
+from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient
-from evener.ps.messages import Letter, ToNode
+from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig
-from evener.ps.reception import Versions
-from evener.ps.settlement import Result
-from evener.ps.words import Word
+from evener.ps.results import RunResult
+from evener.ps.state_dir import StateDir
 from evener.record import TrainRecord
 from evener.sync.flat import Flat
 from evener.wire.address import Address
@@ -55,7 +55,7 @@ class Stand:
         self.plane, self.name, self.mood = plane, name, mood
         self.said: list[str] = []
         self.error: BaseException | None = None
-        self.connections: list[Connection[Letter]] = []
+        self.connections: list[Connection[Header]] = []
         self._measured = DeviceProfile(
             node=name, device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1
         )
@@ -77,10 +77,10 @@ class Stand:
         except BaseException as error:
             self.error = error
 
-    def _dial(self, seconds: float, patience: float) -> Connection[Letter]:
+    def _dial(self, seconds: float, patience: float) -> Connection[Header]:
         plane = self.plane
         limits = Limits(patience=patience)
-        connection: Connection[Letter] = connect(plane.address, plane.identity.token, ToNode, limits, seconds=seconds)
+        connection: Connection[Header] = connect(plane.address, plane.identity.token, ToNode, limits, seconds=seconds)
         self.connections.append(connection)
         return connection
 
@@ -91,14 +91,14 @@ class Plane:
     def __init__(self, folder: Path, patience: float) -> None:
         self.folder, self.patience = folder, patience
         self.identity = make_identity(insecure=True)
-        self.home = Home(folder / "home")
+        self.home = StateDir(folder / "home")
         self.address = Address(path=str(folder / "socket"))
         self.said: list[str] = []
         self.nodes: list[Stand] = []
         self.start_master()
 
     def start_master(self) -> None:
-        setting = Setting(self.home, self.identity, VERSIONS, {"evener": "0"}, self.patience, self.said.append)
+        setting = MasterConfig(self.home, self.identity, VERSIONS, {"evener": "0"}, self.patience, self.said.append)
         self.master = Master(setting)
         self.master.listen(self.address)
         self._errors: list[BaseException] = []
@@ -128,8 +128,8 @@ class Plane:
         assert (result.exit_code, result.reason) == (0, "")
         return unpack(result)
 
-    def watch(self, job: Job, weights: Flat, parcels: Any = ()) -> tuple[Result, list[Word]]:
-        words: list[Word] = []
+    def watch(self, job: Job, weights: Flat, parcels: Any = ()) -> tuple[RunResult, list[RunEvent]]:
+        words: list[RunEvent] = []
         with self.control() as control:
             control.submit(job, weights, parcels)
             return control.watch(job.run, words.append, lambda: None), words
@@ -193,5 +193,5 @@ def plane(*names: str, patience: float = 10.0) -> Iterator[Plane]:
         shutil.rmtree(folder)
 
 
-def unpack(result: Result) -> tuple[TrainRecord, dict[str, Any]]:
+def unpack(result: RunResult) -> tuple[TrainRecord, dict[str, Any]]:
     return msgspec.json.decode(result.record, type=TrainRecord), load(result.weights)

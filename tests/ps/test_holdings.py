@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from evener.ps.holdings import Holdings
 from evener.sync.messages import Lease
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 
 
 def lease(number: int) -> Lease:
-    return Lease(number=number, version=0, portion=Portion(epoch=0, ranges=((0, 4),)), num_steps=1)
+    return Lease(number=number, version=0, samples=SampleRange(epoch=0, ranges=((0, 4),)), num_steps=1)
 
 
 def test_a_lease_goes_from_hand_to_judgement_and_is_gone() -> None:

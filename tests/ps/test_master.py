@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from plane import Plane, plane, unpack, wait_until
 
 from evener.errors import InvalidInput
-from evener.ps.messages import PROTOCOL, Contribution, Farewell, Join, Letter, ToNode
+from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header, Join, ToNode
 from evener.sync import family
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.messages import Push
@@ -288,7 +288,7 @@ def test_a_second_node_of_the_same_name_takes_the_place_of_the_first() -> None:
         assert not star.nodes[1].error
 
 
-def stranger(star: Plane) -> Connection[Letter]:
+def stranger(star: Plane) -> Connection[Header]:
     return connect(star.address, star.identity.token, ToNode, Limits(patience=5))
 
 
@@ -296,7 +296,7 @@ def test_a_node_of_another_protocol_is_refused_with_a_cure() -> None:
     with plane() as star, stranger(star) as connection:
         connection.send(introduction("old", protocol=PROTOCOL + 1))
         frame = connection.receive()
-        assert isinstance(frame.header, Farewell)
+        assert isinstance(frame.header, Dismiss)
         assert "install the same version on both" in frame.header.reason
 
 
@@ -336,7 +336,7 @@ def introduction(name: str, protocol: int = PROTOCOL, *, profiled: bool = False)
     )
 
 
-def play(connection: Connection[Letter]) -> Any:
+def play(connection: Connection[Header]) -> Any:
     """Be ready for whatever is to be prepared; the first lease."""
     from evener.ps.messages import Prepare, Ready
 
@@ -346,15 +346,15 @@ def play(connection: Connection[Letter]) -> Any:
     return next_told(connection).answer.lease
 
 
-def next_told(connection: Connection[Letter]) -> Any:
-    from evener.ps.messages import Told
+def next_told(connection: Connection[Header]) -> Any:
+    from evener.ps.messages import ServerReply
 
-    while not isinstance(header := connection.receive().header, Told):
+    while not isinstance(header := connection.receive().header, ServerReply):
         pass
     return header
 
 
-def watch(run: str) -> Letter:
-    from evener.ps.messages import Watch
+def watch(run: str) -> Header:
+    from evener.ps.messages import WatchRun
 
-    return Watch(run=run)
+    return WatchRun(run=run)

@@ -12,7 +12,7 @@ from test_master import SYNC
 
 from evener.ps.blob import Blob
 from evener.ps.job import encode_job
-from evener.ps.messages import Chunk, Fetch, Rejected
+from evener.ps.messages import BlobChunk, FetchBlob, RunRejected
 from evener.ps.submission import Submissions
 
 
@@ -21,7 +21,7 @@ class Sent(list[tuple[int, Any]]):
         self.append((peer, header))
 
     def reasons(self, peer: int) -> list[str]:
-        return [header.reason for to, header in self if to == peer and isinstance(header, Rejected)]
+        return [header.reason for to, header in self if to == peer and isinstance(header, RunRejected)]
 
 
 def buffers(code: str = "") -> list[memoryview]:
@@ -48,8 +48,8 @@ def test_a_run_with_parcels_is_complete_with_their_last_piece(tmp_path: Path) ->
     sent, own = Sent(), parcel(tmp_path)
     submissions = Submissions(tmp_path / "parcels", sent)
     assert submissions.submit(3, buffers(own.digest), "") is None
-    assert isinstance(sent[0][1], Fetch)
-    piece = Chunk(digest=own.digest, offset=0, total=own.num_bytes)
+    assert isinstance(sent[0][1], FetchBlob)
+    piece = BlobChunk(digest=own.digest, offset=0, total=own.num_bytes)
     data = own.read(0, own.num_bytes)
     assert submissions.chunk(9, piece, memoryview(data)) is None  # of a stranger
     found = submissions.chunk(3, piece, memoryview(data))
@@ -67,7 +67,7 @@ def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_g
     assert sent.reasons(4) == ["another command is submitting a run at this moment: try again"]
     assert "cannot be understood" in sent.reasons(5)[0]
     data = memoryview(own.read(0, own.num_bytes))
-    assert submissions.chunk(3, Chunk(digest=own.digest, offset=0, total=own.num_bytes), data) is not None
+    assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data) is not None
     own.close()
 
 
@@ -82,7 +82,7 @@ def test_a_damaged_parcel_ends_its_submission_and_another_may_come(tmp_path: Pat
     submissions = Submissions(tmp_path / "parcels", sent)
     submissions.submit(3, buffers(own.digest), "")
     data = bytes(own.num_bytes)
-    assert submissions.chunk(3, Chunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)) is None
+    assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)) is None
     assert len(sent.reasons(3)) == 1
     assert submissions.submit(4, buffers(), "") is not None
     own.close()

@@ -15,7 +15,7 @@ from evener.run.ps_engines import build, build_thin, build_torch
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.flat import Flat, flat_of
 from evener.sync.messages import Lease
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 from evener.sync.workload import Workload
 from evener.tasks.load import load_thin_task
 
@@ -55,8 +55,8 @@ def weights() -> Flat:
 
 
 def lease(steps: int, samples: int) -> Lease:
-    portion = Portion(epoch=1, ranges=((7, samples - 5), (300, 5)))
-    return Lease(number=3, version=0, portion=portion, num_steps=steps)
+    portion = SampleRange(epoch=1, ranges=((7, samples - 5), (300, 5)))
+    return Lease(number=3, version=0, samples=portion, num_steps=steps)
 
 
 def test_gradients_are_equal(engines: tuple[NodeEngine, NodeEngine]) -> None:

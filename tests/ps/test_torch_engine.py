@@ -17,12 +17,12 @@ from evener.run.ps_engines import build_torch
 from evener.sync import family
 from evener.sync.flat import Flat
 from evener.sync.messages import Lease
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 from evener.sync.workload import Workload
 from evener.tasks.load import load_task
 
 TINY = Path(__file__).parents[1] / "support_tasks" / "tiny.py"
-ALONE = Lease(number=1, version=0, portion=Portion(epoch=0, ranges=((5, 1),)), num_steps=1)
+ALONE = Lease(number=1, version=0, samples=SampleRange(epoch=0, ranges=((5, 1),)), num_steps=1)
 
 
 def workshop() -> Workshop:

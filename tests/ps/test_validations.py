@@ -9,7 +9,7 @@ from typing import Any
 from linear import VALIDATION, job, weights
 from test_master import SYNC
 
-from evener.ps.messages import Assess, Assessed
+from evener.ps.messages import Validate, Validated
 from evener.ps.validations import Validations
 
 COSTS = {"a": 1.0, "b": 1.0}
@@ -19,7 +19,7 @@ class Box:
     """A post that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, Assess, bytes]] = []
+        self.sent: list[tuple[str, Validate, bytes]] = []
 
     def send(self, name: str, header: Any, buffers: Sequence[Any] = ()) -> None:
         self.sent.append((name, header, bytes(buffers[0])))
@@ -36,8 +36,8 @@ def make(costs: dict[str, float]) -> tuple[Validations, Box]:
     return Validations(job(SYNC), box, lambda: float(next(times)), lambda: costs), box
 
 
-def answer(number: int, loss: float = 1.0) -> Assessed:
-    return Assessed(run="linear-1", number=number, loss=loss, correct=2.0)
+def answer(number: int, loss: float = 1.0) -> Validated:
+    return Validated(run="linear-1", number=number, loss=loss, correct=2.0)
 
 
 def test_everybody_gets_a_slice_with_a_copy_of_the_weights() -> None:

@@ -11,12 +11,12 @@ from linear import BATCH, RATE, LinearEngine, Mood, job, weights
 from msgspec.structs import replace
 
 from evener.ps.engine import Workshop
-from evener.ps.messages import Contribution, Told
+from evener.ps.messages import Contribution, ServerReply
 from evener.ps.worker_session import WorkerSession
 from evener.sync import family
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.messages import Answer, Lease
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 
 SYNC = family.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 OVERLAPPED = replace(family.averaging(batch=BATCH, local_steps=1), is_overlapped=True)
@@ -44,16 +44,16 @@ def employ(agreement: Agreement = SYNC) -> WorkerSession:
 
 def told(
     lease: int | None = None, *, answers: int | None = None, brings: bool = False, **words: Any
-) -> tuple[Told, memoryview | None]:
+) -> tuple[ServerReply, memoryview | None]:
     """What the server says, with the number of a lease, or with weights."""
-    leased = None if lease is None else Lease(number=lease, version=0, portion=portion(lease))
+    leased = None if lease is None else Lease(number=lease, version=0, samples=portion(lease))
     contents: Any = "weights" if brings else "nothing"
     answer = Answer(version=0, answers=answers, contents=contents, lease=leased, **words)
-    return Told(run="linear-1", answer=answer), weights().memory.data if brings else None
+    return ServerReply(run="linear-1", answer=answer), weights().memory.data if brings else None
 
 
-def portion(number: int) -> Portion:
-    return Portion(epoch=0, ranges=((BATCH * (number % 5), BATCH),))
+def portion(number: int) -> SampleRange:
+    return SampleRange(epoch=0, ranges=((BATCH * (number % 5), BATCH),))
 
 
 def test_a_lease_is_worked_on_once_though_it_is_told_twice() -> None:
@@ -121,10 +121,10 @@ def test_who_is_benched_forgets_its_leases() -> None:
 
 @pytest.mark.parametrize(("first", "size"), [(0, 21), (5, 3)])
 def test_a_slice_of_validation_is_assessed_with_the_weights_that_come_along(first: int, size: int) -> None:
-    from evener.ps.messages import Assess
+    from evener.ps.messages import Validate
 
     employment = employ()
-    asked = Assess(run="linear-1", number=4, first=first, size=size)
+    asked = Validate(run="linear-1", number=4, first=first, size=size)
     found = employment.assess(asked, weights().memory.data)
     assert (found.run, found.number) == ("linear-1", 4)
     assert found.loss > 0

@@ -17,9 +17,9 @@ from typing import Any
 
 from commands import command, evener, processes_of
 
-from evener.ps.home import Home
 from evener.ps.master_client import MasterClient, find_master
-from evener.ps.situation import NodeState, Situation
+from evener.ps.state_dir import StateDir
+from evener.ps.status import ClusterStatus, NodeStatus
 
 WAIT_SECONDS = 60.0
 _WITHOUT_TORCH = (
@@ -64,19 +64,19 @@ class Cluster:
         typed = command(*words) if has_torch else [sys.executable, "-c", _WITHOUT_TORCH, *words]
         self.nodes[name] = self._start(typed, output=f"{name}.out")
 
-    def wait_for_nodes(self) -> dict[str, NodeState]:
+    def wait_for_nodes(self) -> dict[str, NodeStatus]:
         """All nodes by name, once all that were started are measured."""
 
-        def joined() -> dict[str, NodeState]:
+        def joined() -> dict[str, NodeStatus]:
             found = {node.name: node for node in self.ask().nodes}
             return found if all(name in found and found[name].score for name in self.nodes) else {}
 
-        found: dict[str, NodeState] = wait_until(joined, "that all nodes join")
+        found: dict[str, NodeStatus] = wait_until(joined, "that all nodes join")
         return found
 
-    def ask(self) -> Situation:
+    def ask(self) -> ClusterStatus:
         """What `evener nodes` is told, without a process that starts only for that."""
-        with MasterClient(*find_master(Home(self.home), None, None)) as control:
+        with MasterClient(*find_master(StateDir(self.home), None, None)) as control:
             return control.ask()
 
     def version(self) -> int:

@@ -22,9 +22,9 @@ from evener.errors import InvalidValue
 from evener.experiments import published
 from evener.experiments.nfnn import nfnn
 from evener.experiments.nfnn_report import Cell, tables
-from evener.ps.messages import Contribution, Told
+from evener.ps.messages import Contribution, ServerReply
 from evener.sync.messages import Answer, Lease, Push
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 from evener.wire.limits import Limits
 from evener.wire.outgoing import message
 
@@ -92,10 +92,10 @@ def test_the_weights_travel_once_each_way_for_every_update_and_worker(done: Done
 
 
 def test_what_frames_an_update_is_less_than_one_percent_of_it() -> None:
-    lease = Lease(number=2**62, version=2**31, portion=Portion(epoch=99, ranges=((47_000, 32),)), num_steps=1)
+    lease = Lease(number=2**62, version=2**31, samples=SampleRange(epoch=99, ranges=((47_000, 32),)), num_steps=1)
     push = Push(number=lease.number, seconds=0.123456789, loss=2.3456789)
     answer = Answer(answers=lease.number, verdict="applied", version=2**31, contents="weights", lease=lease)
-    for header in (Contribution(run="nfnn-async-3-4", push=push), Told(run="nfnn-async-3-4", answer=answer)):
+    for header in (Contribution(run="nfnn-async-3-4", push=push), ServerReply(run="nfnn-async-3-4", answer=answer)):
         frame = message(2**40, header, [bytes(WEIGHT_BYTES)], Limits())
         assert WEIGHT_BYTES < frame.frame_bytes < 1.01 * WEIGHT_BYTES
 

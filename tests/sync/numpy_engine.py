@@ -101,9 +101,9 @@ class NumpyEngine:
         return total / len(samples)
 
     def _samples(self, lease: Lease) -> Array:
-        where = positions(lease.portion)
-        self.used += [(lease.portion.epoch, int(p)) for p in where]
-        return permutation(self._problem.num_samples, self._problem.seed, lease.portion.epoch)[where]
+        where = positions(lease.samples)
+        self.used += [(lease.samples.epoch, int(p)) for p in where]
+        return permutation(self._problem.num_samples, self._problem.seed, lease.samples.epoch)[where]
 
     def _step(self, samples: Array) -> tuple[float, dict[str, Array]]:
         views = self.state.views()

@@ -11,7 +11,7 @@ from desk import LAYOUT, Desk
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.flat import Flat
 from evener.sync.messages import Push, Update
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 from evener.sync.server import Server
 from evener.sync.workload import Workload
 
@@ -41,7 +41,7 @@ def test_the_weights_change_when_the_last_of_a_round_has_contributed() -> None:
     assert desk.last.updates == [
         Update(version=1, epoch=0, num_samples=30, loss=6.0, staleness={"a": 0, "b": 0, "c": 0})
     ]
-    assert [lease.portion.ranges for name in "abc" for lease in desk.leases[name]] == [
+    assert [lease.samples.ranges for name in "abc" for lease in desk.leases[name]] == [
         ((30, 10),),
         ((40, 10),),
         ((50, 10),),
@@ -85,7 +85,7 @@ def test_who_dies_is_left_out_and_its_samples_go_to_others() -> None:
     desk.dismiss("b")
     assert (desk.server.version, desk.value) == (1, -2.0)
     desk.admit("b")
-    assert desk.leases["a"][0].portion == lost.portion
+    assert desk.leases["a"][0].samples == lost.samples
     assert desk.server.tallies["b"].dismissed == 1
 
 
@@ -106,8 +106,8 @@ def test_a_round_that_everybody_left_is_void() -> None:
         desk.dismiss(name)
     assert (desk.server.version, desk.server.is_over) == (0, False)
     desk.admit("d", "e", "f")
-    assert [desk.leases[name][0].portion for name in "def"] == [
-        Portion(epoch=0, ranges=((k, 10),)) for k in (0, 10, 20)
+    assert [desk.leases[name][0].samples for name in "def"] == [
+        SampleRange(epoch=0, ranges=((k, 10),)) for k in (0, 10, 20)
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_round_of_which_all_is_refused_changes_nothing_and_the_next_one_opens(
     for name in "abc":
         desk.push(name, math.inf)
     assert (desk.server.version, desk.value, desk.last.updates) == (0, 0.0, [])
-    assert [desk.leases[name][0].portion.ranges for name in "abc"] == [((k, 10),) for k in (30, 40, 50)]
+    assert [desk.leases[name][0].samples.ranges for name in "abc"] == [((k, 10),) for k in (30, 40, 50)]
 
 
 def test_a_contribution_of_the_wrong_size_is_refused() -> None:
@@ -287,7 +287,7 @@ def test_data_that_stays_is_leased_by_counts_of_its_own() -> None:
     while not desk.server.is_over:
         for name in "ab":
             if desk.leases[name]:
-                seen[name].append(desk.leases[name][0].portion.ranges)
+                seen[name].append(desk.leases[name][0].samples.ranges)
                 desk.push(name, 1.0)
     assert seen == {"a": [((0, 10),), ((10, 10),), ((20, 5),)], "b": [((0, 10),), ((10, 2),)]}
 

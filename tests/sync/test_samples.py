@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.sync.samples import Portion, Supply, positions
+from evener.sync.samples import SampleCursor, SampleRange, positions
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.lists(st.tuples(st.integers(1, 15), st.booleans()), max_size=60))
 def test_each_sample_is_used_once_whatever_comes_back(
     num_samples: int, num_epochs: int, takes: list[tuple[int, bool]]
 ) -> None:
-    supply, used, held = Supply(num_samples, num_epochs), Counter[tuple[int, int]](), list[Portion]()
+    supply, used, held = SampleCursor(num_samples, num_epochs), Counter[tuple[int, int]](), list[SampleRange]()
     for most, comes_back in takes:
         left = supply.left
         portion = supply.take(most)
@@ -38,32 +38,32 @@ def test_each_sample_is_used_once_whatever_comes_back(
 
 
 def test_what_comes_back_goes_out_first_and_epochs_do_not_mix() -> None:
-    supply = Supply(10, 2)
+    supply = SampleCursor(10, 2)
     first, second = supply.take(4), supply.take(4)
     assert first is not None
     assert second is not None
     supply.give_back(first)
     assert supply.left == 6
-    assert supply.take(5) == Portion(epoch=0, ranges=((0, 4), (8, 1)))
+    assert supply.take(5) == SampleRange(epoch=0, ranges=((0, 4), (8, 1)))
     supply.give_back(second)
-    assert supply.take(99) == Portion(epoch=0, ranges=((4, 4), (9, 1)))
-    assert supply.take(99) == Portion(epoch=1, ranges=((0, 10),))
+    assert supply.take(99) == SampleRange(epoch=0, ranges=((4, 4), (9, 1)))
+    assert supply.take(99) == SampleRange(epoch=1, ranges=((0, 10),))
     assert (supply.left, supply.take(1)) == (0, None)
 
 
 def test_a_late_return_of_an_old_epoch_goes_out_before_the_new_epoch() -> None:
-    supply = Supply(4, 2)
+    supply = SampleCursor(4, 2)
     old = supply.take(4)
     assert old is not None
     supply.take(1)
     supply.give_back(old)
     assert supply.left == 4
     assert supply.take(9) == old
-    assert supply.take(9) == Portion(epoch=1, ranges=((1, 3),))
+    assert supply.take(9) == SampleRange(epoch=1, ranges=((1, 3),))
 
 
 def test_it_goes_on_from_a_mark() -> None:
-    supply, other = Supply(10, None), Supply(10, None)
+    supply, other = SampleCursor(10, None), SampleCursor(10, None)
     portion = supply.take(3)
     assert portion is not None
     supply.take(9)
@@ -75,4 +75,4 @@ def test_it_goes_on_from_a_mark() -> None:
 @pytest.mark.parametrize(("num_samples", "num_epochs"), [(0, 1), (5, 0)])
 def test_nothing_to_give_out_is_refused(num_samples: int, num_epochs: int) -> None:
     with pytest.raises(InvalidValue, match="must be positive"):
-        Supply(num_samples, num_epochs)
+        SampleCursor(num_samples, num_epochs)

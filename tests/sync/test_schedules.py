@@ -167,8 +167,8 @@ class Hall:
         found: Counter[tuple[str, int, int]] = Counter()
         for number, (name, lease) in self.leases.items():
             count = int(times[number]) + (number in self.refused)
-            for position in positions(lease.portion):
-                found[name if self._stays else "all", lease.portion.epoch, int(position)] += count
+            for position in positions(lease.samples):
+                found[name if self._stays else "all", lease.samples.epoch, int(position)] += count
         return found
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.sync.agreement import Agreement, Sgd
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 
 SGD = Sgd(learning_rate=1.0)
 ASYNC = Agreement(batch=10, outer=SGD, staleness=None)
@@ -75,7 +75,7 @@ def test_the_work_of_the_dead_goes_to_whoever_is_next() -> None:
     desk.admit("a", "b")
     desk.dismiss("a")
     desk.push("b", 1.0)
-    assert desk.leases["b"][0].portion == Portion(epoch=0, ranges=((0, 10),))
+    assert desk.leases["b"][0].samples == SampleRange(epoch=0, ranges=((0, 10),))
 
 
 def test_of_those_who_wait_the_slowest_goes_first() -> None:

@@ -16,13 +16,13 @@ from evener.sync.agreement import Agreement, Sgd
 from evener.sync.family import diloco, synchronous
 from evener.sync.flat import Flat
 from evener.sync.messages import Answer, Lease, Outcome, Push
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 from evener.sync.server import Server
 from evener.sync.worker import Replica, work
 from evener.sync.workload import Workload
 
 SGD = Sgd(learning_rate=0.3)
-LEASES = [Lease(number=k, version=0, portion=Portion(epoch=0, ranges=((8 * k, 8),)), num_steps=2) for k in range(4)]
+LEASES = [Lease(number=k, version=0, samples=SampleRange(epoch=0, ranges=((8 * k, 8),)), num_steps=2) for k in range(4)]
 
 
 class Wire:

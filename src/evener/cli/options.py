@@ -27,9 +27,9 @@ Patience = Annotated[float, typer.Option(help="Seconds of silence after which a 
 
 def home_of(home: Path | None) -> Path:
     """The folder of a master: what the user named, or the default."""
-    from evener.ps.home import default_home
+    from evener.ps.state_dir import default_state_dir
 
-    return home or default_home(os.environ)
+    return home or default_state_dir(os.environ)
 
 
 def options_of(items: list[str] | None) -> dict[str, str]:

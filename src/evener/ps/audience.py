@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from evener.ps.events import RunEvent, encode_events
 from evener.ps.members import Member
-from evener.ps.messages import Finished, News
+from evener.ps.messages import RunEvents, RunFinished
+from evener.ps.results import plan_of
 from evener.ps.run import Run
-from evener.ps.settlement import plan_of
 from evener.ps.submission import Send
-from evener.ps.words import Word, encode_words
 
 _NEWS_SECONDS = 0.25
 
@@ -25,7 +25,7 @@ class Audience:
     def __init__(self, send: Send, members: Mapping[str, Member]) -> None:
         self._send, self._members = send, members
         self._peers: set[int] = set()
-        self._words: list[Word] = []
+        self._words: list[RunEvent] = []
         self._columns = 0
         self._told = 0.0
 
@@ -45,7 +45,7 @@ class Audience:
         self._peers.discard(peer)
         return watched
 
-    def tell(self, word: Word) -> None:
+    def tell(self, word: RunEvent) -> None:
         """Have all of them told."""
         self._words.append(word)
 
@@ -62,12 +62,12 @@ class Audience:
         """Tell what has happened until now."""
         self._tell_steps(run)
         if self._words and self._peers:
-            data = encode_words(self._words)
+            data = encode_events(self._words)
             for peer in self._peers:
-                self._send(peer, News(), (data,))
+                self._send(peer, RunEvents(), (data,))
         self._words.clear()
 
-    def end(self, header: Finished, buffers: Sequence[bytes]) -> None:
+    def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
         """The run is over."""
         for peer in self._peers:
             self._send(peer, header, buffers)

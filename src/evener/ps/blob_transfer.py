@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evener.errors import EvenerError, MissingFile
 from evener.ps.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder, whole_folder
-from evener.ps.messages import Chunk, Fetch
+from evener.ps.messages import BlobChunk, FetchBlob
 
 _AHEAD = 8
 """Pieces that are asked for before the first of them has come."""
@@ -35,13 +35,13 @@ class BlobReceiver:
         """Whether everything that was wanted is there."""
         return not self._wanted
 
-    def collect(self, digests: Iterable[str]) -> list[Fetch]:
+    def collect(self, digests: Iterable[str]) -> list[FetchBlob]:
         """Want these parcels and no others; what to ask for first."""
         self.close()
         self._wanted = [digest for digest in digests if not self.folder_of(digest).is_dir()]
         return self.ask_again()
 
-    def ask_again(self) -> list[Fetch]:
+    def ask_again(self) -> list[FetchBlob]:
         """What to ask for over a new connection."""
         if not self._wanted:
             return []
@@ -49,7 +49,7 @@ class BlobReceiver:
         self._asked = self._arrival.received
         return [self._next() for _ in range(_AHEAD)]
 
-    def take(self, chunk: Chunk, data: memoryview) -> list[Fetch]:
+    def take(self, chunk: BlobChunk, data: memoryview) -> list[FetchBlob]:
         """Keep a piece that came; what to ask for now.
 
         Raises:
@@ -78,8 +78,8 @@ class BlobReceiver:
             self._arrival.close()
             self._arrival = None
 
-    def _next(self) -> Fetch:
-        fetch = Fetch(digest=self._wanted[0], offset=self._asked)
+    def _next(self) -> FetchBlob:
+        fetch = FetchBlob(digest=self._wanted[0], offset=self._asked)
         self._asked += CHUNK_BYTES
         return fetch
 
@@ -99,14 +99,14 @@ class BlobSender:
         """Have `parcel` to give."""
         self._parcels[parcel.digest] = parcel
 
-    def supply(self, fetch: Fetch) -> tuple[Chunk, bytes]:
+    def supply(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes]:
         """The piece that was asked for; empty if it is not to be had."""
         try:
             parcel = self._parcel(fetch.digest)
             data = parcel.read(fetch.offset, CHUNK_BYTES)
         except EvenerError:
-            return Chunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
-        return Chunk(digest=fetch.digest, offset=fetch.offset, total=parcel.num_bytes), data
+            return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
+        return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=parcel.num_bytes), data
 
     def close(self) -> None:
         """Close all files."""

@@ -8,7 +8,7 @@ from evener.ps import messages as say
 from evener.ps.decision import Decision, Verdict, What
 from evener.ps.employer import Employer
 from evener.ps.members import Member, Members
-from evener.ps.messages import Letter
+from evener.ps.messages import Header
 from evener.wire.hub import Hub
 
 EVENTS: dict[Verdict, str] = {
@@ -39,7 +39,7 @@ class Consequences:
 
     def __init__(
         self,
-        hub: Hub[Letter],
+        hub: Hub[Header],
         members: Members,
         employer: Employer,
         clock: Callable[[], float],
@@ -77,7 +77,7 @@ class Consequences:
 
     def turn_away(self, peer: int, reason: str) -> None:
         """Close the connection of a node that may not take part."""
-        self._hub.send(peer, say.Farewell(reason=reason, is_error=True))
+        self._hub.send(peer, say.Dismiss(reason=reason, is_error=True))
         self._hub.disconnect(peer, reason)
 
     def _do(self, decision: Decision) -> None:
@@ -88,7 +88,7 @@ class Consequences:
         if verdict in ("admit", "resume", "replace", "take back"):
             self._employer.take_in(name)
         elif verdict in ("bench", "wait"):
-            self._employer.send(name, say.Bench(seconds=decision.seconds, reason=decision.reason))
+            self._employer.send(name, say.Quarantine(seconds=decision.seconds, reason=decision.reason))
         elif verdict == "dismiss":
             member = self._members.by_name.get(name)
             if member is not None and member.peer is not None:

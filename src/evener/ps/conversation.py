@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from evener.profile import ClusterProfile
 from evener.ps import messages as say
+from evener.ps.admission import Versions, admission_of
 from evener.ps.consequences import Consequences
 from evener.ps.decision import Decision
 from evener.ps.employer import Employer
-from evener.ps.home import Home
 from evener.ps.members import Member, Members
-from evener.ps.messages import Letter
-from evener.ps.reception import Versions, receive
-from evener.ps.situation import Situation, encode_situation, node_states
+from evener.ps.messages import Header
+from evener.ps.state_dir import StateDir
+from evener.ps.status import ClusterStatus, encode_status, node_statuses
 from evener.schema import write_noun
 from evener.wire.hub import Hub
 
@@ -31,7 +31,7 @@ class Desk(NamedTuple):
         clock: seconds, never going back.
     """
 
-    home: Home
+    home: StateDir
     versions: Versions
     patience: float
     tell: Callable[[str], None]
@@ -57,7 +57,7 @@ class Conversation:
     def __init__(
         self,
         desk: Desk,
-        hub: Hub[Letter],
+        hub: Hub[Header],
         members: Members,
         employer: Employer,
         consequences: Consequences,
@@ -68,7 +68,7 @@ class Conversation:
         self.origins: dict[int, str] = {}
         self.address = ""
 
-    def on_message(self, peer: int, header: Letter, buffers: Sequence[memoryview]) -> None:
+    def on_message(self, peer: int, header: Header, buffers: Sequence[memoryview]) -> None:
         """Somebody said something."""
         member = self._members.at(peer)
         if member is not None:
@@ -78,11 +78,11 @@ class Conversation:
                 return
         if type(header) in _OF_ANYBODY:
             _OF_ANYBODY[type(header)](self, peer, header, buffers)
-        elif not isinstance(header, say.Beat):
+        elif not isinstance(header, say.Heartbeat):
             self._hub.disconnect(peer, "it has to join first")
 
     def _on_join(self, peer: int, join: say.Join, _: object) -> None:
-        desk, reception = self._desk, receive(join, self._desk.versions, time.time())
+        desk, reception = self._desk, admission_of(join, self._desk.versions, time.time())
         decisions: tuple[Decision, ...] = ()
         if not reception.refusal:
             decisions = self._members.decide("joined", join.name, join.incarnation, desk.clock())
@@ -107,7 +107,7 @@ class Conversation:
         if self._members.is_present(member.name):
             self._employer.take_in(member.name)
 
-    def _on_beat(self, member: Member, header: say.Beat) -> None:
+    def _on_beat(self, member: Member, header: say.Heartbeat) -> None:
         member.peak_memory_bytes = header.peak_memory_bytes
         if header.steps != member.steps and self._employer.run is not None:
             self._employer.run.gets_on(member.name)
@@ -119,7 +119,7 @@ class Conversation:
     def _on_ready(self, member: Member, header: say.Ready) -> None:
         self._employer.ready(member, header.run, header.unit_seconds)
 
-    def _on_unfit(self, member: Member, header: say.Unfit) -> None:
+    def _on_unfit(self, member: Member, header: say.NotReady) -> None:
         self._employer.unfit(member, header.run, header.reason)
 
     def _on_contribution(self, member: Member, header: say.Contribution) -> None:
@@ -127,53 +127,53 @@ class Conversation:
         if self._employer.run is not None:
             self._employer.run.contribute(member.name, header, 0)
 
-    def _on_assessed(self, member: Member, header: say.Assessed) -> None:
+    def _on_assessed(self, member: Member, header: say.Validated) -> None:
         if self._employer.run is not None:
             self._employer.run.assessed(member.name, header)
 
-    def _on_fetch(self, peer: int, header: say.Fetch, _: object) -> None:
+    def _on_fetch(self, peer: int, header: say.FetchBlob, _: object) -> None:
         self._employer.fetch(peer, header)
 
-    def _on_chunk(self, peer: int, header: say.Chunk, buffers: Sequence[memoryview]) -> None:
+    def _on_chunk(self, peer: int, header: say.BlobChunk, buffers: Sequence[memoryview]) -> None:
         self._employer.chunk(peer, header, buffers[0] if buffers else memoryview(b""))
 
-    def _on_submit(self, peer: int, _: say.Submit, buffers: Sequence[memoryview]) -> None:
+    def _on_submit(self, peer: int, _: say.SubmitRun, buffers: Sequence[memoryview]) -> None:
         self._employer.submit(peer, buffers)
 
-    def _on_watch(self, peer: int, header: say.Watch, _: object) -> None:
+    def _on_watch(self, peer: int, header: say.WatchRun, _: object) -> None:
         self._employer.watch(peer, header.run)
 
-    def _on_stop(self, _: int, header: say.Stop, __: object) -> None:
+    def _on_stop(self, _: int, header: say.StopRun, __: object) -> None:
         self._employer.stop(header)
 
-    def _on_ask(self, peer: int, _: say.Ask, __: object) -> None:
+    def _on_ask(self, peer: int, _: say.GetStatus, __: object) -> None:
         run = self._employer.run
         ledger = run.ledger if run else None
-        nodes = node_states(self._members.by_name, self._members.roster, ledger, self._desk.clock())
-        situation = Situation(address=self.address, nodes=nodes, run=self._employer.state())
-        self._hub.send(peer, say.Overview(), (encode_situation(situation),))
+        nodes = node_statuses(self._members.by_name, self._members.roster, ledger, self._desk.clock())
+        situation = ClusterStatus(address=self.address, nodes=nodes, run=self._employer.state())
+        self._hub.send(peer, say.StatusReply(), (encode_status(situation),))
 
-    def _on_down(self, _: int, __: say.Down, ___: object) -> None:
+    def _on_down(self, _: int, __: say.ShutDown, ___: object) -> None:
         self._end()
 
 
-_OF_NODES: dict[type[Letter], Callable[[Conversation, Member, Any], None]] = {
+_OF_NODES: dict[type[Header], Callable[[Conversation, Member, Any], None]] = {
     say.Profiled: Conversation._on_profiled,
-    say.Beat: Conversation._on_beat,
+    say.Heartbeat: Conversation._on_beat,
     say.Leave: Conversation._on_leave,
     say.Ready: Conversation._on_ready,
-    say.Unfit: Conversation._on_unfit,
+    say.NotReady: Conversation._on_unfit,
     say.Contribution: Conversation._on_contribution,
-    say.Assessed: Conversation._on_assessed,
+    say.Validated: Conversation._on_assessed,
 }
-_OF_ANYBODY: dict[type[Letter], Callable[[Conversation, int, Any, Sequence[memoryview]], None]] = {
+_OF_ANYBODY: dict[type[Header], Callable[[Conversation, int, Any, Sequence[memoryview]], None]] = {
     say.Join: Conversation._on_join,
-    say.Fetch: Conversation._on_fetch,
-    say.Chunk: Conversation._on_chunk,
-    say.Submit: Conversation._on_submit,
-    say.Watch: Conversation._on_watch,
-    say.Stop: Conversation._on_stop,
-    say.Ask: Conversation._on_ask,
-    say.Down: Conversation._on_down,
+    say.FetchBlob: Conversation._on_fetch,
+    say.BlobChunk: Conversation._on_chunk,
+    say.SubmitRun: Conversation._on_submit,
+    say.WatchRun: Conversation._on_watch,
+    say.StopRun: Conversation._on_stop,
+    say.GetStatus: Conversation._on_ask,
+    say.ShutDown: Conversation._on_down,
 }
 """What a command says; a node may fetch parcels, too, and joins."""

@@ -10,17 +10,17 @@ from msgspec.structs import replace
 from evener.errors import EvenerError, Interrupted
 from evener.ps.audience import Audience
 from evener.ps.blob_transfer import BlobSender
-from evener.ps.home import Home
+from evener.ps.events import RunEvent
 from evener.ps.keeping import Keeping
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member, Members
 from evener.ps.memory import Keeper
-from evener.ps.messages import Accepted, Chunk, Fetch, Finished, Letter, Rejected, Release, Stop
+from evener.ps.messages import BlobChunk, FetchBlob, Header, Release, RunAccepted, RunFinished, RunRejected, StopRun
+from evener.ps.results import RunResult, encode_record, load_result, record_of, save_result, weights_of
 from evener.ps.run import Run
-from evener.ps.settlement import Result, encode_record, keep_result, recall_result, record_of, weights_of
-from evener.ps.situation import RunState, run_state
+from evener.ps.state_dir import StateDir
+from evener.ps.status import RunStatus, run_status
 from evener.ps.submission import Send, Submission, Submissions
-from evener.ps.words import Word
 from evener.sync.cores import Cores
 from evener.sync.server import Server
 from evener.wire.frame import Buffer
@@ -45,7 +45,7 @@ class Employer:
 
     def __init__(
         self,
-        home: Home,
+        home: StateDir,
         members: Members,
         send: Send,
         is_sending: Callable[[int], bool],
@@ -86,11 +86,11 @@ class Employer:
         """A command wants a run."""
         self._begin(self._submissions.submit(peer, buffers, self._reason_to_wait()))
 
-    def chunk(self, peer: int, chunk: Chunk, data: memoryview) -> None:
+    def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
         """A piece of a parcel came from the command that submits a run."""
         self._begin(self._submissions.chunk(peer, chunk, data))
 
-    def fetch(self, peer: int, fetch: Fetch) -> None:
+    def fetch(self, peer: int, fetch: FetchBlob) -> None:
         """A node lacks a piece of a parcel."""
         chunk, data = self._supplier.supply(fetch)
         self._send(peer, chunk, (data,))
@@ -101,13 +101,13 @@ class Employer:
             self._audience.add(peer, self.run)
             return
         try:
-            result = recall_result(self._home.runs / run)
+            result = load_result(self._home.runs / run)
         except EvenerError as error:
-            self._send(peer, Rejected(reason=f"there is no run {run}: {error}"), ())
+            self._send(peer, RunRejected(reason=f"there is no run {run}: {error}"), ())
             return
-        self._send(peer, Finished(exit_code=result.exit_code, reason=result.reason), (result.record, result.weights))
+        self._send(peer, RunFinished(exit_code=result.exit_code, reason=result.reason), (result.record, result.weights))
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: StopRun) -> None:
         """A command wants the run to end."""
         if self.run is not None and self.run.job.run == stop.run:
             self.settle(Interrupted(f"stopped after update {self.run.server.version} as asked"))
@@ -165,11 +165,11 @@ class Employer:
         run = self.run
         assert run is not None
         self._audience.tell_news(run)
-        header = Finished(exit_code=error.exit_code if error else 0, reason=str(error) if error else "")
+        header = RunFinished(exit_code=error.exit_code if error else 0, reason=str(error) if error else "")
         buffers: tuple[bytes, ...] = ()
         if run.ledger.names:
-            result = Result(header.exit_code, header.reason, self._record(run), weights_of(run.server.weights))
-            keep_result(self._home.runs / run.job.run, result)
+            result = RunResult(header.exit_code, header.reason, self._record(run), weights_of(run.server.weights))
+            save_result(self._home.runs / run.job.run, result)
             buffers = (result.record, result.weights)
         self._audience.end(header, buffers)
         self._keeping.forget()
@@ -179,11 +179,11 @@ class Employer:
         self._say(f"run {run.job.run} is over{f': {error}' if error else ''}; results are in {self._folder(run)}")
         self.run = None
 
-    def state(self) -> RunState | None:
+    def state(self) -> RunStatus | None:
         """How the run is doing."""
-        return None if self.run is None else run_state(self.run, self._home.runs / self.run.job.run)
+        return None if self.run is None else run_status(self.run, self._home.runs / self.run.job.run)
 
-    def send(self, name: str, header: Letter, buffers: Sequence[Buffer] = ()) -> None:
+    def send(self, name: str, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send to a node, if it has a connection."""
         member = self._members.by_name.get(name)
         if member is not None and member.peer is not None:
@@ -194,7 +194,7 @@ class Employer:
         member = self._members.by_name.get(name)
         return member is not None and member.peer is not None and self._is_sending(member.peer)
 
-    def tell(self, word: Word) -> None:
+    def tell(self, word: RunEvent) -> None:
         """Tell those who watch."""
         self._audience.tell(word)
 
@@ -216,7 +216,7 @@ class Employer:
         self.run = Run(job, server, Ledger(), self, self._clock, self._patience)
         self._submitted, self._begun = submission.submitted, 0.0
         self._audience.begin((submission.peer,), 0)
-        self._send(submission.peer, Accepted(run=job.run), ())
+        self._send(submission.peer, RunAccepted(run=job.run), ())
         self._say(f"run {job.run} begins")
         for member in self._members.present:
             self.take_in(member.name)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.ps.messages import Beat, Farewell, Letter, Release, Told
+from evener.ps.messages import Dismiss, Header, Heartbeat, Release, ServerReply
 from evener.ps.reconnecting_client import ReconnectingClient
 from evener.wire.frame import Buffer, Frame, allocate
 from evener.wire.refusals import CannotJoin, ConnectionLost
 
-_Arrived = Frame[Letter] | Exception
+_Arrived = Frame[Header] | Exception
 
 
 class RunEnded(Exception):
@@ -35,10 +35,10 @@ class Inbox:
 
     def __init__(self, line: ReconnectingClient) -> None:
         self._line = line
-        self._waiting: deque[Frame[Letter]] = deque()
+        self._waiting: deque[Frame[Header]] = deque()
         self._weights: NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def next(self) -> Frame[Letter]:
+    def next(self) -> Frame[Header]:
         """The next frame; the weights in it are good until the next call."""
         return self._waiting.popleft() if self._waiting else self._line.receive(self._place)
 
@@ -50,21 +50,21 @@ class Inbox:
         """
         while self._line.has_frame():
             frame = self._line.receive()
-            if not isinstance(frame.header, Beat):
+            if not isinstance(frame.header, Heartbeat):
                 self._waiting.append(frame)
-        if any(isinstance(frame.header, Release | Farewell) for frame in self._waiting):
+        if any(isinstance(frame.header, Release | Dismiss) for frame in self._waiting):
             raise RunEnded
 
-    def send(self, header: Letter, buffers: Sequence[Buffer] = ()) -> None:
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame; returns when its memory may be used again."""
         self._line.send(header, buffers)
 
     def close(self) -> None:
         """Nothing runs here."""
 
-    def _place(self, header: Letter, lengths: tuple[int, ...]) -> Sequence[Buffer]:
+    def _place(self, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer]:
         """Weights go to the same memory again and again."""
-        if not isinstance(header, Told) or len(lengths) != 1:
+        if not isinstance(header, ServerReply) or len(lengths) != 1:
             return allocate(header, lengths)
         if self._weights.size < lengths[0]:
             self._weights = np.empty(lengths[0], np.uint8)
@@ -82,7 +82,7 @@ class ThreadedInbox:
         self._line = line
         self._arrived: deque[_Arrived] = deque()
         self._news = threading.Condition()
-        self._leaving: queue.SimpleQueue[tuple[Letter, Sequence[Buffer]] | None] = queue.SimpleQueue()
+        self._leaving: queue.SimpleQueue[tuple[Header, Sequence[Buffer]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"evener-{name}", daemon=True)
             for name, target in (("receive", self._receive), ("send", self._send))
@@ -90,7 +90,7 @@ class ThreadedInbox:
         for thread in self._threads:
             thread.start()
 
-    def next(self) -> Frame[Letter]:
+    def next(self) -> Frame[Header]:
         """The next frame."""
         with self._news:
             self._news.wait_for(lambda: self._arrived)
@@ -103,10 +103,10 @@ class ThreadedInbox:
         """Between two steps of work: see whether it is still wanted. Raises RunEnded."""
         with self._news:
             arrived = list(self._arrived)
-        if any(isinstance(one, Exception) or isinstance(one.header, Release | Farewell) for one in arrived):
+        if any(isinstance(one, Exception) or isinstance(one.header, Release | Dismiss) for one in arrived):
             raise RunEnded
 
-    def send(self, header: Letter, buffers: Sequence[Buffer] = ()) -> None:
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Have a frame sent; its memory must be left alone until it is answered."""
         self._leaving.put((header, buffers))
 

@@ -12,7 +12,7 @@ from evener.ps.blob import CHUNK_BYTES
 from evener.ps.consequences import Consequences
 from evener.ps.employer import Employer
 from evener.ps.members import Members
-from evener.ps.messages import Chunk, Contribution, Letter, Submit
+from evener.ps.messages import BlobChunk, Contribution, Header, SubmitRun
 from evener.wire.frame import Buffer, allocate
 from evener.wire.refusals import BadFrame
 
@@ -30,7 +30,7 @@ class Landing:
         self._members, self._employer, self._consequences = members, employer, consequences
         self._lengths: dict[int, int] = {}
 
-    def place(self, peer: int, header: Letter, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
+    def place(self, peer: int, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
         """Memory for the buffers of a frame; None if nobody wants them.
 
         Raises:
@@ -38,12 +38,12 @@ class Landing:
         """
         if isinstance(header, Contribution):
             return self._place_contribution(peer, header, lengths)
-        is_parcel = isinstance(header, Chunk) and sum(lengths) <= CHUNK_BYTES
-        if lengths and not is_parcel and not isinstance(header, Submit):
+        is_parcel = isinstance(header, BlobChunk) and sum(lengths) <= CHUNK_BYTES
+        if lengths and not is_parcel and not isinstance(header, SubmitRun):
             raise BadFrame(f"{type(header).__name__} brings {sum(lengths)} bytes too many")
         return allocate(header, lengths)
 
-    def on_part(self, peer: int, header: Letter, received: int) -> None:
+    def on_part(self, peer: int, header: Header, received: int) -> None:
         """So many bytes of a frame's buffers are here."""
         member, run = self._members.at(peer), self._employer.run
         if member is None:
@@ -57,7 +57,7 @@ class Landing:
             run.contribute(member.name, header, received)
             self._consequences.of_work()
 
-    def is_dealt_with(self, peer: int, header: Letter) -> bool:
+    def is_dealt_with(self, peer: int, header: Header) -> bool:
         """Whether this frame, which is whole now, had bytes and was therefore dealt with when the last one came."""
         return isinstance(header, Contribution) and self._lengths.get(peer, 0) > 0
 

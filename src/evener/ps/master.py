@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from evener.errors import Interrupted
 from evener.ps import messages as say
+from evener.ps.admission import Versions
 from evener.ps.consequences import Consequences
 from evener.ps.conversation import Conversation, Desk
 from evener.ps.employer import Employer
-from evener.ps.home import Home
 from evener.ps.landing import Landing
 from evener.ps.members import Members
-from evener.ps.messages import Letter
-from evener.ps.reception import Versions
+from evener.ps.messages import Header
 from evener.ps.roster import Roster
+from evener.ps.state_dir import StateDir
 from evener.wire.address import Address
 from evener.wire.events import Closed, Message, Opened, Refused, Sent
 from evener.wire.hub import Hub
@@ -35,7 +35,7 @@ _LONGEST_INTERVAL = 0.5
 """Seconds between two beats, at most."""
 
 
-class Setting(NamedTuple):
+class MasterConfig(NamedTuple):
     """What a master is given.
 
     Attributes:
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
         tell: tells its user.
     """
 
-    home: Home
+    home: StateDir
     identity: Identity
     versions: Versions
     environment: dict[str, str]
@@ -63,10 +63,10 @@ class Master:
         clock: seconds, never going back.
     """
 
-    def __init__(self, setting: Setting, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, setting: MasterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         patience, tell = setting.patience, setting.tell
         self._patience, self._tell, self._clock = patience, tell, clock
-        self._hub: Hub[Letter] = Hub(
+        self._hub: Hub[Header] = Hub(
             say.ToMaster,
             setting.identity,
             Limits(patience=patience),
@@ -117,7 +117,7 @@ class Master:
 
     def close(self) -> None:
         """Leave; the nodes look out for a master that comes back, unless they were told to go."""
-        self._hub.close(say.THE_END if self._ending else "the master closes")
+        self._hub.close(say.MASTER_ENDED if self._ending else "the master closes")
         self._employer.close()
 
     def _on_event(self, event: Any) -> None:
@@ -144,7 +144,7 @@ class Master:
 
     def _go_down(self) -> None:
         """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
-        farewell = say.Farewell(reason="`evener down` was typed", is_error=False)
+        farewell = say.Dismiss(reason="`evener down` was typed", is_error=False)
         if self._employer.run is not None:
             self._employer.settle(Interrupted(f"stopped: {farewell.reason}"))
         for peer in self._members.peers:
@@ -170,4 +170,4 @@ class Master:
         if now - self._beaten >= min(_LONGEST_INTERVAL, self._patience / _BEATS):
             self._beaten = now
             for peer in self._hub.peers:
-                self._hub.send(peer, say.Beat())
+                self._hub.send(peer, say.Heartbeat())

@@ -11,26 +11,26 @@ from types import TracebackType
 from evener.errors import InvalidInput, NodeLost
 from evener.ps.blob import Blob
 from evener.ps.blob_transfer import BlobSender
-from evener.ps.home import Home
+from evener.ps.events import RunEvent, decode_events
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
-    Accepted,
-    Ask,
-    Down,
-    Fetch,
-    Finished,
-    Letter,
-    News,
-    Overview,
-    Rejected,
-    Stop,
-    Submit,
+    FetchBlob,
+    GetStatus,
+    Header,
+    RunAccepted,
+    RunEvents,
+    RunFinished,
+    RunRejected,
+    ShutDown,
+    StatusReply,
+    StopRun,
+    SubmitRun,
     ToCommand,
-    Watch,
+    WatchRun,
 )
-from evener.ps.settlement import Result
-from evener.ps.situation import Situation, decode_situation
-from evener.ps.words import Word, decode_words
+from evener.ps.results import RunResult
+from evener.ps.state_dir import StateDir
+from evener.ps.status import ClusterStatus, decode_status
 from evener.record import Event
 from evener.signals import requests_to_stop
 from evener.sync.flat import Flat
@@ -48,7 +48,7 @@ _RETURN = 8
 """Patiences within which a lost master has to come back."""
 
 
-def find_master(home: Home, address: str | None, token: str | None) -> tuple[Address, Token, float]:
+def find_master(home: StateDir, address: str | None, token: str | None) -> tuple[Address, Token, float]:
     """Address, token and patience of the master that the user means: the one named, or that of `home`.
 
     Raises:
@@ -82,14 +82,14 @@ class MasterClient:
         self._connection = self._dial()
         self._heard = time.monotonic()
 
-    def ask(self) -> Situation:
+    def ask(self) -> ClusterStatus:
         """Who is here, and what goes on."""
-        self._connection.send(Ask())
-        return decode_situation(self._await(Overview).buffers[0])
+        self._connection.send(GetStatus())
+        return decode_status(self._await(StatusReply).buffers[0])
 
     def down(self) -> None:
         """End the master and its nodes; returns when the master has gone."""
-        self._connection.send(Down())
+        self._connection.send(ShutDown())
         try:
             while True:
                 self._connection.receive()
@@ -105,19 +105,19 @@ class MasterClient:
         supplier = BlobSender()
         for parcel in parcels:
             supplier.add(parcel)
-        self._connection.send(Submit(), [encode_job(job), weights.memory])
+        self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
         while True:
             frame = self._connection.receive()
-            if isinstance(frame.header, Fetch):
+            if isinstance(frame.header, FetchBlob):
                 chunk, data = supplier.supply(frame.header)
                 self._connection.send(chunk, [data])
-            elif isinstance(frame.header, Rejected):
+            elif isinstance(frame.header, RunRejected):
                 raise InvalidInput(frame.header.reason)
-            elif isinstance(frame.header, Accepted):
+            elif isinstance(frame.header, RunAccepted):
                 supplier.close()
                 return
 
-    def watch(self, run: str, tell: Callable[[Word], None], check: Callable[[], None]) -> Result:
+    def watch(self, run: str, tell: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         """Tell what happens in a run until it is over, also if the master is killed and comes back.
 
         Ctrl-C asks the master to end the run; a second one ends this command.
@@ -138,7 +138,7 @@ class MasterClient:
                 tell(Event(step=0, kind="master lost", message=str(error)))
                 self._find_again(run, error)
 
-    def _watch(self, run: str, tell: Callable[[Word], None], check: Callable[[], None]) -> Result:
+    def _watch(self, run: str, tell: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         earlier = int(self._is_stopping)
         with requests_to_stop() as requests:
             while True:
@@ -148,14 +148,14 @@ class MasterClient:
                     continue
                 frame = self._connection.receive()
                 self._heard = time.monotonic()
-                if isinstance(frame.header, News):
-                    for word in decode_words(frame.buffers[0]):
+                if isinstance(frame.header, RunEvents):
+                    for word in decode_events(frame.buffers[0]):
                         tell(word)
-                elif isinstance(frame.header, Rejected):
+                elif isinstance(frame.header, RunRejected):
                     raise InvalidInput(frame.header.reason)
-                elif isinstance(frame.header, Finished):
+                elif isinstance(frame.header, RunFinished):
                     record, weights = (bytes(buffer) for buffer in frame.buffers) if frame.buffers else (b"", b"")
-                    return Result(frame.header.exit_code, frame.header.reason, record, weights)
+                    return RunResult(frame.header.exit_code, frame.header.reason, record, weights)
 
     def _heed(self, requests: int, run: str) -> None:
         """Have the run end when Ctrl-C was pressed once; end without waiting for that when it was pressed again."""
@@ -167,7 +167,7 @@ class MasterClient:
 
     def _say_stop(self, run: str) -> None:
         with contextlib.suppress(ConnectionLost):  # watching will notice
-            self._connection.send(Stop(run=run))
+            self._connection.send(StopRun(run=run))
 
     def _find_again(self, run: str, why: ConnectionLost) -> None:
         """Connect to the master that has come back."""
@@ -176,7 +176,7 @@ class MasterClient:
             time.sleep(pause)
             try:
                 self._connection = self._dial()
-                self._connection.send(Watch(run=run))
+                self._connection.send(WatchRun(run=run))
             except (CannotJoin, ConnectionLost) as error:
                 if time.monotonic() > until:
                     raise NodeLost(
@@ -188,13 +188,13 @@ class MasterClient:
                     self._say_stop(run)
                 return
 
-    def _dial(self) -> Connection[Letter]:
+    def _dial(self) -> Connection[Header]:
         return connect(self._address, self._token, ToCommand, Limits(patience=self._patience))
 
     def _is_patient(self) -> bool:
         return time.monotonic() - self._heard < self._patience
 
-    def _await(self, kind: type[Letter]) -> Frame[Letter]:
+    def _await(self, kind: type[Header]) -> Frame[Header]:
         while not isinstance((frame := self._connection.receive()).header, kind):
             pass
         return frame

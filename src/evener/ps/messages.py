@@ -14,15 +14,15 @@ from evener.profile import DeviceProfile
 from evener.sync.messages import Answer, Push
 
 PROTOCOL = 1
-THE_END = "the master ends, and its nodes with it"
+MASTER_ENDED = "the master ends, and its nodes with it"
 """Why a master closes its connections when nobody is to look for it any more."""
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+class Header(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """A message's header; its class is its tag."""
 
 
-class Join(Letter, frozen=True, kw_only=True):
+class Join(Header, frozen=True, kw_only=True):
     """A node, over a new connection, wants to take part.
 
     Attributes:
@@ -48,13 +48,13 @@ class Join(Letter, frozen=True, kw_only=True):
     profile: DeviceProfile | None = None
 
 
-class Profiled(Letter, frozen=True, kw_only=True):
+class Profiled(Header, frozen=True, kw_only=True):
     """A node has measured its device and can work from now on."""
 
     profile: DeviceProfile
 
 
-class Beat(Letter, frozen=True, kw_only=True):
+class Heartbeat(Header, frozen=True, kw_only=True):
     """I live. Both sides say so several times within the patience.
 
     Attributes:
@@ -66,11 +66,11 @@ class Beat(Letter, frozen=True, kw_only=True):
     steps: int = 0
 
 
-class Leave(Letter, frozen=True, kw_only=True):
+class Leave(Header, frozen=True, kw_only=True):
     """A node goes, on purpose."""
 
 
-class Ready(Letter, frozen=True, kw_only=True):
+class Ready(Header, frozen=True, kw_only=True):
     """A node has model and data of a run and waits for work.
 
     Attributes:
@@ -82,14 +82,14 @@ class Ready(Letter, frozen=True, kw_only=True):
     unit_seconds: float
 
 
-class Unfit(Letter, frozen=True, kw_only=True):
+class NotReady(Header, frozen=True, kw_only=True):
     """A node cannot take part in a run: its task's code failed there, or its data are not there."""
 
     run: str
     reason: str
 
 
-class Contribution(Letter, frozen=True, kw_only=True):
+class Contribution(Header, frozen=True, kw_only=True):
     """What a worker did; one buffer: its gradient or how far it went.
 
     Attributes:
@@ -101,7 +101,7 @@ class Contribution(Letter, frozen=True, kw_only=True):
     push: Push
 
 
-class Assessed(Letter, frozen=True, kw_only=True):
+class Validated(Header, frozen=True, kw_only=True):
     """What a slice of the validation data gave.
 
     Attributes:
@@ -117,14 +117,14 @@ class Assessed(Letter, frozen=True, kw_only=True):
     correct: float
 
 
-class Fetch(Letter, frozen=True, kw_only=True):
+class FetchBlob(Header, frozen=True, kw_only=True):
     """Send me bytes of a parcel, from `offset` on."""
 
     digest: str
     offset: int
 
 
-class Chunk(Letter, frozen=True, kw_only=True):
+class BlobChunk(Header, frozen=True, kw_only=True):
     """Bytes of a parcel, in one buffer.
 
     Attributes:
@@ -138,7 +138,7 @@ class Chunk(Letter, frozen=True, kw_only=True):
     total: int
 
 
-class Welcome(Letter, frozen=True, kw_only=True):
+class Welcome(Header, frozen=True, kw_only=True):
     """The node is in.
 
     Attributes:
@@ -150,7 +150,7 @@ class Welcome(Letter, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
 
 
-class Farewell(Letter, frozen=True, kw_only=True):
+class Dismiss(Header, frozen=True, kw_only=True):
     """The node is to go.
 
     Attributes:
@@ -162,27 +162,27 @@ class Farewell(Letter, frozen=True, kw_only=True):
     is_error: bool
 
 
-class Bench(Letter, frozen=True, kw_only=True):
+class Quarantine(Header, frozen=True, kw_only=True):
     """The node gets nothing to do for a while."""
 
     seconds: float
     reason: str
 
 
-class Prepare(Letter, frozen=True, kw_only=True):
+class Prepare(Header, frozen=True, kw_only=True):
     """Make ready for a run; one buffer: the job."""
 
     run: str
 
 
-class Told(Letter, frozen=True, kw_only=True):
+class ServerReply(Header, frozen=True, kw_only=True):
     """What the server says to a worker; one buffer if the answer has contents."""
 
     run: str
     answer: Answer
 
 
-class Assess(Letter, frozen=True, kw_only=True):
+class Validate(Header, frozen=True, kw_only=True):
     """Validate samples [first, first + size); one buffer: the weights."""
 
     run: str
@@ -191,57 +191,57 @@ class Assess(Letter, frozen=True, kw_only=True):
     size: int
 
 
-class Release(Letter, frozen=True, kw_only=True):
+class Release(Header, frozen=True, kw_only=True):
     """The run is over; forget it."""
 
     run: str
 
 
-class Ask(Letter, frozen=True, kw_only=True):
+class GetStatus(Header, frozen=True, kw_only=True):
     """A command wants to know who is here and what goes on."""
 
 
-class Overview(Letter, frozen=True, kw_only=True):
+class StatusReply(Header, frozen=True, kw_only=True):
     """One buffer: a `Situation`."""
 
 
-class Down(Letter, frozen=True, kw_only=True):
+class ShutDown(Header, frozen=True, kw_only=True):
     """A command ends the master and all its nodes."""
 
 
-class Submit(Letter, frozen=True, kw_only=True):
+class SubmitRun(Header, frozen=True, kw_only=True):
     """A command wants a run; two buffers: the job, and the weights to begin with."""
 
 
-class Watch(Letter, frozen=True, kw_only=True):
+class WatchRun(Header, frozen=True, kw_only=True):
     """A command, which has lost the master and found it again, wants to hear the rest of a run."""
 
     run: str
 
 
-class Accepted(Letter, frozen=True, kw_only=True):
+class RunAccepted(Header, frozen=True, kw_only=True):
     """The run begins; news of it follow."""
 
     run: str
 
 
-class Rejected(Letter, frozen=True, kw_only=True):
+class RunRejected(Header, frozen=True, kw_only=True):
     """The run does not begin."""
 
     reason: str
 
 
-class Stop(Letter, frozen=True, kw_only=True):
+class StopRun(Header, frozen=True, kw_only=True):
     """A command wants the run to end now, with what it has reached."""
 
     run: str
 
 
-class News(Letter, frozen=True, kw_only=True):
+class RunEvents(Header, frozen=True, kw_only=True):
     """What happened in a run; one buffer: a list of `Word`s."""
 
 
-class Finished(Letter, frozen=True, kw_only=True):
+class RunFinished(Header, frozen=True, kw_only=True):
     """The run is over; two buffers, its record and its weights, unless it failed before it began.
 
     Attributes:
@@ -253,8 +253,12 @@ class Finished(Letter, frozen=True, kw_only=True):
     reason: str = ""
 
 
-FromNode: TypeAlias = Join | Profiled | Beat | Leave | Ready | Unfit | Contribution | Assessed
-FromCommand: TypeAlias = Ask | Down | Submit | Watch | Stop
-ToMaster: TypeAlias = FromNode | FromCommand | Fetch | Chunk
-ToNode: TypeAlias = Welcome | Farewell | Bench | Beat | Prepare | Told | Assess | Release | Fetch | Chunk
-ToCommand: TypeAlias = Overview | Accepted | Rejected | News | Finished | Beat | Fetch | Chunk
+FromNode: TypeAlias = Join | Profiled | Heartbeat | Leave | Ready | NotReady | Contribution | Validated
+FromCommand: TypeAlias = GetStatus | ShutDown | SubmitRun | WatchRun | StopRun
+ToMaster: TypeAlias = FromNode | FromCommand | FetchBlob | BlobChunk
+ToNode: TypeAlias = (
+    Welcome | Dismiss | Quarantine | Heartbeat | Prepare | ServerReply | Validate | Release | FetchBlob | BlobChunk
+)
+ToCommand: TypeAlias = (
+    StatusReply | RunAccepted | RunRejected | RunEvents | RunFinished | Heartbeat | FetchBlob | BlobChunk
+)

@@ -25,20 +25,20 @@ from evener.ps.inbox import Inbox, RunEnded, ThreadedInbox
 from evener.ps.job import Job, decode_job
 from evener.ps.messages import (
     PROTOCOL,
-    Assess,
-    Beat,
-    Bench,
-    Chunk,
-    Farewell,
+    BlobChunk,
+    Dismiss,
+    Header,
+    Heartbeat,
     Join,
     Leave,
-    Letter,
+    NotReady,
     Prepare,
     Profiled,
+    Quarantine,
     Ready,
     Release,
-    Told,
-    Unfit,
+    ServerReply,
+    Validate,
     Welcome,
 )
 from evener.ps.node_config import NodeConfig, workshop_for
@@ -85,7 +85,7 @@ class Node:
         try:
             while True:
                 frame = self._inbox.next()
-                if isinstance(frame.header, Farewell):
+                if isinstance(frame.header, Dismiss):
                     return self._part(frame.header)
                 self._handle(frame)
                 self._work()
@@ -116,32 +116,32 @@ class Node:
             profile=self._profile,
         )
 
-    def _beat(self) -> Beat:
-        return Beat(peak_memory_bytes=_peak_memory(), steps=self._steps)
+    def _beat(self) -> Heartbeat:
+        return Heartbeat(peak_memory_bytes=_peak_memory(), steps=self._steps)
 
     def _report_break(self, why: str) -> None:
         self._say(f"{why}; looking for the master" if why else "the master is there again")
 
-    def _part(self, farewell: Farewell) -> None:
+    def _part(self, farewell: Dismiss) -> None:
         if farewell.is_error:
             raise NodeLost(f"the master refuses node {self._abilities.name}: {farewell.reason}")
         self._say(f"the master says goodbye: {farewell.reason}")
 
-    def _handle(self, frame: Frame[Letter]) -> None:
+    def _handle(self, frame: Frame[Header]) -> None:
         header, buffers = frame.header, frame.buffers
-        if isinstance(header, Told):
+        if isinstance(header, ServerReply):
             self._on_told(header, buffers[0] if buffers else None)
-        elif isinstance(header, Assess):
+        elif isinstance(header, Validate):
             self._on_assess(header, buffers[0])
         elif isinstance(header, Welcome):
             self._on_welcome(header)
         elif isinstance(header, Prepare):
             self._on_prepare(buffers[0])
-        elif isinstance(header, Chunk):
+        elif isinstance(header, BlobChunk):
             self._on_chunk(header, buffers[0])
         elif isinstance(header, Release):
             self._on_release(header)
-        elif isinstance(header, Bench):
+        elif isinstance(header, Quarantine):
             self._on_bench(header)
 
     def _on_welcome(self, welcome: Welcome) -> None:
@@ -167,7 +167,7 @@ class Node:
             self._inbox.send(fetch)
         self._begin_if_complete()
 
-    def _on_chunk(self, chunk: Chunk, data: memoryview) -> None:
+    def _on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
         try:
             for fetch in self._collector.take(chunk, data):
                 self._inbox.send(fetch)
@@ -197,11 +197,11 @@ class Node:
         self._steps += 1
         self._inbox.look_up()
 
-    def _on_told(self, told: Told, image: memoryview | None) -> None:
+    def _on_told(self, told: ServerReply, image: memoryview | None) -> None:
         if self._employment is not None and told.run == self._employment.job.run:
             self._employment.hear(told, image)
 
-    def _on_assess(self, asked: Assess, weights: memoryview) -> None:
+    def _on_assess(self, asked: Validate, weights: memoryview) -> None:
         if self._employment is None or asked.run != self._employment.job.run:
             return
         try:
@@ -221,7 +221,7 @@ class Node:
             except Exception as error:
                 self._resign(error)
 
-    def _on_bench(self, bench: Bench) -> None:
+    def _on_bench(self, bench: Quarantine) -> None:
         self._say(f"benched for {bench.seconds:.3g} s: {bench.reason}")
         if self._employment is not None:
             self._employment.drop_leases()
@@ -239,7 +239,7 @@ class Node:
         run, reason = self._job.run, explain(error)
         self._say(f"cannot take part in {self._job.title}: {reason}")
         self._forget()
-        self._inbox.send(Unfit(run=run, reason=reason))
+        self._inbox.send(NotReady(run=run, reason=reason))
 
     def _forget(self) -> None:
         """Let go of the job."""

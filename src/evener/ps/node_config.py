@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evener.profile import DeviceProfile
+from evener.ps.admission import Versions
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.engine import Build, Workshop
 from evener.ps.job import Job
-from evener.ps.reception import Versions
 
 
 class NodeConfig(NamedTuple):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from evener.ps.messages import Letter
-from evener.ps.words import Word
+from evener.ps.events import RunEvent
+from evener.ps.messages import Header
 from evener.wire.frame import Buffer
 
 
 class Post(Protocol):
     """See the first line."""
 
-    def send(self, name: str, header: Letter, buffers: Sequence[Buffer] = ()) -> None:
+    def send(self, name: str, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send to a node, if it has a connection."""
         ...
 
@@ -21,6 +21,6 @@ class Post(Protocol):
         """Whether something is still on its way to a node."""
         ...
 
-    def tell(self, word: Word) -> None:
+    def tell(self, word: RunEvent) -> None:
         """Tell whoever watches the run."""
         ...

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from random import Random
 
-from evener.ps.messages import THE_END, Beat, Join, Letter
+from evener.ps.messages import MASTER_ENDED, Header, Heartbeat, Join
 from evener.wire.connection import Connection
 from evener.wire.dialling import JOIN_SECONDS
 from evener.wire.frame import Buffer, Frame, allocate
@@ -28,7 +28,7 @@ _BEATS = 5
 _LONGEST_INTERVAL = 0.5
 """Seconds between two beats, at most."""
 
-Dial = Callable[[float, float], Connection[Letter]]
+Dial = Callable[[float, float], Connection[Header]]
 
 
 class ReconnectingClient:
@@ -48,7 +48,7 @@ class ReconnectingClient:
         self,
         dial: Dial,
         introduce: Callable[[], Join],
-        beat: Callable[[], Beat],
+        beat: Callable[[], Heartbeat],
         on_break: Callable[[str], None],
     ) -> None:
         self._dial, self._introduce, self._on_break = dial, introduce, on_break
@@ -67,7 +67,7 @@ class ReconnectingClient:
         self._beating = threading.Thread(target=self._beat, name="evener-beat", daemon=True)
         self._beating.start()
 
-    def send(self, header: Letter, buffers: Sequence[Buffer] = ()) -> None:
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame; if the connection breaks, it is lost.
 
         Raises:
@@ -80,7 +80,7 @@ class ReconnectingClient:
         except ConnectionLost as error:
             self._renew(connection, error)
 
-    def receive(self, place: Place[Letter] = allocate) -> Frame[Letter]:
+    def receive(self, place: Place[Header] = allocate) -> Frame[Header]:
         """The next frame, over whichever connection it comes.
 
         Raises:
@@ -94,7 +94,7 @@ class ReconnectingClient:
             except (ConnectionLost, BadFrame) as error:
                 self._renew(connection, error)
 
-    def say_last(self, header: Letter) -> None:
+    def say_last(self, header: Header) -> None:
         """Send a frame if the connection still takes it."""
         with contextlib.suppress(ConnectionLost):
             self._connection.send(header)
@@ -127,12 +127,12 @@ class ReconnectingClient:
             except (CannotJoin, ConnectionLost):
                 return  # whoever receives is told
 
-    def _renew(self, broken: Connection[Letter], why: Exception) -> None:
+    def _renew(self, broken: Connection[Header], why: Exception) -> None:
         """Have another connection than `broken`, unless another thread has made one already."""
         with self._renewing:
             if self._connection is not broken:
                 return
-            if THE_END in str(why):
+            if MASTER_ENDED in str(why):
                 self.has_ended_for_good = True
                 self._ended.set()
             if self._failure is None and not self._ended.is_set():
@@ -144,7 +144,7 @@ class ReconnectingClient:
             if self._ended.is_set():
                 raise why
 
-    def _dial_until_it_works(self, broken: Connection[Letter]) -> None:
+    def _dial_until_it_works(self, broken: Connection[Header]) -> None:
         broken.close()
         for pause in pauses(self._random):
             if self._ended.wait(pause):

@@ -21,7 +21,7 @@ from evener.ps.holdings import Holdings
 from evener.ps.job import Job, encode_job
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member
-from evener.ps.messages import Assessed, Contribution, Prepare, Told
+from evener.ps.messages import Contribution, Prepare, ServerReply, Validated
 from evener.ps.post import Post
 from evener.ps.validations import Validations
 from evener.record import Event
@@ -176,7 +176,7 @@ class Run:
             self.ledger.contributed(name, Work(lease.num_samples, push.seconds, sent=num_bytes, saved=saved))
         self._follow(self.server.push(name, push, num_bytes))
 
-    def assessed(self, name: str, header: Assessed) -> None:
+    def assessed(self, name: str, header: Validated) -> None:
         """A slice of the validation data has been answered for."""
         if header.run != self.job.run:
             return
@@ -235,7 +235,7 @@ class Run:
             self.gets_on(name)
         if image is not None:
             self.ledger.sent(name, len(image), self.job.layout.num_bytes - len(image))
-        self._post.send(name, Told(run=self.job.run, answer=reply.answer), () if image is None else (image,))
+        self._post.send(name, ServerReply(run=self.job.run, answer=reply.answer), () if image is None else (image,))
 
     def _judged(self, name: str, number: int, verdict: str, reason: str) -> None:
         lease = self._holdings.judged(name, number)
@@ -248,7 +248,7 @@ class Run:
             self.note("refused", f"the update of node {name} was refused: {reason}")
             self.happenings.append(("refused", name))
             if lease is not None:
-                self._use_up(lease.portion.epoch, lease.num_samples)
+                self._use_up(lease.samples.epoch, lease.num_samples)
             if self._refused_in_a_row >= _MOST_REFUSALS * len(self.server.workers):
                 self.failure = NonFiniteLoss(name, self.server.version + 1, float("nan"), f": {_DIVERGED}")
 

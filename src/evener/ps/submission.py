@@ -12,12 +12,12 @@ import msgspec
 from evener.errors import EvenerError
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.job import Job, decode_job
-from evener.ps.messages import Chunk, Fetch, Letter, Rejected
+from evener.ps.messages import BlobChunk, FetchBlob, Header, RunRejected
 from evener.sync.flat import Flat
 from evener.sync.packing import as_bytes
 from evener.wire.frame import Buffer
 
-Send: TypeAlias = Callable[[int, Letter, Sequence[Buffer]], None]
+Send: TypeAlias = Callable[[int, Header, Sequence[Buffer]], None]
 """Sends to a connection."""
 
 
@@ -65,13 +65,13 @@ class Submissions:
         if self._open is not None:
             reason_to_wait = reason_to_wait or "another command is submitting a run at this moment: try again"
         if reason_to_wait:
-            self._send(peer, Rejected(reason=reason_to_wait), ())
+            self._send(peer, RunRejected(reason=reason_to_wait), ())
             return None
         self._open = Submission(peer, job, weights, time.time())
         self._ask(peer, self._collector.collect(job.parcels))
         return self._complete()
 
-    def chunk(self, peer: int, chunk: Chunk, data: memoryview) -> Submission | None:
+    def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> Submission | None:
         """A piece of a parcel came; the run is returned if it was the last one."""
         if self._open is None or self._open.peer != peer:
             return None
@@ -79,7 +79,7 @@ class Submissions:
             self._ask(peer, self._collector.take(chunk, data))
         except (EvenerError, OSError) as error:
             self.close()
-            self._send(peer, Rejected(reason=str(error)), ())
+            self._send(peer, RunRejected(reason=str(error)), ())
         return self._complete()
 
     def left(self, peer: int) -> None:
@@ -92,7 +92,7 @@ class Submissions:
         self._collector.close()
         self._open = None
 
-    def _ask(self, peer: int, fetches: Sequence[Fetch]) -> None:
+    def _ask(self, peer: int, fetches: Sequence[FetchBlob]) -> None:
         for fetch in fetches:
             self._send(peer, fetch, ())
 

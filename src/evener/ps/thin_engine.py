@@ -144,11 +144,11 @@ class ThinEngine:
 
     def _indices(self, lease: Lease) -> NDArray[np.int64]:
         """The samples of a lease."""
-        return self._order(lease.portion.epoch)[positions(lease.portion)]
+        return self._order(lease.samples.epoch)[positions(lease.samples)]
 
     def _steps(self, lease: Lease) -> NDArray[np.int64]:
         """For each sample the step, from 0, in which one process would learn from it: that step's rate is used."""
-        return lease.portion.epoch * self._steps_an_epoch + positions(lease.portion) // self._job.agreement.batch
+        return lease.samples.epoch * self._steps_an_epoch + positions(lease.samples) // self._job.agreement.batch
 
     @property
     def _steps_an_epoch(self) -> int:

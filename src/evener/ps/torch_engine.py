@@ -98,7 +98,7 @@ class TorchEngine:
         """See `Engine`."""
         self._model.train()
         with self._pace.computing():
-            loss = self._backward(self._indices(lease), lease.portion.epoch, lease.number)
+            loss = self._backward(self._indices(lease), lease.samples.epoch, lease.number)
             self._state.save_gradients(into)
         return float(loss)
 
@@ -110,7 +110,7 @@ class TorchEngine:
         for number in range(lease.num_steps):
             own = indices[number * batch : (number + 1) * batch]
             with self._pace.computing():
-                losses.append(self._backward(own, lease.portion.epoch, lease.number, number) * len(own))
+                losses.append(self._backward(own, lease.samples.epoch, lease.number, number) * len(own))
                 apply(self._optimizer, settings_at(self._schedule, int(steps[number * batch])))
                 self._optimizer.step()
             self._between_steps()
@@ -185,12 +185,12 @@ class TorchEngine:
 
     def _indices(self, lease: Lease) -> NDArray[np.int64]:
         """The samples of a lease."""
-        return self._order(lease.portion.epoch)[positions(lease.portion)]
+        return self._order(lease.samples.epoch)[positions(lease.samples)]
 
     def _steps(self, lease: Lease) -> NDArray[np.int64]:
         """For each sample the step, from 0, in which one process would learn from it: that step's rate is used."""
         batch = self._job.agreement.batch
-        return lease.portion.epoch * -(-self._num_samples // batch) + positions(lease.portion) // batch
+        return lease.samples.epoch * -(-self._num_samples // batch) + positions(lease.samples) // batch
 
     def _backward(self, indices: NDArray[np.int64], epoch: int, *seeds: int) -> Tensor:
         """The mean loss of some samples; its gradient is in the state's memory."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from evener.ps.job import Job
-from evener.ps.messages import Assess, Assessed
+from evener.ps.messages import Validate, Validated
 from evener.ps.post import Post
 from evener.ps.validation import Assessment, Slice
 from evener.record import Validation
@@ -90,7 +90,7 @@ class Validations:
             for part in pending.assessment.slices_of(name):
                 self._send(name, part, pending)
 
-    def answer(self, header: Assessed) -> tuple[bool, Validation | None]:
+    def answer(self, header: Validated) -> tuple[bool, Validation | None]:
         """A slice has been answered for: whether it was awaited, and the validation that it completes."""
         pending = self._pending[0] if self._pending else None
         if pending is None or pending.assessment is None:
@@ -102,7 +102,7 @@ class Validations:
         return is_news, self._result(pending, pending.assessment)
 
     def _send(self, name: str, part: Slice, pending: _Pending) -> None:
-        header = Assess(run=self._job.run, number=part.number, first=part.first, size=part.size)
+        header = Validate(run=self._job.run, number=part.number, first=part.first, size=part.size)
         self._post.send(name, header, [pending.weights])
 
     def _result(self, pending: _Pending, assessment: Assessment) -> Validation:

@@ -13,7 +13,7 @@ from collections import deque
 from evener.ps.engine import NodeEngine
 from evener.ps.inbox import Inbox, ThreadedInbox
 from evener.ps.job import Job
-from evener.ps.messages import Assess, Assessed, Contribution, Told
+from evener.ps.messages import Contribution, ServerReply, Validate, Validated
 from evener.sync.flat import Flat
 from evener.sync.messages import Lease, Push
 from evener.sync.packing import as_bytes
@@ -34,7 +34,7 @@ class WorkerSession:
         self._leases: deque[Lease] = deque()
         self._unanswered: dict[int, tuple[Push, memoryview]] = {}
 
-    def hear(self, told: Told, image: memoryview | None) -> None:
+    def hear(self, told: ServerReply, image: memoryview | None) -> None:
         """Take in what the server said."""
         answer = told.answer
         if answer.answers is not None:
@@ -65,11 +65,11 @@ class WorkerSession:
         """Forget what there was to do: others do it."""
         self._leases.clear()
 
-    def assess(self, asked: Assess, weights: memoryview) -> Assessed:
+    def assess(self, asked: Validate, weights: memoryview) -> Validated:
         """What the weights make of a slice of the validation data."""
         flat = Flat(self.job.layout, as_bytes(weights))
         loss, correct = self._engine.assess(flat, asked.first, asked.size)
-        return Assessed(run=self.job.run, number=asked.number, loss=loss, correct=correct)
+        return Validated(run=self.job.run, number=asked.number, loss=loss, correct=correct)
 
     def close(self) -> None:
         """The run is over."""

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evener.errors import InvalidInput, require
-from evener.ps.home import default_cache
-from evener.ps.messages import Letter, ToNode
+from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig
 from evener.ps.reconnecting_client import Dial
+from evener.ps.state_dir import default_cache
 from evener.run.ps_engines import build, build_thin
 from evener.run.ps_machine import choose_device, versions
 from evener.run.ps_options import TOKEN_VARIABLE, check_security, given_token
@@ -84,7 +84,7 @@ def dialling(address: Address, token: Token) -> Iterator[Dial]:
         CannotJoin: the master cannot be reached; says where, why and what to do.
     """
 
-    def dial(seconds: float, patience: float) -> Connection[Letter]:
+    def dial(seconds: float, patience: float) -> Connection[Header]:
         return connect(address, token, ToNode, Limits(patience=patience), seconds=seconds)
 
     with dial(JOIN_SECONDS, Limits().patience) as first:

@@ -20,11 +20,11 @@ from evener.errors import NodeLost
 from evener.host import environment
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import end_with_parent
-from evener.ps.home import Home
-from evener.ps.master import Master, Setting
+from evener.ps.master import Master, MasterConfig
 from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig
 from evener.ps.numpy_benchmark import profile_numpy
+from evener.ps.state_dir import StateDir
 from evener.run.ps_engines import build
 from evener.run.ps_join import dialling
 from evener.run.ps_machine import versions
@@ -115,7 +115,7 @@ def local_cluster(nodes: Sequence[LocalNode], patience: float) -> Iterator[Local
 
 def _be_master(folder: Path, identity: Identity, address: Address, patience: float, ready: Pipe) -> None:
     _belong_to_parent()
-    master = Master(Setting(Home(folder), identity, versions(), environment(), patience, _keep_silent))
+    master = Master(MasterConfig(StateDir(folder), identity, versions(), environment(), patience, _keep_silent))
     master.listen(address)
     ready.send_bytes(b"listening")
     ready.close()

@@ -8,7 +8,7 @@ import platform
 from evener import __version__
 from evener.errors import InvalidValue, require
 from evener.host import own_address, version_of
-from evener.ps.reception import Versions
+from evener.ps.admission import Versions
 from evener.wire.address import Address
 
 

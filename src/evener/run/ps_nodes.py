@@ -12,9 +12,9 @@ from rich.console import Console
 
 from evener.errors import InvalidInput, require
 from evener.host import environment
-from evener.ps.home import Beacon, Home
-from evener.ps.master import Master, Setting
+from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient, find_master
+from evener.ps.state_dir import Beacon, StateDir
 from evener.run.ps_machine import reachable_address, versions
 from evener.run.ps_service import say
 from evener.run.ps_table import run_line, situation_table
@@ -31,14 +31,14 @@ def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None
 
     What is not said is as it was the last time: so the nodes find a master again that was killed.
     """
-    place = Home(home)
+    place = StateDir(home)
     last = _last_beacon(place)
     patience = (last.patience if last else Limits().patience) if patience is None else patience
     require(patience > 0, "--patience", patience, "positive seconds")
     with place.occupied(), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure)
         wanted = Address.parse(listen or (last.listen if last else f":{DEFAULT_PORT}"))
-        setting = Setting(place, identity, versions(), environment(), patience, say)
+        setting = MasterConfig(place, identity, versions(), environment(), patience, say)
         master = Master(setting)
         try:
             bound = master.listen(wanted)
@@ -71,7 +71,7 @@ def join_line(address: Address, token: str) -> str:
 
 def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -> None:
     """`evener nodes`: who is here, and what goes on."""
-    with MasterClient(*find_master(Home(home), master, token)) as control:
+    with MasterClient(*find_master(StateDir(home), master, token)) as control:
         situation = control.ask()
     if as_json:
         sys.stdout.write(msgspec.json.encode(situation).decode() + "\n")
@@ -86,12 +86,12 @@ def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -
 
 def down(*, home: Path, master: str | None, token: str | None) -> None:
     """`evener down`: end the run, the nodes and the master."""
-    with MasterClient(*find_master(Home(home), master, token)) as control:
+    with MasterClient(*find_master(StateDir(home), master, token)) as control:
         control.down()
     sys.stdout.write("the master and its nodes have ended\n")
 
 
-def _last_beacon(home: Home) -> Beacon | None:
+def _last_beacon(home: StateDir) -> Beacon | None:
     """How the last master of this home was reached; None if there was none."""
     try:
         return home.beacon()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from evener.errors import InvalidInput
 from evener.profile import ClusterProfile, DeviceProfile
+from evener.ps.admission import Versions
 from evener.ps.numpy_benchmark import profile_numpy
-from evener.ps.reception import Versions
 from evener.schema import read_noun, write_noun
 
 MEASURE_SECONDS = 2.0

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from evener.ps.situation import NodeState, RunState, Situation
+from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.grid import grid
 from evener.report.text import human_bytes
 
 _HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
 
 
-def situation_table(situation: Situation) -> Table:
+def situation_table(situation: ClusterStatus) -> Table:
     """All nodes."""
     return grid(f"Nodes of the master at {situation.address}", _HEADS, [_row(node) for node in situation.nodes])
 
 
-def run_line(run: RunState) -> str:
+def run_line(run: RunStatus) -> str:
     """How the run is doing, and where its results will be."""
     accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
     epochs = f" of {run.epochs}" if run.epochs else ""
@@ -26,13 +26,13 @@ def run_line(run: RunState) -> str:
     )
 
 
-def state_words(node: NodeState) -> str:
+def state_words(node: NodeStatus) -> str:
     """The state of a node, with what is left of it and why: `benched for 12 s: ...`."""
     seconds = "" if node.seconds is None else f" for {node.seconds:.0f} s"
     return node.state if node.state == "present" else f"{node.state}{seconds}: {node.reason}"
 
 
-def _row(node: NodeState) -> tuple[str, ...]:
+def _row(node: NodeStatus) -> tuple[str, ...]:
     return (
         node.name,
         node.address,

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from evener.errors import EvenerError, require
 from evener.ps.blob import Blob, whole_folder
-from evener.ps.home import Home
 from evener.ps.imports import files_needed
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient, find_master
-from evener.ps.settlement import Result
+from evener.ps.results import RunResult
+from evener.ps.state_dir import StateDir
 from evener.record import TrainRecord
 from evener.report.keys import summary
 from evener.run.console import print_line
@@ -83,7 +83,7 @@ def _job(order: Order, way: Way, subject: Subject, parcels: dict[str, Blob]) -> 
     )
 
 
-def _settle(result: Result, subject: Subject, output: Path, view: StarView) -> TrainRecord | None:
+def _settle(result: RunResult, subject: Subject, output: Path, view: StarView) -> TrainRecord | None:
     """Write record and weights into the run's folder, and show the record; None if the run never began."""
     if not result.record:
         return None
@@ -97,7 +97,7 @@ def _settle(result: Result, subject: Subject, output: Path, view: StarView) -> T
 def master(where: Where, patience: float) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
     """The master that is to do it, and a check that somebody is left to do it."""
     if where.local_nodes is None:
-        with MasterClient(*find_master(Home(where.home), where.master, where.token)) as control:
+        with MasterClient(*find_master(StateDir(where.home), where.master, where.token)) as control:
             yield control, _trust
         return
     from evener.launch.nodes import parse_local_nodes
@@ -129,7 +129,7 @@ def _parcels(order: Order, where: Where) -> dict[str, Blob]:
     return found
 
 
-def _error(result: Result) -> EvenerError:
+def _error(result: RunResult) -> EvenerError:
     error = EvenerError(result.reason)
     error.exit_code = result.exit_code
     return error

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from evener.plan import Plan
-from evener.ps.words import Word
+from evener.ps.events import RunEvent
 from evener.record import TrainRecord
 from evener.report.tables import record_table
 from evener.report.text import human_bytes
@@ -33,7 +33,7 @@ class StarView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._view.__exit__(kind, error, at)
 
-    def __call__(self, word: Word) -> None:
+    def __call__(self, word: RunEvent) -> None:
         """Show `word`; a plan with more nodes than before begins a new table and new columns."""
         if isinstance(word, Plan):
             self._view.__exit__(None, None, None)

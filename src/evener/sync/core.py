@@ -190,7 +190,7 @@ class Core:
             tally.most_stale = max(tally.most_stale, stale)
         return Update(
             version=self.common.version,
-            epoch=max(one.lease.portion.epoch for one in kept),
+            epoch=max(one.lease.samples.epoch for one in kept),
             num_samples=sum(one.lease.num_samples for one in kept),
             loss=_mean_loss(kept),
             staleness=staleness,

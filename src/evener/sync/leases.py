@@ -10,7 +10,7 @@ from evener.oracle.apportion import Worker
 from evener.schema import Part
 from evener.sync.agreement import Agreement
 from evener.sync.messages import Lease
-from evener.sync.samples import Mark, Portion, Supply
+from evener.sync.samples import CursorState, SampleCursor, SampleRange
 from evener.sync.shares import Division, divide, is_one_batch, wanted_samples
 from evener.sync.speeds import Speeds
 from evener.sync.workload import Workload
@@ -25,7 +25,7 @@ class Stock(Part, frozen=True, kw_only=True):
     """What is left of the samples of one supply, of `num_samples` in all."""
 
     num_samples: int
-    mark: Mark
+    mark: CursorState
 
 
 class Leasing:
@@ -43,9 +43,9 @@ class Leasing:
         self.number = first_number
         """Of the last lease."""
         self._division = Division()
-        self._supplies: dict[str, Supply] = {}
+        self._supplies: dict[str, SampleCursor] = {}
         if workload.num_samples is not None:
-            self._supplies[SHARED] = Supply(workload.num_samples, workload.num_epochs)
+            self._supplies[SHARED] = SampleCursor(workload.num_samples, workload.num_epochs)
 
     def join(self, worker: str, num_samples: int | None) -> None:
         """Know `worker`, and the number of samples that it alone has, if data stays where it is.
@@ -57,7 +57,7 @@ class Leasing:
             return
         require(num_samples is not None, f"num_samples of {worker}", num_samples, "given, since data stays on its node")
         assert num_samples is not None
-        supply = self._supplies.setdefault(worker, Supply(num_samples, self._workload.num_epochs))
+        supply = self._supplies.setdefault(worker, SampleCursor(num_samples, self._workload.num_epochs))
         require(supply.num_samples == num_samples, f"num_samples of {worker}", num_samples, f"{supply.num_samples}")
 
     def left(self, worker: str) -> int:
@@ -91,7 +91,7 @@ class Leasing:
 
     def take_back(self, worker: str, lease: Lease) -> None:
         """Have the samples of `lease` given out again."""
-        self._supply(worker).give_back(lease.portion)
+        self._supply(worker).give_back(lease.samples)
 
     def stocks(self, outstanding: Sequence[tuple[str, Lease]]) -> dict[str, Stock]:
         """What is left of every supply, as if the `outstanding` leases had been taken back from their workers."""
@@ -99,7 +99,7 @@ class Leasing:
             name: _supply(supply.num_samples, self._workload, supply.mark()) for name, supply in self._supplies.items()
         }
         for worker, lease in outstanding:
-            copies[self._key(worker)].give_back(lease.portion)
+            copies[self._key(worker)].give_back(lease.samples)
         return {name: Stock(num_samples=copy.num_samples, mark=copy.mark()) for name, copy in copies.items()}
 
     def resume(self, stocks: Mapping[str, Stock]) -> None:
@@ -114,7 +114,7 @@ class Leasing:
     def _key(self, worker: str) -> str:
         return SHARED if SHARED in self._supplies else worker
 
-    def _supply(self, worker: str) -> Supply:
+    def _supply(self, worker: str) -> SampleCursor:
         return self._supplies[self._key(worker)]
 
     def _left(self, workers: Sequence[str]) -> list[int]:
@@ -129,14 +129,14 @@ class Leasing:
 
     def _lease(self, version: int, worker: str, num_samples: int) -> Lease:
         portion = self._supply(worker).take(num_samples)
-        assert isinstance(portion, Portion)
+        assert isinstance(portion, SampleRange)
         assert portion.num_samples == num_samples, "shares are cut to what is left"
         self.number += 1
         steps = 1 if self._agreement.local_steps == 1 else ceil(num_samples / self._agreement.batch)
-        return Lease(number=self.number, version=version, portion=portion, num_steps=steps)
+        return Lease(number=self.number, version=version, samples=portion, num_steps=steps)
 
 
-def _supply(num_samples: int, workload: Workload, mark: Mark) -> Supply:
-    supply = Supply(num_samples, workload.num_epochs)
+def _supply(num_samples: int, workload: Workload, mark: CursorState) -> SampleCursor:
+    supply = SampleCursor(num_samples, workload.num_epochs)
     supply.resume(mark)
     return supply

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from evener.schema import Part
-from evener.sync.samples import Portion
+from evener.sync.samples import SampleRange
 
 Verdict = Literal["applied", "refused", "duplicate", "late"]
 
@@ -19,19 +19,19 @@ class Lease(Part, frozen=True, kw_only=True):
     Attributes:
         number: unique in the server's life, growing.
         version: of the weights when it was given.
-        portion: the samples.
+        samples: to use up.
         num_steps: local steps to use them up in, each with the agreement's batch, the last perhaps with fewer.
     """
 
     number: int
     version: int
-    portion: Portion
+    samples: SampleRange
     num_steps: int = 1
 
     @property
     def num_samples(self) -> int:
         """Samples to be used."""
-        return self.portion.num_samples
+        return self.samples.num_samples
 
 
 class Push(Part, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ Range = tuple[int, int]
 """First position and number of positions."""
 
 
-class Portion(Part, frozen=True, kw_only=True):
+class SampleRange(Part, frozen=True, kw_only=True):
     """Some samples of one epoch: `ranges` of positions in its order."""
 
     epoch: int
@@ -29,7 +29,7 @@ class Portion(Part, frozen=True, kw_only=True):
         return sum([count for _, count in self.ranges])
 
 
-class Mark(Part, frozen=True, kw_only=True):
+class CursorState(Part, frozen=True, kw_only=True):
     """Where a supply stands.
 
     Attributes:
@@ -43,7 +43,7 @@ class Mark(Part, frozen=True, kw_only=True):
     returned: tuple[tuple[int, int, int], ...] = ()
 
 
-class Supply:
+class SampleCursor:
     """The samples of one data set, epoch after epoch.
 
     Args:
@@ -67,25 +67,25 @@ class Supply:
         returned = sum(count for e, _, count in self._returned if e == epoch)
         return returned + (self._fresh() if epoch == self._epoch else 0)
 
-    def take(self, most: int) -> Portion | None:
+    def take(self, most: int) -> SampleRange | None:
         """At most `most` samples, all of the oldest epoch of which some are left; None if there are none."""
         epoch, ranges, wanted = self._oldest_epoch(), list[Range](), min(most, self.left)
         while wanted > 0:
             first, count = self._next_range(epoch, wanted)
             ranges.append((first, count))
             wanted -= count
-        return Portion(epoch=epoch, ranges=tuple(ranges)) if ranges else None
+        return SampleRange(epoch=epoch, ranges=tuple(ranges)) if ranges else None
 
-    def give_back(self, portion: Portion) -> None:
+    def give_back(self, portion: SampleRange) -> None:
         """Have `portion` given out again, before anything new."""
         self._returned += [(portion.epoch, first, count) for first, count in portion.ranges]
         self._returned.sort()
 
-    def mark(self) -> Mark:
+    def mark(self) -> CursorState:
         """Where it stands."""
-        return Mark(epoch=self._epoch, position=self._position, returned=tuple(self._returned))
+        return CursorState(epoch=self._epoch, position=self._position, returned=tuple(self._returned))
 
-    def resume(self, mark: Mark) -> None:
+    def resume(self, mark: CursorState) -> None:
         """Go on from `mark`."""
         self._epoch, self._position, self._returned = mark.epoch, mark.position, list(mark.returned)
 
@@ -110,6 +110,6 @@ class Supply:
         return first, count
 
 
-def positions(portion: Portion) -> NDArray[np.int64]:
+def positions(portion: SampleRange) -> NDArray[np.int64]:
     """The positions of `portion` in the order of its epoch, in the order in which they are to be used."""
     return np.concatenate([np.arange(first, first + count) for first, count in portion.ranges])

@@ -19,7 +19,7 @@ class Versions(NamedTuple):
     torch: str
 
 
-class Reception(NamedTuple):
+class Admission(NamedTuple):
     """The answer to a node.
 
     Attributes:
@@ -31,7 +31,7 @@ class Reception(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def receive(join: Join, here: Versions, now: float) -> Reception:
+def admission_of(join: Join, here: Versions, now: float) -> Admission:
     """What to answer to `join`.
 
     Args:
@@ -40,13 +40,13 @@ def receive(join: Join, here: Versions, now: float) -> Reception:
         now: the master's clock, seconds since 1970.
     """
     if join.protocol != PROTOCOL:
-        return Reception(
+        return Admission(
             f"Evener {join.evener} on the node does not understand Evener {here.evener} on the master: "
             "install the same version on both"
         )
     if not join.name.isprintable() or not 0 < len(join.name) <= _LONGEST_NAME or join.name != join.name.strip():
-        return Reception(f"the name of a node must be 1 to {_LONGEST_NAME} printable characters, got {join.name!r}")
-    return Reception(remarks=tuple(_remarks(join, here, now)))
+        return Admission(f"the name of a node must be 1 to {_LONGEST_NAME} printable characters, got {join.name!r}")
+    return Admission(remarks=tuple(_remarks(join, here, now)))
 
 
 def _remarks(join: Join, here: Versions, now: float) -> list[str]:

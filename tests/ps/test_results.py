@@ -16,7 +16,7 @@ from evener.oracle.apportion import Worker
 from evener.ps.entry import Work
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member
-from evener.ps.settlement import Result, keep_result, plan_of, recall_result, record_of, weights_of
+from evener.ps.results import RunResult, load_result, plan_of, record_of, save_result, weights_of
 from evener.sync.messages import Tally, Update
 
 COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}
@@ -70,15 +70,15 @@ def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> N
 
 def test_results_are_found_again_and_nothing_is_made_up(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="no result lies in"):
-        recall_result(tmp_path / "run")
+        load_result(tmp_path / "run")
     flat = weights()
     flat.memory[:] = 1
-    kept = Result(3, "why", b"{}", weights_of(flat))
-    keep_result(tmp_path / "run", kept)
-    assert recall_result(tmp_path / "run") == kept
+    kept = RunResult(3, "why", b"{}", weights_of(flat))
+    save_result(tmp_path / "run", kept)
+    assert load_result(tmp_path / "run") == kept
     arrays = load(kept.weights)
     assert {name: array.shape for name, array in arrays.items()} == {"w": (5,), "b": (1,)}
     assert all(np.array_equal(arrays[name], view) for name, view in flat.views().items())
     (tmp_path / "run" / "record.json").unlink()
     with pytest.raises(MissingFile):
-        recall_result(tmp_path / "run")
+        load_result(tmp_path / "run")

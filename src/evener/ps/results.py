@@ -114,7 +114,7 @@ def _summary(name: str, member: Member | None, ledger: Ledger, tally: Tally, sam
     )
 
 
-class Result(NamedTuple):
+class RunResult(NamedTuple):
     """How a run ended.
 
     Attributes:
@@ -140,14 +140,14 @@ def weights_of(weights: Flat) -> bytes:
     return save({name: np.ascontiguousarray(array) for name, array in weights.views().items()})
 
 
-def keep_result(folder: Path, result: Result) -> None:
+def save_result(folder: Path, result: RunResult) -> None:
     """Write what remains of a run into its folder."""
     atomic_write(folder / _WEIGHTS, result.weights)
     atomic_write(folder / _RECORD, result.record)
     atomic_write(folder / _END, msgspec.json.encode((result.exit_code, result.reason)))
 
 
-def recall_result(folder: Path) -> Result:
+def load_result(folder: Path) -> RunResult:
     """What remains of the run in `folder`.
 
     Raises:
@@ -155,6 +155,6 @@ def recall_result(folder: Path) -> Result:
     """
     try:
         exit_code, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[int, str])
-        return Result(exit_code, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
+        return RunResult(exit_code, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise MissingFile(f"no result lies in {folder}") from error

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from evener.ps.admission import CLOCK_SECONDS, Admission, Versions, admission_of
 from evener.ps.messages import PROTOCOL, Join
-from evener.ps.reception import CLOCK_SECONDS, Reception, Versions, receive
 
 HERE = Versions("0.1.0", "3.11.7", "2.13.0")
 
@@ -27,12 +27,12 @@ def join(**words: Any) -> Join:
 
 
 def test_a_node_like_the_master_is_received_without_a_word() -> None:
-    assert receive(join(), HERE, 1000.0) == Reception()
-    assert receive(join(torch=""), HERE, 1000.0 + CLOCK_SECONDS) == Reception()
+    assert admission_of(join(), HERE, 1000.0) == Admission()
+    assert admission_of(join(torch=""), HERE, 1000.0 + CLOCK_SECONDS) == Admission()
 
 
 def test_another_protocol_is_refused_with_both_versions_and_a_cure() -> None:
-    found = receive(join(protocol=PROTOCOL + 1, evener="9.0"), HERE, 1000.0)
+    found = admission_of(join(protocol=PROTOCOL + 1, evener="9.0"), HERE, 1000.0)
     assert found.refusal == (
         "Evener 9.0 on the node does not understand Evener 0.1.0 on the master: install the same version on both"
     )
@@ -40,7 +40,7 @@ def test_another_protocol_is_refused_with_both_versions_and_a_cure() -> None:
 
 @pytest.mark.parametrize("name", ["", " attic", "at\ntic", "x" * 65])
 def test_a_name_that_would_spoil_a_table_is_refused(name: str) -> None:
-    assert "1 to 64 printable characters" in receive(join(name=name), HERE, 1000.0).refusal
+    assert "1 to 64 printable characters" in admission_of(join(name=name), HERE, 1000.0).refusal
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_a_name_that_would_spoil_a_table_is_refused(name: str) -> None:
     ],
 )
 def test_what_differs_is_remarked(words: dict[str, Any], remark: str) -> None:
-    assert receive(join(**words), HERE, 1000.0) == Reception(remarks=(remark,))
+    assert admission_of(join(**words), HERE, 1000.0) == Admission(remarks=(remark,))

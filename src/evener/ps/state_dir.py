@@ -37,7 +37,7 @@ class Beacon(Part, frozen=True, kw_only=True):
     patience: float
 
 
-class Home:
+class StateDir:
     """The folder of a master; everything in it is for its user only.
 
     Args:
@@ -104,7 +104,7 @@ class Home:
             raise InvalidFile(f"{path} is damaged: {error}; start `evener up` again") from error
 
 
-def default_home(environment: Mapping[str, str]) -> Path:
+def default_state_dir(environment: Mapping[str, str]) -> Path:
     """$EVENER_HOME, or `evener` in the folder where the system keeps the state of a user's programs."""
     if named := environment.get("EVENER_HOME"):
         return Path(named)

@@ -15,7 +15,7 @@ from evener.ps.run import Run
 from evener.schema import Part
 
 
-class NodeState(Part, frozen=True, kw_only=True):
+class NodeStatus(Part, frozen=True, kw_only=True):
     """One node.
 
     Attributes:
@@ -47,7 +47,7 @@ class NodeState(Part, frozen=True, kw_only=True):
     bytes_received: int
 
 
-class RunState(Part, frozen=True, kw_only=True):
+class RunStatus(Part, frozen=True, kw_only=True):
     """The run in progress.
 
     Attributes:
@@ -73,20 +73,20 @@ class RunState(Part, frozen=True, kw_only=True):
     folder: str
 
 
-class Situation(Part, frozen=True, kw_only=True):
+class ClusterStatus(Part, frozen=True, kw_only=True):
     """Everything."""
 
     address: str
-    nodes: tuple[NodeState, ...]
-    run: RunState | None = None
+    nodes: tuple[NodeStatus, ...]
+    run: RunStatus | None = None
 
 
-def node_state(member: Member, roster: Roster, ledger: Ledger | None, now: float) -> NodeState:
+def node_status(member: Member, roster: Roster, ledger: Ledger | None, now: float) -> NodeStatus:
     """How a node is doing."""
     standing = roster.nodes[member.name]
     until = {"benched": standing.until, "away": roster.deadline(member.name), "expected": roster.deadline(member.name)}
     work = ledger.totals.get(member.name) if ledger else None
-    return NodeState(
+    return NodeStatus(
         name=member.name,
         address=member.origin if member.peer is not None else "",
         device=member.device,
@@ -102,19 +102,19 @@ def node_state(member: Member, roster: Roster, ledger: Ledger | None, now: float
     )
 
 
-def node_states(
+def node_statuses(
     members: Mapping[str, Member], roster: Roster, ledger: Ledger | None, now: float
-) -> tuple[NodeState, ...]:
+) -> tuple[NodeStatus, ...]:
     """How all nodes are doing, by name; also those that have only been heard of before the master was restarted."""
     absent = {name: Member(name, 0, None, "", "") for name in roster.nodes if name not in members}
     known = {**absent, **members}
-    return tuple(node_state(known[name], roster, ledger, now) for name in sorted(known) if name in roster.nodes)
+    return tuple(node_status(known[name], roster, ledger, now) for name in sorted(known) if name in roster.nodes)
 
 
-def run_state(run: Run, folder: Path) -> RunState:
+def run_status(run: Run, folder: Path) -> RunStatus:
     """How a run is doing, whose result will lie in `folder`."""
     validations = run.ledger.validations
-    return RunState(
+    return RunStatus(
         run=run.job.run,
         task=run.job.title,
         protocol=run.job.protocol,
@@ -127,14 +127,14 @@ def run_state(run: Run, folder: Path) -> RunState:
     )
 
 
-def encode_situation(situation: Situation) -> bytes:
+def encode_status(situation: ClusterStatus) -> bytes:
     """As JSON."""
     return msgspec.json.encode(situation)
 
 
-def decode_situation(data: bytes | memoryview) -> Situation:
+def decode_status(data: bytes | memoryview) -> ClusterStatus:
     """From JSON. Raises msgspec.DecodeError."""
-    return msgspec.json.decode(data, type=Situation)
+    return msgspec.json.decode(data, type=ClusterStatus)
 
 
 def _score(profile: DeviceProfile | None) -> float | None:
