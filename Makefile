@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow check coverage docs clean
 
 # $(call install,EXTRAS,STAMP)
 define install
@@ -33,5 +33,16 @@ test-slow: $(VENV)/.dev
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check
 
+coverage: $(VENV)/.dev
+	$(BIN)/python -m pytest --cov --cov-report= --timeout 300
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
+	$(BIN)/python -m coverage html --quiet
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(call install,dev$(comma)docs,$@)
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) demo runs
+	rm -rf $(VENV) demo runs site htmlcov

@@ -7,7 +7,7 @@ from evener.cli.planning import plan
 from evener.cli.ps import down, join, nodes, up
 from evener.cli.training import train
 
-__all__ = ["main"]
+__all__ = ["app", "main"]
 
 for _command in (train, plan, benchmark, trace, report, demo, up, join, nodes, down, version):
     app.command()(_command)
