@@ -36,7 +36,7 @@ import psutil
 
 from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
-from evener.ps.engine import NodeEngine, Workshop
+from evener.ps.engine import EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient
@@ -88,7 +88,7 @@ class ConstantEngine:
         """About what it takes."""
         return 1e-6
 
-    def assess(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
+    def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
         """Not part of this."""
         raise AssertionError(first)
 
@@ -96,9 +96,9 @@ class ConstantEngine:
         """Nothing to let go of."""
 
 
-def build(workshop: Workshop) -> NodeEngine:
+def build(setup: EngineSetup) -> NodeEngine:
     """The engine of every node."""
-    return ConstantEngine(workshop.job.layout)
+    return ConstantEngine(setup.job.layout)
 
 
 def measure(name: str) -> DeviceProfile:

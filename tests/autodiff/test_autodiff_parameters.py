@@ -9,7 +9,8 @@ from evener import autodiff as ad
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.autodiff.errors import InvalidOperation
-from evener.autodiff.parameters import Parameter, arena_of
+from evener.autodiff.parameter_arena import arena_of
+from evener.autodiff.parameters import Parameter
 
 
 def model() -> nn.Sequential:

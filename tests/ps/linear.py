@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
 from evener.errors import InvalidInput
-from evener.ps.engine import Workshop
+from evener.ps.engine import EngineSetup
 from evener.ps.job import Job
 from evener.sync.agreement import Agreement
 from evener.sync.flat import Flat, flat_of
@@ -111,12 +111,12 @@ class Mood:
 class LinearEngine:
     """See the first line."""
 
-    def __init__(self, workshop: Workshop, mood: Mood) -> None:
+    def __init__(self, setup: EngineSetup, mood: Mood) -> None:
         mood.made += 1
-        mood.code, mood.data = workshop.code, workshop.data
+        mood.code, mood.data = setup.code, setup.data
         if mood.refuses:
             raise InvalidInput(mood.refuses)
-        self._job, self._mood, self._between = workshop.job, mood, workshop.between_steps
+        self._job, self._mood, self._between = setup.job, mood, setup.between_steps
         self._train, self._validation = data(SAMPLES, 1), data(VALIDATION, 2)
         self._state = flat_of(self._job.layout, start())
 
@@ -151,7 +151,7 @@ class LinearEngine:
     def unit_seconds(self) -> float:
         return self._mood.unit_seconds
 
-    def assess(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
+    def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
         x, y = (part[first : first + size] for part in self._validation)
         state = weights.views()
         residual = x @ state["w"] + state["b"][0] - y
@@ -178,5 +178,5 @@ class LinearEngine:
         return loss
 
 
-def build(mood: Mood) -> Callable[[Workshop], LinearEngine]:
-    return lambda workshop: LinearEngine(workshop, mood)
+def build(mood: Mood) -> Callable[[EngineSetup], LinearEngine]:
+    return lambda setup: LinearEngine(setup, mood)

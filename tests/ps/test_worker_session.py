@@ -10,7 +10,7 @@ import pytest
 from linear import BATCH, RATE, LinearEngine, Mood, job, weights
 from msgspec.structs import replace
 
-from evener.ps.engine import Workshop
+from evener.ps.engine import EngineSetup
 from evener.ps.messages import Contribution, ServerReply
 from evener.ps.worker_session import WorkerSession
 from evener.sync import family
@@ -38,8 +38,8 @@ class Sent:
 
 def employ(agreement: Agreement = SYNC) -> WorkerSession:
     own = job(agreement)
-    workshop = Workshop(own, None, Path(), "cpu", 1.0, lambda: None)
-    return WorkerSession(own, LinearEngine(workshop, Mood(seconds=0)))
+    setup = EngineSetup(own, None, Path(), "cpu", 1.0, lambda: None)
+    return WorkerSession(own, LinearEngine(setup, Mood(seconds=0)))
 
 
 def told(
@@ -125,7 +125,7 @@ def test_a_slice_of_validation_is_assessed_with_the_weights_that_come_along(firs
 
     employment = employ()
     asked = Validate(run="linear-1", number=4, first=first, size=size)
-    found = employment.assess(asked, weights().memory.data)
+    found = employment.validate(asked, weights().memory.data)
     assert (found.run, found.number) == ("linear-1", 4)
     assert found.loss > 0
     assert 0 <= found.correct <= size

@@ -12,11 +12,11 @@ from evener import autodiff as ad
 from evener.errors import EvenerError
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
-from evener.ps.thin_engine import layout_of_thin_model, thin_model
+from evener.ps.thin_backend import ThinBackend
 from evener.record import TrainRecord
 from evener.schema import parse_noun
 from evener.sync.agreement import Agreement, Sgd
-from evener.sync.flat import flat_of
+from evener.sync.layout import Layout
 from evener.sync.workload import Workload
 from evener.task import ThinTask
 from evener.tasks.thin.nfnn import BATCH, LEARNING_RATE
@@ -74,25 +74,24 @@ class Bench:
 
     def run(self, wanted: Wanted) -> Outcome:
         """Do it. Raises EvenerError: it ended before it was complete."""
-        model = thin_model(self._task, wanted.weights_seed, "fp32")
-        job = self._job(wanted, model)
-        first = {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
-        self._control.submit(job, flat_of(job.layout, first), [])
+        backend = ThinBackend(self._task, wanted.weights_seed, "fp32")
+        job = self._job(wanted, backend.layout)
+        self._control.submit(job, backend.initial_weights(), [])
         result = self._control.watch(job.run, lambda _: None, self._check)
         if result.exit_code:
             error = EvenerError(result.reason)
             error.exit_code = result.exit_code
             raise error
         record = parse_noun(result.record, TrainRecord, source="the master's record")
-        model.load_state_dict(load_weights(result.weights))
+        backend.model.load_state_dict(load_weights(result.weights))
         return Outcome(
             seconds=record.seconds,
-            accuracy=self._accuracy(model),
+            accuracy=self._accuracy(backend.model),
             bytes_sent=sum(node.bytes_sent for node in record.nodes),
             bytes_received=sum(node.bytes_received for node in record.nodes),
         )
 
-    def _job(self, wanted: Wanted, model: ad.nn.Module) -> Job:
+    def _job(self, wanted: Wanted, layout: Layout) -> Job:
         is_sync = wanted.mode == "sync"
         rate = LEARNING_RATE * wanted.workers if is_sync else LEARNING_RATE
         return Job(
@@ -105,7 +104,7 @@ class Bench:
                 batch=BATCH, outer=Sgd(learning_rate=rate), staleness=0 if is_sync else None, division="fixed"
             ),
             workload=Workload(num_samples=self._num_samples, num_updates=wanted.updates, seed=wanted.order_seed),
-            layout=layout_of_thin_model(model),
+            layout=layout,
         )
 
     def _accuracy(self, model: ad.nn.Module) -> float:

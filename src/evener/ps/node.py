@@ -41,7 +41,7 @@ from evener.ps.messages import (
     Validate,
     Welcome,
 )
-from evener.ps.node_config import NodeConfig, workshop_for
+from evener.ps.node_config import NodeConfig, setup_for
 from evener.ps.reconnecting_client import Dial, ReconnectingClient
 from evener.ps.worker_session import WorkerSession
 from evener.wire.frame import Frame
@@ -182,7 +182,7 @@ class Node:
         if job is None or self._employment is not None or not self._collector.is_complete:
             return
         try:
-            engine = self._abilities.build(workshop_for(job, self._abilities, self._collector, self._look_up))
+            engine = self._abilities.build(setup_for(job, self._abilities, self._collector, self._look_up))
             unit_seconds = engine.unit_seconds()
         except Exception as error:
             self._resign(error)
@@ -205,7 +205,7 @@ class Node:
         if self._employment is None or asked.run != self._employment.job.run:
             return
         try:
-            self._inbox.send(self._employment.assess(asked, weights))
+            self._inbox.send(self._employment.validate(asked, weights))
         except RunEnded:
             pass
         except Exception as error:

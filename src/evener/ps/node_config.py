@@ -9,7 +9,7 @@ from typing import NamedTuple
 from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
 from evener.ps.blob_transfer import BlobReceiver
-from evener.ps.engine import Build, Workshop
+from evener.ps.engine import Build, EngineSetup
 from evener.ps.job import Job
 
 
@@ -37,13 +37,13 @@ class NodeConfig(NamedTuple):
     build: Build
 
 
-def workshop_for(job: Job, own: NodeConfig, parcels: BlobReceiver, between_steps: Callable[[], None]) -> Workshop:
+def setup_for(job: Job, own: NodeConfig, parcels: BlobReceiver, between_steps: Callable[[], None]) -> EngineSetup:
     """What the engine of `job` is made from, once its parcels are here.
 
     The node's own data come before those that the command named, and what was sent with the job before both.
     """
     shared = Path(job.data_dir) if job.data_dir else None
-    return Workshop(
+    return EngineSetup(
         job=job,
         code=parcels.folder_of(job.code) if job.code else None,
         data=parcels.folder_of(job.data) if job.data else shared and (own.data or shared),

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from evener import autodiff as ad
 from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput
-from evener.ps.thin_engine import layout_of_thin_model
-from evener.ps.torch_schedule import apply, optimizer_of, schedule_of, settings_at
+from evener.ps.thin_backend import layout_of_thin_model
+from evener.ps.torch_backend import apply_settings, optimizer_of, schedule_of
 from evener.ps.torch_state import layout_of_model, shared_state
 from evener.task import Task, ThinTask
 
@@ -109,7 +109,7 @@ def _steps(
         loss = task.loss(model(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = {name: _array(tensor.grad) for name, tensor in model.named_parameters() if tensor.requires_grad}
-        apply(optimizer, settings_at(schedule, number))
+        apply_settings(optimizer, schedule[min(number, len(schedule) - 1)])
         optimizer.step()
         yield _Step(
             float(loss.detach()), gradients, {name: _array(tensor) for name, tensor in shared_state(model).items()}

@@ -65,10 +65,10 @@ class WorkerSession:
         """Forget what there was to do: others do it."""
         self._leases.clear()
 
-    def assess(self, asked: Validate, weights: memoryview) -> Validated:
+    def validate(self, asked: Validate, weights: memoryview) -> Validated:
         """What the weights make of a slice of the validation data."""
         flat = Flat(self.job.layout, as_bytes(weights))
-        loss, correct = self._engine.assess(flat, asked.first, asked.size)
+        loss, correct = self._engine.validate(flat, asked.first, asked.size)
         return Validated(run=self.job.run, number=asked.number, loss=loss, correct=correct)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig
 from evener.ps.reconnecting_client import Dial
 from evener.ps.state_dir import default_cache
-from evener.run.ps_engines import build, build_thin
+from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.ps_machine import choose_device, versions
 from evener.run.ps_options import TOKEN_VARIABLE, check_security, given_token
 from evener.run.ps_profile import measuring
@@ -65,7 +65,7 @@ def _abilities(
         cache=folder,
         versions=here,
         measure=measuring(own_name, chosen, speed, thin=thin, versions=here, cache=folder),
-        build=build_thin if thin else build,
+        build=build_thin_engine if thin else build_engine,
     )
 
 

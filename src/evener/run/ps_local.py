@@ -25,14 +25,14 @@ from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig
 from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.state_dir import StateDir
-from evener.run.ps_engines import build
+from evener.run.ps_backends import build_engine
 from evener.run.ps_join import dialling
 from evener.run.ps_machine import versions
 from evener.wire.address import Address
 from evener.wire.identity import Identity, make_identity
 from evener.wire.token import Token
 
-_PRELOAD = ["torch", "evener.ps.torch_engine", "evener.run.ps_local", "evener.run.precision"]
+_PRELOAD = ["torch", "evener.ps.torch_backend", "evener.run.ps_local", "evener.run.precision"]
 _START_SECONDS = 60.0
 _MEASURE_SECONDS = 0.2
 _PAUSE_SECONDS = 0.05
@@ -137,7 +137,7 @@ def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None
         cache=cache,
         versions=versions(),
         measure=partial(profile_numpy, node.name, speed, _MEASURE_SECONDS),
-        build=build,
+        build=build_engine,
     )
     with dialling(address, Token.parse(token)) as dial:
         Node(abilities, dial, _keep_silent).serve()

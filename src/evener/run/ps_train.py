@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from evener.errors import EvenerError, require
 from evener.ps.blob import Blob, whole_folder
+from evener.ps.engine import ModelBackend
 from evener.ps.imports import files_needed
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient, find_master
@@ -25,8 +26,8 @@ from evener.report.keys import summary
 from evener.run.console import print_line
 from evener.run.folder import run_folder
 from evener.run.ps_agreement import agreement_of
+from evener.run.ps_backends import load_backend
 from evener.run.ps_options import Way, Where, check_where
-from evener.run.ps_subject import Subject, load_subject
 from evener.run.ps_view import StarView
 from evener.schema import parse_noun
 from evener.sync.workload import Workload
@@ -34,6 +35,7 @@ from evener.tasks.load import is_path, thin_twin
 
 if TYPE_CHECKING:
     from evener.run.order import Order
+    from evener.run.settings import Settings
 
 
 def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> None:
@@ -43,15 +45,15 @@ def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> Non
         EvenerError: what was asked for cannot be done; or the run ended before it was complete.
     """
     check_where(where, order)
-    subject = load_subject(order)
+    backend, settings = load_backend(order)
     parcels = _parcels(order, where)
-    job = _job(order, way, subject, parcels)
+    job = _job(order, way, backend, settings, parcels)
     output = run_folder(order.output)
     with StarView(output, to_stderr=as_json) as view:
         with master(where, order.patience) as (control, check):
-            control.submit(job, subject.weights, list(parcels.values()))
+            control.submit(job, backend.initial_weights(), list(parcels.values()))
             result = control.watch(job.run, view, check)
-        record = _settle(result, subject, output, view)
+        record = _settle(result, backend, output, view)
     if result.exit_code:
         raise _error(result)
     assert record is not None
@@ -59,9 +61,11 @@ def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> Non
         print_line(json.dumps(summary(record)))
 
 
-def _job(order: Order, way: Way, subject: Subject, parcels: dict[str, Blob]) -> Job:
+def _job(
+    order: Order, way: Way, backend: ModelBackend, settings: Settings, parcels: dict[str, Blob]
+) -> Job:  # fmt: skip
     """What has to be done. Raises InvalidInput if it cannot be done in this way."""
-    settings, num_samples, batch = subject.settings, subject.num_samples, subject.settings.batch_size
+    num_samples, batch = backend.num_samples, settings.batch_size
     require(num_samples > 0, "training samples", num_samples, "at least one")
     require(batch <= num_samples, "--batch-size", batch, f"at most the {num_samples} training samples")
     steps = settings.epochs * -(-num_samples // batch)
@@ -69,25 +73,25 @@ def _job(order: Order, way: Way, subject: Subject, parcels: dict[str, Blob]) -> 
     return Job(
         run=f"{Path(order.task).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         task=Path(order.task).name if "code" in parcels else order.task,
-        title=subject.name,
+        title=backend.name,
         data_dir=str(Path(order.data_dir).resolve()) if order.data_dir else "",
         options=order.options,
         precision=settings.precision,
         protocol=way.protocol or "",
-        agreement=agreement_of(way, lambda: subject.outer(steps), clips=subject.clips, batch=batch),
+        agreement=agreement_of(way, lambda: backend.server_optimizer(steps), clips=backend.clips_gradient, batch=batch),
         workload=Workload(num_samples=num_samples, num_epochs=settings.epochs, seed=settings.seed),
-        layout=subject.weights.layout,
-        num_validation=subject.num_validation,
-        has_accuracy=subject.has_accuracy,
+        layout=backend.layout,
+        num_validation=backend.num_validation,
+        has_accuracy=backend.has_accuracy,
         **digests,
     )
 
 
-def _settle(result: RunResult, subject: Subject, output: Path, view: StarView) -> TrainRecord | None:
+def _settle(result: RunResult, backend: ModelBackend, output: Path, view: StarView) -> TrainRecord | None:
     """Write record and weights into the run's folder, and show the record; None if the run never began."""
     if not result.record:
         return None
-    subject.keep(result.weights, output / "model.safetensors")
+    backend.write_weights(result.weights, output / "model.safetensors")
     record = parse_noun(result.record, TrainRecord, source="the master's record")
     view.finish(record)
     return record

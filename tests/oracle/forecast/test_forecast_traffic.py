@@ -13,7 +13,7 @@ from evener.oracle.forecast.scenario import Job, Scenario
 from evener.oracle.strategies import Arrangement, Division, Replica, plan_replicas
 from evener.oracle.traffic import step_traffic
 from evener.parallel.read import Reader
-from evener.tracer.model_graph import trace_model_graph
+from evener.tracer.model_graph import trace
 
 SAMPLES = 6
 
@@ -46,5 +46,5 @@ def test_equal_shares_send_the_bytes_of_the_table(mode: Mode, division: Division
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * size),))
     plans = plan_replicas(Reader(model()).read([images]).network, arrangement)
     exact = max(sum(sent for sent, _ in kinds.values()) for kinds in step_traffic(plans, arrangement, 4))
-    scenario = Scenario(Job(graph=trace_model_graph(model(), images), batch_size=SAMPLES), imagine("v100-node"))
+    scenario = Scenario(Job(graph=trace(model(), images), batch_size=SAMPLES), imagine("v100-node"))
     assert price_grid(scenario, [range(size)], mode).sent_bytes == pytest.approx(exact, rel=0.01)

@@ -1,0 +1,131 @@
+"""The part of a model that one stage holds: its modules and tensors, under the names that they have in the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from evener.parallel.pipeline.materialise import give_memory, initialise
+from evener.parallel.pipeline.skeleton import attribute
+from evener.parallel.pipeline.statistics import DeferredBatchNorm, defer_statistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one stage holds.
+
+    Attributes:
+        root: a tree of modules; a name in it is the name in the model.
+        parameters: by their first name in the model; a tied one has one name, and a copy on every stage that uses it.
+        norms: BatchNorms that keep running statistics, by name.
+    """
+
+    root: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    norms: Mapping[str, DeferredBatchNorm]
+
+
+def targets_of(graph: fx.Graph, constants: Collection[str]) -> list[str]:
+    """Names of the modules and tensors of a model that `graph` uses beside `constants`, each once, in order."""
+    names = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
+    return list(dict.fromkeys(name for name in names if name not in constants))
+
+
+def names_under(named: Iterable[tuple[str, Tensor]], model: nn.Module, targets: Iterable[str]) -> list[str]:
+    """Those names of the tensors `named` that are held under `targets` of `model`, by this or another name."""
+    under = {id(tensor) for target in targets for tensor in _tensors_in(attribute(model, target))}
+    return [name for name, tensor in named if id(tensor) in under]
+
+
+def make_parts(
+    model: nn.Module,
+    targets: Sequence[Sequence[str]],
+    devices: Mapping[int, torch.device],
+) -> dict[int, Part]:
+    """The parts of those stages that this process runs, each on its device.
+
+    Modules and tensors of `model` are taken over, not copied, by the first stage that uses them; BatchNorms in them
+    defer their statistics.
+
+    Args:
+        model: whole.
+        targets: of every stage, what it uses.
+        devices: of the stages of this process.
+    """
+    alive = [
+        *model.modules(),
+        *model.parameters(),
+        *model.buffers(),
+    ]  # whose ids are asked for, so none may be given anew
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[int, Part] = {}
+    taken: set[int] = set()
+    for stage, device in devices.items():
+        root, copies = tree(model, targets[stage], taken)
+        known = names | {id(copies[key]): name for key, name in names.items() if key in copies}
+        identity = {place: known[id(tensor)] for place, tensor in _places(root) if id(tensor) in known}
+        taken |= {id(module) for module in root.modules()} | {id(tensor) for _, tensor in _places(root)}
+        give_memory(root, device, initialise)
+        root.to(device)
+        held = {name: getattr(root.get_submodule(path), last) for (path, last), name in identity.items()}
+        norms = {path: m for path, m in root.named_modules() if isinstance(m, DeferredBatchNorm) and m.tracks}
+        found[stage] = Part(root=root, parameters=held, norms=norms)
+    del alive
+    return found
+
+
+def tree(model: nn.Module, targets: Iterable[str], taken: Set[int] = frozenset()) -> tuple[nn.Module, dict[int, Any]]:
+    """The modules and tensors that `targets` names, in a tree, and copies by id of those that were `taken`."""
+    root, copies = nn.Module(), dict[int, Any]()
+    for target in targets:
+        value = attribute(model, target)
+        if not taken.isdisjoint(_ids(value)):
+            value = copy.deepcopy(value, copies)
+        attach(root, target, value, model)
+    return root, copies
+
+
+def attach(root: nn.Module, target: str, value: nn.Module | Tensor, model: nn.Module) -> None:
+    """Hold `value` in `root` under the name `target` that it has in `model`."""
+    path, _, name = target.rpartition(".")
+    where, owner = _container(root, path), model.get_submodule(path)
+    if isinstance(value, nn.Module):
+        where._modules[name] = defer_statistics(value)
+    elif isinstance(value, nn.Parameter):
+        where.register_parameter(name, value)
+    else:
+        kept = name in owner._buffers and name not in owner._non_persistent_buffers_set
+        where.register_buffer(name, value, persistent=kept)
+
+
+def _container(root: nn.Module, path: str) -> nn.Module:
+    """The module at `path` in `root`, made of empty modules as far as it is not there."""
+    for name in path.split(".") if path else ():
+        if name not in root._modules:
+            root.add_module(name, nn.Module())
+        root = root._modules[name]  # type: ignore[assignment]
+    return root
+
+
+def _tensors_in(value: nn.Module | Tensor) -> list[Tensor]:
+    return [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else [value]
+
+
+def _ids(value: nn.Module | Tensor) -> set[int]:
+    modules = value.modules() if isinstance(value, nn.Module) else ()
+    return {id(part) for part in (*modules, *_tensors_in(value))}
+
+
+def _places(root: nn.Module) -> list[tuple[tuple[str, str], Tensor]]:
+    """((module, name), tensor) of every place in `root` that holds a tensor; one tensor may be held in several."""
+    return [
+        ((path, name), tensor)
+        for path, module in root.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    ]

@@ -1,0 +1,182 @@
+"""The backend of thin tasks: NumPy alone computes, by `evener.autodiff`.
+
+Its state is laid out as that of the task's twin in PyTorch. Gradients are written by the backward pass into one flat
+array, and leave it in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evener import autodiff as ad
+from evener.atomic import atomic_write
+from evener.errors import InvalidInput, require
+from evener.ps.server_optimizer import server_optimizer
+from evener.sync.agreement import Outer
+from evener.sync.flat import Flat
+from evener.sync.layout import Layout, layout_of
+from evener.task import ThinTask
+
+_KINDS = {ad.optim.SGD: "SGD", ad.optim.Adam: "Adam", ad.optim.AdamW: "AdamW"}
+
+
+class ThinBackend:
+    """A thin task's model and data; see `ModelBackend`.
+
+    Args:
+        task: to be computed.
+        seed: of the first weights.
+        precision: fp32 or fp64.
+
+    Attributes:
+        model: with the first weights of `seed`.
+
+    Raises:
+        InvalidInput: NumPy has no such precision, or inputs and targets are not equally many.
+    """
+
+    clips_gradient = False
+    synchronise: Callable[[], None] | None = None
+
+    def __init__(self, task: ThinTask, seed: int, precision: str) -> None:
+        require(precision in ("fp32", "fp64"), "--precision", precision, "fp32 or fp64 without PyTorch")
+        self._task, self.name = task, task.name
+        self._train = task.train_data()
+        self.num_samples = _count("training", self._train)
+        self.has_accuracy = task.has_accuracy
+        ad.manual_seed(seed)
+        self.model = task.model().double() if precision == "fp64" else task.model()
+        self.layout = layout_of_thin_model(self.model)
+        self._optimizer = task.optimizer(self.model.parameters())
+        self._peak_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._buffers = dict(self.model.named_buffers())
+        self.normalises = bool(self._buffers)
+        self._memory = ad.Arena()
+        self._num_steps = 1
+        self._views: dict[int, tuple[Flat, Mapping[str, NDArray[Any]]]] = {}
+
+    @property
+    def num_validation(self) -> int:
+        """See `ModelBackend`."""
+        return _count("validation", self._validation) if self._validation else 0
+
+    def initial_weights(self) -> Flat:
+        """See `ModelBackend`."""
+        weights = Flat(self.layout)
+        self.save(weights)
+        return weights
+
+    def server_optimizer(self, num_steps: int) -> Outer:
+        """See `ModelBackend`."""
+        groups, kind = self._optimizer.param_groups, type(self._optimizer)
+        steps = range(num_steps if self._task.rate else 1)
+        schedule = [[{"lr": rate} for rate in self._rates(step, num_steps)] for step in steps]
+        return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule)
+
+    def write_weights(self, data: bytes, path: Path) -> None:
+        """See `ModelBackend`."""
+        atomic_write(path, data)
+
+    def prepare(self, num_steps: int) -> None:
+        """See `ModelBackend`."""
+        self._num_steps = num_steps
+
+    def set_training(self, is_training: bool) -> None:
+        """See `ModelBackend`."""
+        self.model.train(is_training)
+
+    def load(self, weights: Flat) -> None:
+        """See `ModelBackend`."""
+        self._optimizer.arena.load(_only(weights.parameters))
+        for name, view in self._views_of(weights).items():
+            self._buffers[name].copy_(view)
+
+    def save(self, into: Flat) -> None:
+        """See `ModelBackend`."""
+        np.copyto(_only(into.parameters), self._optimizer.arena.values)
+        self._save_buffers(into)
+
+    def save_gradients(self, into: Flat) -> None:
+        """See `ModelBackend`."""
+        np.copyto(_only(into.parameters), self._optimizer.arena.gradients)
+        self._save_buffers(into)
+
+    def backward(self, indices: NDArray[np.int64], _epoch: int, seeds: tuple[int, ...]) -> float:
+        """See `ModelBackend`."""
+        ad.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
+        with self._memory:
+            self._optimizer.zero_grad()
+            inputs, targets = (ad.from_numpy(array[indices]) for array in self._train)
+            loss = self._task.loss(self.model(inputs), targets)
+            loss.backward()
+            return float(loss.item())
+
+    def step(self, number: int) -> None:
+        """See `ModelBackend`."""
+        for group, rate in zip(self._optimizer.param_groups, self._rates(number, self._num_steps), strict=True):
+            group["lr"] = rate
+        self._optimizer.step()
+
+    def evaluate(self, first: int, stop: int) -> tuple[float, float]:
+        """See `ModelBackend`."""
+        assert self._validation is not None
+        with self._memory, ad.no_grad():
+            inputs, targets = (ad.from_numpy(array[first:stop]) for array in self._validation)
+            outputs = self.model(inputs)
+            loss = float(self._task.loss(outputs, targets).item()) * (stop - first)
+            if not self.has_accuracy:
+                return loss, 0.0
+            return loss, float((outputs.numpy().argmax(1) == self._validation[1][first:stop]).sum())
+
+    def close(self) -> None:
+        """See `ModelBackend`."""
+        self._views.clear()
+
+    @cached_property
+    def _validation(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        return self._task.validation_data() if self._task.validation_data else None
+
+    def _rates(self, step: int, num_steps: int) -> list[float]:
+        """The learning rate of every group of parameters in `step`."""
+        share = self._task.rate(step, num_steps) if self._task.rate else 1.0
+        return [share * peak for peak in self._peak_rates]
+
+    def _save_buffers(self, into: Flat) -> None:
+        for name, view in self._views_of(into).items():
+            np.copyto(view, self._buffers[name].numpy())
+
+    def _views_of(self, flat: Flat) -> Mapping[str, NDArray[Any]]:
+        """Where in `flat` the buffers lie; the few states that come and go are remembered."""
+        if not self._buffers:
+            return {}
+        known = self._views.get(id(flat))
+        if known is None or known[0] is not flat:
+            views = flat.views()
+            known = self._views[id(flat)] = flat, {name: views[name] for name in self._buffers}
+        return known[1]
+
+
+def layout_of_thin_model(model: ad.nn.Module) -> Layout:
+    """How the model's state lies in memory: parameters, then buffers, in the order of the model."""
+    buffers = dict(model.named_buffers())
+    named = dict(model.named_parameters()) | buffers
+    return layout_of({name: tensor.detach().numpy() for name, tensor in named.items()}, statistics=buffers)
+
+
+def _count(what: str, arrays: tuple[NDArray[Any], NDArray[Any]]) -> int:
+    inputs, targets = map(len, arrays)
+    if inputs != targets:
+        raise InvalidInput(f"the thin task has {inputs} inputs and {targets} targets in its {what} data")
+    return inputs
+
+
+def _only(sections: tuple[Any, ...]) -> Any:
+    """The parameters of a thin model, which are of one type."""
+    (parameters,) = sections
+    return parameters

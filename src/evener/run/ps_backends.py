@@ -1,0 +1,115 @@
+"""From a task's name to the backend that computes it, on nodes and where a run is submitted.
+
+PyTorch's where that is installed, else, and for tasks that are written for it alone, the thin one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evener.errors import MissingExtra, require
+from evener.ps.engine import EngineSetup, ModelBackend, TaskEngine
+from evener.task import Task, ThinTask
+from evener.tasks.file import import_file
+from evener.tasks.load import has_thin_task, is_path, load_task, load_thin_task, thin_twin
+
+if TYPE_CHECKING:
+    from evener.run.order import Order  # imports PyTorch
+    from evener.run.settings import Settings
+
+
+def load_backend(order: Order) -> tuple[ModelBackend, Settings]:
+    """The task that was asked for, with its first weights, and the settings of its run.
+
+    Raises:
+        EvenerError: the task, or a setting, is wrong.
+    """
+    data = Path(order.data_dir) if order.data_dir else None
+    if is_thin(order.task):
+        thin = load_thin_task(order.task, data, order.options)
+        settings = order.settings(thin)
+        return _thin_backend(thin, settings.seed, settings.precision), settings
+    task = load_task(order.task, data, order.options)
+    settings = order.settings(task)
+    require(settings.precision != "fp16", "--precision", settings.precision, "fp32, bf16 or fp64 with --agreement")
+    return _torch_backend(task, settings.seed, settings.precision, "cpu"), settings
+
+
+def build_engine(setup: EngineSetup) -> TaskEngine:
+    """The engine of a job on this node.
+
+    Raises:
+        MissingExtra: the job needs PyTorch, which is not installed.
+        InvalidInput: task or data are not those of the job.
+    """
+    if not _has_torch() or is_thin(_reference(setup)):
+        return build_thin_engine(setup)
+    return build_torch_engine(setup)
+
+
+def build_thin_engine(setup: EngineSetup) -> TaskEngine:
+    """The thin engine, also where PyTorch is installed. Raises as `build_engine`."""
+    job, reference = setup.job, _reference(setup)
+    if not has_thin_task(reference):
+        raise MissingExtra(
+            f"task {job.title} has no thin twin, so this node needs PyTorch: pip install 'evener[torch]', "
+            "or see docs/autodiff.md on how to write one"
+        )
+    task = load_thin_task(reference, setup.data, job.options)
+    return TaskEngine(_thin_backend(task, job.workload.seed, job.precision), setup)
+
+
+def build_torch_engine(setup: EngineSetup) -> TaskEngine:
+    """PyTorch's engine. Raises as `build_engine`."""
+    job = setup.job
+    task = load_task(_reference(setup), setup.data, job.options)
+    return TaskEngine(_torch_backend(task, job.workload.seed, job.precision, setup.device), setup)
+
+
+def is_thin(reference: str) -> bool:
+    """Whether here the thin backend alone can do a task: PyTorch is missing, or the task is written for that one.
+
+    Args:
+        reference: name, or path of a file.
+
+    Raises:
+        EvenerError: the file cannot be run.
+    """
+    if is_path(reference) and not Path(reference).is_file():
+        return False  # PyTorch's way says what is wrong
+    if not _has_torch():
+        return has_thin_task(reference)
+    return is_path(reference) and _defines_only_thin_task(Path(reference))
+
+
+def _defines_only_thin_task(path: Path) -> bool:
+    if thin_twin(path) is not None or not has_thin_task(str(path)):
+        return False
+    module = import_file(path)
+    return hasattr(module, "thin_task") and not hasattr(module, "task")
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _reference(setup: EngineSetup) -> str:
+    """The task's name, or the file of it that travelled here."""
+    return str(setup.code / setup.job.task) if setup.code else setup.job.task
+
+
+def _thin_backend(task: ThinTask, seed: int, precision: str) -> ModelBackend:
+    from evener.ps.thin_backend import ThinBackend
+
+    return ThinBackend(task, seed, precision)
+
+
+def _torch_backend(task: Task, seed: int, precision: Any, device: str) -> ModelBackend:
+    import torch
+
+    from evener.ps.torch_backend import TorchBackend
+    from evener.run.precision import Arithmetic
+
+    return TorchBackend(task, seed, Arithmetic(precision, torch.device(device)), device)
