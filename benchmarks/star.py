@@ -51,13 +51,11 @@ from evener.sync.flat import Flat
 from evener.sync.layout import Layout, layout_of
 from evener.sync.messages import Lease
 from evener.sync.workload import Workload
-from evener.wire.address import Address
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.identity import make_identity
-from evener.wire.limits import Limits
+from evener.wire.frame import Limits
+from evener.wire.identity import Address, Token, make_identity
 from evener.wire.tls import master_context, node_context
-from evener.wire.token import Token
 
 PARAMETERS = 25_450
 PUBLISHED_SECONDS, PUBLISHED_UPDATES = 232.0, 5000
@@ -127,7 +125,9 @@ def be_node(name: str, address: str, token: str) -> None:
     """A node."""
 
     def dial(seconds: float, patience: float) -> Connection[Header]:
-        return connect(Address.parse(address), Token.parse(token), ToNode, Limits(patience=patience), seconds=seconds)
+        return open_connection(
+            Address.parse(address), Token.parse(token), ToNode, Limits(patience=patience), seconds=seconds
+        )
 
     with tempfile.TemporaryDirectory() as cache:
         abilities = NodeConfig(name, "cpu", 1.0, None, Path(cache), VERSIONS, partial(measure, name), build)

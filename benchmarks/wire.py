@@ -22,14 +22,11 @@ from statistics import median
 
 import msgspec
 
-from evener.wire.address import Address
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.events import Message, Opened, Sent
-from evener.wire.hub import Hub
-from evener.wire.identity import make_identity
-from evener.wire.limits import Limits
-from evener.wire.token import Token
+from evener.wire.frame import Limits
+from evener.wire.identity import Address, Token, make_identity
+from evener.wire.server import FrameReceived, PeerConnected, Server
 
 SMALL_BYTES = 101_800
 """25 450 float32 parameters."""
@@ -75,7 +72,7 @@ class WireNode:
     """A node on a `Connection`."""
 
     def __init__(self, address: Address, token: Token, size: int) -> None:
-        self.connection: Connection[Weights] = connect(address, token, Weights, LIMITS)
+        self.connection: Connection[Weights] = open_connection(address, token, Weights, LIMITS)
         self.memory = memoryview(bytearray(b"\1") * size)
         self.round = 0
 
@@ -123,48 +120,45 @@ class BareMaster:
 
 
 class WireMaster:
-    """A master that serves a `Hub`."""
+    """A master that serves a `Server`."""
 
     def __init__(self, num_nodes: int, size: int, insecure: bool) -> None:
         identity = make_identity(insecure=insecure)
         self.token = identity.token
-        self.hub: Hub[Push] = Hub(Push, identity, LIMITS, place=self._place)
-        self.address = self.hub.listen(Address(LOOPBACK))
+        self.server: Server[Push] = Server(Push, identity, LIMITS, place=self._place)
+        self.address = self.server.listen(Address(LOOPBACK))
         self.memory = memoryview(bytearray(b"\2") * size)
         self.places = [memoryview(bytearray(b"\0") * size) for _ in range(num_nodes)]
-        self.round = self.unsent = 0
+        self.round = 0
 
     def admit(self) -> None:
         """Take all nodes in."""
         opened = 0
         while opened < len(self.places):
-            opened += self._count(Opened)
+            opened += self._count(PeerConnected)
 
     def gather(self, _size: int) -> None:
         """Receive what every node pushes."""
         arrived = 0
         while arrived < len(self.places):
-            arrived += self._count(Message)
+            arrived += self._count(FrameReceived)
 
     def scatter(self, size: int) -> None:
         """Send `size` bytes to every node."""
-        for peer in self.hub.peers:
-            self.hub.send(peer, Weights(self.round), [self.memory[:size]])
-            self.unsent += 1
+        for peer in self.server.peers:
+            self.server.send(peer, Weights(self.round), [self.memory[:size]])
         self.round += 1
 
     def settle(self) -> None:
         """Wait until all that was sent has left."""
-        while self.unsent:
-            self._count(Sent)
+        while any(map(self.server.is_sending, self.server.peers)):
+            self.server.poll(1.0)
 
     def _place(self, peer: int, _header: Push, lengths: tuple[int, ...]) -> list[memoryview]:
         return [self.places[peer][: lengths[0]]]
 
     def _count(self, kind: type) -> int:
-        events = self.hub.poll(1.0)
-        self.unsent -= sum(isinstance(event, Sent) for event in events)
-        return sum(isinstance(event, kind) for event in events)
+        return sum(isinstance(event, kind) for event in self.server.poll(1.0))
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -12,8 +12,7 @@ from pathlib import Path
 from evener.experiments.nfnn_run import Bench, Wanted
 from evener.ps.master_client import MasterClient
 from evener.tasks.load import load_thin_task
-from evener.wire.address import Address
-from evener.wire.token import Token
+from evener.wire.identity import Address, Token
 
 
 def main(address: str, token: str, data: str, workers: str, updates: str) -> None:

@@ -29,11 +29,10 @@ from evener.ps.results import RunResult
 from evener.ps.state_dir import StateDir
 from evener.record import TrainRecord
 from evener.sync.flat import Flat
-from evener.wire.address import Address
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.identity import make_identity
-from evener.wire.limits import Limits
+from evener.wire.frame import Limits
+from evener.wire.identity import Address, make_identity
 
 VERSIONS = Versions("0", "3.11", "")
 WAIT_SECONDS = 30.0
@@ -65,7 +64,7 @@ class Stand:
 
     def cut(self) -> None:
         """Break the connection, as a network does."""
-        self.connections[-1]._channel.sock.shutdown(socket.SHUT_RDWR)
+        self.connections[-1]._transport.sock.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         cache = self.plane.folder / f"cache-{self.name}"
@@ -80,7 +79,9 @@ class Stand:
     def _dial(self, seconds: float, patience: float) -> Connection[Header]:
         plane = self.plane
         limits = Limits(patience=patience)
-        connection: Connection[Header] = connect(plane.address, plane.identity.token, ToNode, limits, seconds=seconds)
+        connection: Connection[Header] = open_connection(
+            plane.address, plane.identity.token, ToNode, limits, seconds=seconds
+        )
         self.connections.append(connection)
         return connection
 

@@ -16,10 +16,10 @@ from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header, Join, To
 from evener.sync import family
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.messages import Push
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.limits import Limits
-from evener.wire.refusals import ConnectionLost
+from evener.wire.errors import ConnectionLost
+from evener.wire.frame import Limits
 
 SYNC = family.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 WAYS: dict[str, Agreement] = {
@@ -289,7 +289,7 @@ def test_a_second_node_of_the_same_name_takes_the_place_of_the_first() -> None:
 
 
 def stranger(star: Plane) -> Connection[Header]:
-    return connect(star.address, star.identity.token, ToNode, Limits(patience=5))
+    return open_connection(star.address, star.identity.token, ToNode, Limits(patience=5))
 
 
 def test_a_node_of_another_protocol_is_refused_with_a_cure() -> None:

@@ -17,8 +17,7 @@ from evener.run.ps_machine import choose_device, reachable_address, versions
 from evener.run.ps_nodes import join_line
 from evener.run.ps_options import check_security, given_token
 from evener.run.ps_profile import KNOWN_SECONDS, measuring, remembered
-from evener.wire.address import Address
-from evener.wire.token import Token
+from evener.wire.identity import Address, Token
 
 
 def profile(cores: int = 1) -> DeviceProfile:

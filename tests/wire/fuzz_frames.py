@@ -25,10 +25,9 @@ from random import Random
 import msgspec
 
 from evener.wire import reader as reader_module
-from evener.wire.frame import CHECKSUM, CHECKSUM_BYTES, LENGTH_BYTES, PREFIX, PREFIX_BYTES, encode_head, front
-from evener.wire.limits import Limits
+from evener.wire.errors import BadFrame
+from evener.wire.frame import CHECKSUM, CHECKSUM_BYTES, LENGTH_BYTES, PREFIX, PREFIX_BYTES, Limits, encode_head, front
 from evener.wire.reader import FrameReader, Place
-from evener.wire.refusals import BadFrame
 
 LIMITS = Limits(header_bytes=300, buffers=8, frame_bytes=20_000)
 SMALLEST_FRAME = PREFIX_BYTES + CHECKSUM_BYTES
@@ -62,19 +61,20 @@ class Wrong(AssertionError):
 def check(data: bytes, piece: int, place: Place[Hello | Push]) -> str:
     """Feed `data` in pieces to a new reader and check every promise; the refusal, if there was one."""
     reader: FrameReader[Hello | Push] = FrameReader(Hello | Push, LIMITS, place)
-    num_frames = done = 0
+    num_frames = done = count = 0
     try:
         while True:
-            while reader.frame() is not None:
+            arrived = reader.feed(count)
+            while arrived is not None:
                 num_frames += 1
+                arrived = reader.feed(0)
             if done == len(data):
                 break
-            space = reader.space()
+            space = reader.space
             count = min(len(space), piece, len(data) - done)
             if count == 0 or len(space) > max(LARGEST_OWN_BUFFER, LIMITS.frame_bytes):
                 raise Wrong(f"asked for {len(space)} bytes")
             space[:count] = data[done : done + count]
-            reader.filled(count)
             done += count
     except BadFrame as refusal:
         _require_final(reader, refusal)
@@ -86,7 +86,7 @@ def check(data: bytes, piece: int, place: Place[Hello | Push]) -> str:
 
 def _require_final(reader: FrameReader[Hello | Push], refusal: BadFrame) -> None:
     try:
-        reader.frame()
+        reader.feed(0)
     except BadFrame as again:
         if again is refusal:
             return

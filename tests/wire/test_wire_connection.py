@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
 
 from evener.errors import InvalidValue
-from evener.wire.events import Closed, Sent
-from evener.wire.limits import Limits
-from evener.wire.refusals import BadFrame, ConnectionLost
-from evener.wire.traffic import Tally
+from evener.wire.connection import Peer
+from evener.wire.errors import BadFrame, ConnectionLost
+from evener.wire.frame import Limits, encode_frame
+from evener.wire.server import PeerDisconnected
 
 BIG = 30_000_000
 
@@ -31,7 +33,7 @@ def test_messages_arrive_whole_both_ways_over_every_transport(transport: str, tm
                 [weights.tobytes(), b"", b"tail"],
             )
             assert w.message(peer).header == Hello("again")
-            w.hub.send(peer, Push(number + 10), [weights])
+            w.server.send(peer, Push(number + 10), [weights])
             frame = w.meanwhile(node.receive)
             assert (frame.header, bytes(frame.buffers[0])) == (Push(number + 10), weights.tobytes())
 
@@ -53,7 +55,7 @@ def test_large_frames_land_in_memory_that_is_there_already(transport: str, tmp_p
         assert len(counts) > 10, "parts are told while the others are still to come"
 
         own, parts = bytearray(BIG), []
-        w.hub.send(peer, Push(2), [memory])
+        w.server.send(peer, Push(2), [memory])
         frame = w.meanwhile(lambda: node.receive(lambda *_: [own], lambda header, count: parts.append(count)))
         assert frame.buffers[0].obj is own
         assert own == sent
@@ -66,7 +68,7 @@ def test_one_thread_sends_while_another_receives(transport: str, tmp_path: Path)
         payload = bytes(3_000_000)
         sending = [w.pool.submit(node.send, Push(i), [payload]) for i in range(10)]
         for i in range(10):
-            w.hub.send(peer, Push(i), [payload])
+            w.server.send(peer, Push(i), [payload])
         frames = w.meanwhile(lambda: [node.receive() for _ in range(10)])
         assert [frame.header for frame in frames] == [Push(i) for i in range(10)]
         arrived = {w.message(peer).header for _ in range(10)}
@@ -101,10 +103,9 @@ def test_waiting_says_whether_something_has_come(transport: str, tmp_path: Path)
         node, peer = w.join()
         assert not node.wait(0)
         assert not node.wait(0.01)
-        w.hub.send(peer, Hello("a"))
-        w.hub.send(peer, Hello("b"))
-        w.until(Sent)
-        w.until(Sent)
+        w.server.send(peer, Hello("a"))
+        w.server.send(peer, Hello("b"))
+        w.sent(peer)
         assert node.wait(1)
         assert node.receive().header == Hello("a")
         assert node.wait(0), "the second frame came along with the first"
@@ -115,14 +116,14 @@ def test_waiting_says_whether_something_has_come(transport: str, tmp_path: Path)
 def test_a_goodbye_tells_its_reason_to_the_other_side(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
-        w.hub.disconnect(peer, "the model has 8 parameters, yours 9")
+        w.server.disconnect(peer, "the model has 8 parameters, yours 9")
         with pytest.raises(ConnectionLost, match=r"(hub|port \d+): it said: the model has 8 parameters, yours 9"):
             node.receive()
-        assert w.until(Closed) == Closed(peer, "the model has 8 parameters, yours 9")
+        assert w.until(PeerDisconnected) == PeerDisconnected(peer, "the model has 8 parameters, yours 9")
         node, peer = w.join()
         node.close("training is over")
         node.close("twice is once")
-        assert w.until(Closed) == Closed(peer, "it said: training is over")
+        assert w.until(PeerDisconnected) == PeerDisconnected(peer, "it said: training is over")
         with pytest.raises(ConnectionLost, match="cannot be used: it was closed here: training is over"):
             node.receive()
 
@@ -142,26 +143,26 @@ def test_a_refused_frame_is_answered_with_the_reason_even_while_it_is_being_sent
 
         with pytest.raises(ConnectionLost, match=f"it said: an update has 8 bytes, got {BIG}"):
             w.meanwhile(push)
-        assert w.until(Closed) == Closed(peer, f"an update has 8 bytes, got {BIG}")
+        assert w.until(PeerDisconnected) == PeerDisconnected(peer, f"an update has 8 bytes, got {BIG}")
 
 
 def test_a_connection_that_is_cut_is_told_apart_from_one_that_says_goodbye(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
-        w.hub._links[peer].channel.sock.shutdown(2)
+        w.server._peers[peer].transport.sock.shutdown(2)
         with pytest.raises(ConnectionLost, match="while a frame was awaited: closed without a word"):
             node.receive()
-        assert w.until(Closed).reason == "it left without a word"
+        assert w.until(PeerDisconnected).reason == "it left without a word"
 
 
 def test_what_a_node_does_not_understand_is_refused_and_the_master_told() -> None:
     with world() as w:
         node, peer = w.join()
         node._reader._limits = Limits(frame_bytes=10)
-        w.hub.send(peer, Push(1), [bytes(11)])
+        w.server.send(peer, Push(1), [bytes(11)])
         with pytest.raises(BadFrame, match="at most 10 bytes of payload, got 11"):
             w.meanwhile(node.receive)
-        assert w.until(Closed).reason == "it said: a frame must have at most 10 bytes of payload, got 11"
+        assert w.until(PeerDisconnected).reason == "it said: a frame must have at most 10 bytes of payload, got 11"
 
 
 def test_a_frame_beyond_the_limits_is_refused_before_anything_is_sent() -> None:
@@ -184,59 +185,79 @@ def test_closing_wakes_a_thread_that_waits(transport: str, tmp_path: Path) -> No
             waiting.result(timeout=2)
 
 
-def test_what_went_through_is_counted_by_kind_on_both_sides_alike(transport: str, tmp_path: Path) -> None:
+def test_what_goes_through_is_counted_alike_on_both_sides_and_is_little_more_than_frames(
+    transport: str, tmp_path: Path
+) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
+        framed = 0
         for number in range(10):
+            framed += sum(map(len, encode_frame(number, Push(number), [bytes(101_800)], Limits())))
             node.send(Push(number), [bytes(101_800)])
             w.message(peer)
-        node.send(Hello("bye"))
-        w.message(peer)
-        w.hub.send(peer, Push(1), [bytes(50)])
+        w.server.send(peer, Push(1), [bytes(50)])
         w.meanwhile(node.receive)
-        ours, theirs = node.traffic, w.hub.traffic(peer)
-        push = ours.sent["Push"]
-        assert (push.frames, push.payload_bytes) == (10, 1_018_000)
-        assert 0 < push.frame_bytes - push.payload_bytes < 0.001 * push.payload_bytes
-        assert 0 < push.seconds < 5
-        for mine, his in ((ours.sent, theirs.received), (ours.received, theirs.sent)):
-            assert {k: _sizes(t) for k, t in mine.items()} == {k: _sizes(t) for k, t in his.items()}
+        assert 0 < framed - 1_018_000 < 0.001 * 1_018_000
+        ours, theirs = node._transport, w.server._peers[peer].transport
         assert ours.wire_bytes_sent == theirs.wire_bytes_received
         assert ours.wire_bytes_received == theirs.wire_bytes_sent
-        framed = sum(tally.frame_bytes for tally in ours.sent.values())
         on_wire = ours.wire_bytes_sent - framed
         assert on_wire == 80 if "tls" not in transport else 500 < on_wire < 5000
-        node.close()
-        w.until(Closed)
-        total = w.hub.total_traffic()
-        assert _sizes(total.received["Push"]) == _sizes(push)
-        assert total.wire_bytes_received >= ours.wire_bytes_sent
-
-
-def _sizes(tally: Tally) -> tuple[int, int, int]:
-    return tally.frames, tally.payload_bytes, tally.frame_bytes
 
 
 def test_nothing_readable_crosses_an_encrypted_connection() -> None:
     with world("tcp+tls") as w:
         node, peer = w.join()
         seen = bytearray()
-        sock = w.hub._links[peer].channel.sock
+        sock = w.server._peers[peer].transport.sock
 
         class Tap:
             def recv_into(self, view: memoryview) -> int:
-                count = sock.recv_into(view)
+                count: int = sock.recv_into(view)
                 seen.extend(view[:count])
                 return count
 
             def __getattr__(self, name: str) -> object:
                 return getattr(sock, name)
 
-        w.hub._links[peer].channel.sock = Tap()  # type: ignore[assignment]
+        w.server._peers[peer].transport.sock = Tap()  # type: ignore[assignment]
         node.send(Hello("a secret name"), [b"secret payload" * 100])
         message = w.message(peer)
-        w.hub._links[peer].channel.sock = sock
+        w.server._peers[peer].transport.sock = sock
         assert bytes(message.buffers[0]) == b"secret payload" * 100
         assert len(seen) > 1400
         assert b"secret" not in seen
         assert SECURE.secret not in seen
+
+
+@pytest.mark.parametrize(
+    ("seen", "idle"),
+    [
+        ([(0.0, 0, True)], 0.0),
+        ([(5.0, 0, True)], 5.0),
+        ([(5.0, 0, False)], 0.0),
+        ([(5.0, 1, True)], 0.0),
+        ([(5.0, 1, True), (9.0, 1, True)], 4.0),
+        ([(5.0, 1, True), (9.0, 1, True), (10.0, 2, True)], 0.0),
+        ([(5.0, 1, True), (9.0, 1, False), (10.0, 1, True)], 1.0),
+        ([(5.0, 0, False), (105.0, 0, True)], 100.0),
+    ],
+)
+@pytest.mark.parametrize("direction", ["sent", "received"])
+def test_a_peer_is_given_up_when_what_ought_to_move_has_not_for_the_patience(
+    seen: list[tuple[float, int, bool]], idle: float, direction: str
+) -> None:
+    def stalled(patience: float) -> str:
+        transport = SimpleNamespace(wire_bytes_sent=0, wire_bytes_received=0, has_unsent=False)
+        reader = SimpleNamespace(midway=False)
+        peer: Peer[Kinds] = Peer(0, cast(Any, transport), cast(Any, reader), Limits(patience=patience), 0.0)
+        reason = ""
+        for now, counter, expected in seen:
+            setattr(transport, f"wire_bytes_{direction}", counter)
+            setattr(*((transport, "has_unsent") if direction == "sent" else (reader, "midway")), expected)
+            reason = peer.stalled(now)
+        return reason
+
+    assert stalled(idle + 0.1) == ""
+    words = {"sent": "it took nothing for", "received": "it stopped amid a frame for"}
+    assert idle == 0 or stalled(idle - 0.1).startswith(words[direction])

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from fuzz_frames import WARM_UP, Wrong, largest_kilobytes, mutate_alone, run, valid_stream
 
-from evener.wire.limits import Limits
+from evener.wire.frame import Limits
 from evener.wire.reader import FrameReader
 
 NUM_REFUSALS = 7
@@ -63,12 +63,12 @@ def test_the_fuzzer_notices_a_reader_without_limits(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_fuzzer_notices_a_reader_that_forgets_its_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = FrameReader.frame
+    read = FrameReader.feed
 
-    def forgetful(self: FrameReader) -> object:  # type: ignore[type-arg]
-        self._refusal = None
-        return read(self)
+    def forgetful(self: FrameReader, count: int) -> object:  # type: ignore[type-arg]
+        self._error = None
+        return read(self, count)
 
-    monkeypatch.setattr(FrameReader, "frame", forgetful)
+    monkeypatch.setattr(FrameReader, "feed", forgetful)
     with pytest.raises(Wrong, match="not final"):
         mutate_alone(2000, seed=5)

@@ -10,12 +10,12 @@ from wire_peers import Kinds, Push, World, world
 from wire_proxy import Direction, Mischief, Way, man_in_the_middle
 
 from evener.errors import NodeLost
-from evener.wire.address import Address
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.events import Closed, Message
-from evener.wire.limits import Limits
-from evener.wire.refusals import BadFrame
+from evener.wire.errors import BadFrame
+from evener.wire.frame import Limits
+from evener.wire.identity import Address
+from evener.wire.server import FrameReceived, PeerDisconnected
 
 PAYLOAD = bytes(range(256)) * 20
 NUM_ROUNDS = 4
@@ -33,7 +33,7 @@ class Spoiled(Exception):
 def converse(address: Address, w: World, believing: bool) -> str:
     """Rounds of a message and its answer through `address`; `done`, or the error in which they end."""
     try:
-        node: Connection[Kinds] = connect(
+        node: Connection[Kinds] = open_connection(
             address, w.identity.token, Kinds, w.limits, seconds=min(5.0, 4 * w.limits.patience)
         )
         with node:
@@ -51,10 +51,10 @@ def converse(address: Address, w: World, believing: bool) -> str:
 def answer_all(w: World, believing: bool) -> None:
     """The master's part: answers everything, and checks it unless `believing`."""
     for event in w.events:
-        if isinstance(event, Message):
+        if isinstance(event, FrameReceived):
             if not believing and [bytes(b) for b in event.buffers] != [PAYLOAD]:
                 raise Spoiled
-            w.hub.send(event.peer, event.header, [PAYLOAD])
+            w.server.send(event.peer, event.header, [PAYLOAD])
     w.events.clear()
 
 
@@ -68,7 +68,7 @@ def try_mischief(w: World, healthy: Connection[Kinds], mischief: Mischief, belie
             number += 1
             healthy.send(Push(number), [PAYLOAD])
             while not healthy.wait(0):
-                w.events += w.hub.poll(0.01)
+                w.events += w.server.poll(0.01)
                 answer_all(w, believing)
             assert healthy.receive().header == Push(number)
         assert number > 0
@@ -98,8 +98,8 @@ def _try_all(transport: str, tried: list[Mischief], believing: bool = False) -> 
                 if (mischief.way == "delay") == expected:
                     outcome = try_mischief(w, healthy, mischief, believing)
                     assert (outcome == "done") == expected, (mischief, outcome)
-            while w.hub.peers != [good]:
-                w.until(Closed)
+            while w.server.peers != [good]:
+                w.until(PeerDisconnected)
 
 
 def test_a_man_who_only_passes_bytes_on_is_not_noticed() -> None:

@@ -11,13 +11,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from evener.wire.address import Address
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.events import Event, Message, Opened
-from evener.wire.hub import Hub
-from evener.wire.identity import Identity, make_identity
-from evener.wire.limits import Limits
+from evener.wire.frame import Limits
+from evener.wire.identity import Address, Identity, make_identity
+from evener.wire.server import FrameReceived, PeerConnected, Server, ServerEvent
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -45,18 +43,18 @@ QUICK = Limits(patience=0.4)
 class World:
     """A hub that listens somewhere, and nodes that join it from threads of their own."""
 
-    def __init__(self, hub: Hub[Kinds], address: Address, identity: Identity, limits: Limits) -> None:
-        self.hub, self.address, self.identity, self.limits = hub, address, identity, limits
+    def __init__(self, server: Server[Kinds], address: Address, identity: Identity, limits: Limits) -> None:
+        self.server, self.address, self.identity, self.limits = server, address, identity, limits
         self.pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="evener-test")
-        self.events: list[Event[Kinds]] = []
+        self.events: list[ServerEvent[Kinds]] = []
         self._stack = ExitStack()
 
     def join(self, limits: Limits | None = None, address: Address | None = None) -> tuple[Connection[Kinds], int]:
         """A connection to the hub, and the peer that it is there."""
         node: Connection[Kinds] = self.meanwhile(
-            lambda: connect(address or self.address, self.identity.token, Kinds, limits or self.limits)
+            lambda: open_connection(address or self.address, self.identity.token, Kinds, limits or self.limits)
         )
-        opened = self.until(Opened)
+        opened = self.until(PeerConnected)
         return self._stack.enter_context(node), opened.peer
 
     def until(self, kind: type[T], seconds: float = 5.0, where: Callable[[Any], bool] = lambda event: True) -> T:
@@ -68,39 +66,46 @@ class World:
                     del self.events[i]
                     return event
             assert time.monotonic() < deadline, f"no {kind.__name__} within {seconds} s, but {self.events}"
-            self.events += self.hub.poll(0.05)
+            self.events += self.server.poll(0.05)
 
     def meanwhile(self, action: Callable[[], T], seconds: float = 20.0) -> T:
         """The result of a node's blocking `action`, while the hub goes on."""
         future: Future[T] = self.pool.submit(action)
         deadline = time.monotonic() + seconds
-        future.add_done_callback(lambda _: self.hub.wake())
+        future.add_done_callback(lambda _: self.server.wake())
         while not future.done():
             assert time.monotonic() < deadline, f"not done within {seconds} s; events: {self.events}"
-            self.events += self.hub.poll(0.05)
+            self.events += self.server.poll(0.05)
         return future.result()
 
-    def message(self, peer: int) -> Message[Kinds]:
+    def message(self, peer: int) -> FrameReceived[Kinds]:
         """The next message of this peer."""
-        return self.until(Message, where=lambda event: event.peer == peer)
+        return self.until(FrameReceived, where=lambda event: event.peer == peer)
+
+    def sent(self, peer: int, seconds: float = 5.0) -> None:
+        """Everything that was sent to this peer has left the server's memory."""
+        deadline = time.monotonic() + seconds
+        while self.server.is_sending(peer):
+            assert time.monotonic() < deadline, f"not sent within {seconds} s"
+            self.events += self.server.poll(0.01)
 
     def close(self) -> None:
         """End everything."""
         self._stack.close()
-        self.hub.close()
+        self.server.close()
         self.pool.shutdown()
 
 
 @contextmanager
 def world(
-    transport: str = "tcp", tmp_path: Path | None = None, limits: Limits | None = None, **hub: Any
+    transport: str = "tcp", tmp_path: Path | None = None, limits: Limits | None = None, **options: Any
 ) -> Iterator[World]:
     """A hub on the given transport, and what joins it."""
     identity = SECURE if transport.endswith("+tls") else INSECURE
     address = Address(path=f"{tmp_path}/hub") if transport.startswith("unix") else Address("127.0.0.1")
     limits = limits or Limits(patience=10)
-    the_hub: Hub[Kinds] = Hub(Kinds, identity, limits, **hub)
-    made = World(the_hub, the_hub.listen(address), identity, limits)
+    server: Server[Kinds] = Server(Kinds, identity, limits, **options)
+    made = World(server, server.listen(address), identity, limits)
     try:
         yield made
     finally:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from evener.wire.address import Address
+from evener.wire.identity import Address
 
 Way = Literal["pass", "cut", "corrupt", "repeat", "drop", "swap", "delay", "stop"]
 Direction = Literal["to master", "to node"]

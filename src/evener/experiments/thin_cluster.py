@@ -13,8 +13,7 @@ from pathlib import Path
 
 from evener.errors import NodeLost
 from evener.ps.master_client import MasterClient
-from evener.wire.address import Address
-from evener.wire.token import Token
+from evener.wire.identity import Address, Token
 
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0

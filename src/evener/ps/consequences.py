@@ -9,7 +9,7 @@ from evener.ps.decision import Decision, Verdict, What
 from evener.ps.employer import Employer
 from evener.ps.members import Member, Members
 from evener.ps.messages import Header
-from evener.wire.hub import Hub
+from evener.wire.server import Server
 
 EVENTS: dict[Verdict, str] = {
     "admit": "joined",
@@ -39,7 +39,7 @@ class Consequences:
 
     def __init__(
         self,
-        hub: Hub[Header],
+        hub: Server[Header],
         members: Members,
         employer: Employer,
         clock: Callable[[], float],

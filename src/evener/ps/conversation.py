@@ -17,7 +17,7 @@ from evener.ps.messages import Header
 from evener.ps.state_dir import StateDir
 from evener.ps.status import ClusterStatus, encode_status, node_statuses
 from evener.schema import write_noun
-from evener.wire.hub import Hub
+from evener.wire.server import Server
 
 
 class Desk(NamedTuple):
@@ -57,7 +57,7 @@ class Conversation:
     def __init__(
         self,
         desk: Desk,
-        hub: Hub[Header],
+        hub: Server[Header],
         members: Members,
         employer: Employer,
         consequences: Consequences,

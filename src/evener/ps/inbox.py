@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from evener.ps.messages import Dismiss, Header, Heartbeat, Release, ServerReply
 from evener.ps.reconnecting_client import ReconnectingClient
+from evener.wire.errors import CannotJoin, ConnectionLost
 from evener.wire.frame import Buffer, Frame, allocate
-from evener.wire.refusals import CannotJoin, ConnectionLost
 
 _Arrived = Frame[Header] | Exception
 

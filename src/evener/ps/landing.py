@@ -13,8 +13,8 @@ from evener.ps.consequences import Consequences
 from evener.ps.employer import Employer
 from evener.ps.members import Members
 from evener.ps.messages import BlobChunk, Contribution, Header, SubmitRun
+from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
-from evener.wire.refusals import BadFrame
 
 
 class Landing:

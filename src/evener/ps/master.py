@@ -22,11 +22,9 @@ from evener.ps.members import Members
 from evener.ps.messages import Header
 from evener.ps.roster import Roster
 from evener.ps.state_dir import StateDir
-from evener.wire.address import Address
-from evener.wire.events import Closed, Message, Opened, Refused, Sent
-from evener.wire.hub import Hub
-from evener.wire.identity import Identity
-from evener.wire.limits import Limits
+from evener.wire.frame import Limits
+from evener.wire.identity import Address, Identity
+from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerRefused, Server
 
 _TICK_SECONDS = 0.05
 _BEATS = 5
@@ -66,7 +64,7 @@ class Master:
     def __init__(self, setting: MasterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         patience, tell = setting.patience, setting.tell
         self._patience, self._tell, self._clock = patience, tell, clock
-        self._hub: Hub[Header] = Hub(
+        self._hub: Server[Header] = Server(
             say.ToMaster,
             setting.identity,
             Limits(patience=patience),
@@ -121,16 +119,14 @@ class Master:
         self._employer.close()
 
     def _on_event(self, event: Any) -> None:
-        if isinstance(event, Sent):
-            return  # what was sent is left alone until nobody refers to it
-        if isinstance(event, Message):
+        if isinstance(event, FrameReceived):
             if not self._landing.is_dealt_with(event.peer, event.header):
                 self._conversation.on_message(event.peer, event.header, event.buffers)
-        elif isinstance(event, Opened):
+        elif isinstance(event, PeerConnected):
             self._conversation.origins[event.peer] = event.origin
-        elif isinstance(event, Closed):
+        elif isinstance(event, PeerDisconnected):
             self._on_closed(event.peer)
-        elif isinstance(event, Refused):
+        elif isinstance(event, PeerRefused):
             self._tell(f"turned away {event.origin}: {event.reason}")
         self._consequences.of_work()
 
@@ -152,9 +148,9 @@ class Master:
         missing, until = self._members.missing, self._clock() + self._patience
         while (self._members.peers or missing) and self._clock() < until:
             for event in self._hub.poll(_TICK_SECONDS):
-                if isinstance(event, Closed):
+                if isinstance(event, PeerDisconnected):
                     self._members.disconnect(event.peer)
-                elif isinstance(event, Message) and isinstance(event.header, say.Join):
+                elif isinstance(event, FrameReceived) and isinstance(event.header, say.Join):
                     self._hub.send(event.peer, farewell)
                     missing.discard(event.header.name)
         self._ending = True

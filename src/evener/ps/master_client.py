@@ -34,14 +34,11 @@ from evener.ps.status import ClusterStatus, decode_status
 from evener.record import Event
 from evener.signals import requests_to_stop
 from evener.sync.flat import Flat
-from evener.wire.address import Address
+from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.frame import Frame
-from evener.wire.limits import Limits
-from evener.wire.pauses import pauses
-from evener.wire.refusals import CannotJoin, ConnectionLost
-from evener.wire.token import Token
+from evener.wire.errors import CannotJoin, ConnectionLost
+from evener.wire.frame import Frame, Limits
+from evener.wire.identity import Address, Token
 
 _CHECK_SECONDS = 0.5
 _RETURN = 8
@@ -172,7 +169,7 @@ class MasterClient:
     def _find_again(self, run: str, why: ConnectionLost) -> None:
         """Connect to the master that has come back."""
         until = time.monotonic() + _RETURN * self._patience
-        for pause in pauses(Random()):
+        for pause in backoff(Random()):
             time.sleep(pause)
             try:
                 self._connection = self._dial()
@@ -189,7 +186,7 @@ class MasterClient:
                 return
 
     def _dial(self) -> Connection[Header]:
-        return connect(self._address, self._token, ToCommand, Limits(patience=self._patience))
+        return open_connection(self._address, self._token, ToCommand, Limits(patience=self._patience))
 
     def _is_patient(self) -> bool:
         return time.monotonic() - self._heard < self._patience

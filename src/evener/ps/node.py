@@ -44,8 +44,8 @@ from evener.ps.messages import (
 from evener.ps.node_config import NodeConfig, setup_for
 from evener.ps.reconnecting_client import Dial, ReconnectingClient
 from evener.ps.worker_session import WorkerSession
+from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Frame
-from evener.wire.refusals import ConnectionLost
 
 
 class Node:

@@ -14,14 +14,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from evener.ps.messages import MASTER_ENDED, Header, Heartbeat, Join
+from evener.wire.connect import JOIN_SECONDS, backoff
 from evener.wire.connection import Connection
-from evener.wire.dialling import JOIN_SECONDS
-from evener.wire.frame import Buffer, Frame, allocate
-from evener.wire.limits import Limits
-from evener.wire.pauses import pauses
+from evener.wire.errors import BadFrame, CannotJoin, ConnectionLost
+from evener.wire.frame import Buffer, Frame, Limits, allocate
 from evener.wire.reader import Place
-from evener.wire.refusals import BadFrame, CannotJoin, ConnectionLost
-from evener.wire.traffic import Traffic
 
 _BEATS = 5
 """Within the patience, at least."""
@@ -59,7 +56,6 @@ class ReconnectingClient:
         self._failure: CannotJoin | None = None
         self.has_ended_for_good = False
         """Whether the master has said that it will not come back."""
-        self._past = Traffic()
         self.patience = Limits().patience
         """Seconds of silence after which a connection is given up; the master's, once it has told."""
         self._connection = dial(JOIN_SECONDS, self.patience)
@@ -106,14 +102,6 @@ class ReconnectingClient:
         except (ConnectionLost, ValueError):  # ValueError: its socket was closed this very moment
             return True  # that it broke is something to be received
 
-    @property
-    def traffic(self) -> Traffic:
-        """What went over all connections."""
-        total = Traffic()
-        total.add(self._past)
-        total.add(self._connection.traffic)
-        return total
-
     def close(self) -> None:
         """Close the connection for good."""
         self._ended.set()
@@ -137,7 +125,6 @@ class ReconnectingClient:
                 self._ended.set()
             if self._failure is None and not self._ended.is_set():
                 self._on_break(str(why))
-                self._past.add(broken.traffic)
                 self._dial_until_it_works(broken)
             if self._failure is not None:
                 raise self._failure
@@ -146,7 +133,7 @@ class ReconnectingClient:
 
     def _dial_until_it_works(self, broken: Connection[Header]) -> None:
         broken.close()
-        for pause in pauses(self._random):
+        for pause in backoff(self._random):
             if self._ended.wait(pause):
                 return
             try:

@@ -19,11 +19,10 @@ from evener.run.ps_options import TOKEN_VARIABLE, check_security, given_token
 from evener.run.ps_profile import measuring
 from evener.run.ps_service import say
 from evener.signals import sigterm_is_ctrl_c
-from evener.wire.address import Address
+from evener.wire.connect import JOIN_SECONDS, open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import JOIN_SECONDS, connect
-from evener.wire.limits import Limits
-from evener.wire.token import Token
+from evener.wire.frame import Limits
+from evener.wire.identity import Address, Token
 
 
 def join(
@@ -85,7 +84,7 @@ def dialling(address: Address, token: Token) -> Iterator[Dial]:
     """
 
     def dial(seconds: float, patience: float) -> Connection[Header]:
-        return connect(address, token, ToNode, Limits(patience=patience), seconds=seconds)
+        return open_connection(address, token, ToNode, Limits(patience=patience), seconds=seconds)
 
     with dial(JOIN_SECONDS, Limits().patience) as first:
         standing = [first]

@@ -28,9 +28,7 @@ from evener.ps.state_dir import StateDir
 from evener.run.ps_backends import build_engine
 from evener.run.ps_join import dialling
 from evener.run.ps_machine import versions
-from evener.wire.address import Address
-from evener.wire.identity import Identity, make_identity
-from evener.wire.token import Token
+from evener.wire.identity import Address, Identity, Token, make_identity
 
 _PRELOAD = ["torch", "evener.ps.torch_backend", "evener.run.ps_local", "evener.run.precision"]
 _START_SECONDS = 60.0

@@ -9,7 +9,7 @@ from evener import __version__
 from evener.errors import InvalidValue, require
 from evener.host import own_address, version_of
 from evener.ps.admission import Versions
-from evener.wire.address import Address
+from evener.wire.identity import Address
 
 
 def versions() -> Versions:

@@ -19,8 +19,8 @@ from evener.run.ps_machine import reachable_address, versions
 from evener.run.ps_service import say
 from evener.run.ps_table import run_line, situation_table
 from evener.signals import sigterm_is_ctrl_c
-from evener.wire.address import Address
-from evener.wire.limits import Limits
+from evener.wire.frame import Limits
+from evener.wire.identity import Address
 
 DEFAULT_PORT = 7117
 _WIDTH_IN_FILES = 160

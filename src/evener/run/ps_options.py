@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 from evener.errors import InvalidInput, MissingFile, require
 from evener.schema import Part
 from evener.sync.agreement import Compression
-from evener.wire.token import Token
+from evener.wire.identity import Token
 
 if TYPE_CHECKING:
     from evener.run.order import Order  # imports PyTorch, which a node may lack

@@ -1,11 +1,11 @@
-"""A node's side of a connection: blocking, every wait within the patience, payload straight from and into its memory.
+"""The two ends of a connection that both sides have proved the secret on: a node's, which waits, and the master's.
 
-    connection = connect(address, token, Push | Pull)          # dialling.py
+    connection = open_connection(address, token, Push | Pull)  # connect.py
     connection.send(Push(round=7), [gradients])                # returns when the kernel has all of it
     frame = connection.receive(place=lambda header, lengths: [weights])
 
-One thread may send while another one receives. The master's side never waits (hub.py), so a blocking send always ends;
-two blocking sides that send large frames to each other at once would both wait.
+Of a `Connection` one thread may send while another one receives; every wait ends within the patience. A `Peer` never
+waits, so a blocking send to it always ends; two blocking ends that send large frames at once would both wait.
 """
 
 from __future__ import annotations
@@ -14,48 +14,50 @@ import contextlib
 import select
 import socket
 import threading
-import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic
 
 import msgspec
 
-from evener.wire.channel import Channel, why
-from evener.wire.frame import Buffer, Frame, Goodbye, H, allocate
-from evener.wire.limits import Limits
-from evener.wire.outgoing import Outgoing, goodbye, message
+from evener.wire.errors import BadFrame, ConnectionLost
+from evener.wire.frame import (
+    Buffer,
+    Close,
+    Frame,
+    H,
+    Limits,
+    allocate,
+    drop_sent,
+    encode_close,
+    encode_frame,
+)
 from evener.wire.reader import FrameReader, OnPart, Place
-from evener.wire.refusals import BadFrame, ConnectionLost
-from evener.wire.traffic import Traffic, count
+from evener.wire.transport import Transport, block_for, explain
 
-_GOODBYE_SECONDS = 1.0
+_CLOSE_SECONDS = 1.0
 
 
 class Connection(Generic[H]):
-    """A connection whose two sides have proved the secret to each other.
+    """A node's end: blocking, payload straight from and into its memory.
 
     Args:
-        channel: over which frames go; its socket's time limit becomes the patience.
+        transport: over which frames go; its socket is made to block for the patience.
         headers: type of the headers that may be received.
         limits: of frames, and the patience.
         place: of the peer, in words, for errors.
     """
 
-    def __init__(self, channel: Channel, headers: Any, limits: Limits, place: str) -> None:
-        self._channel, self._limits, self._place = channel, limits, place
+    def __init__(self, transport: Transport, headers: Any, limits: Limits, place: str) -> None:
+        self._transport, self._limits, self._place = transport, limits, place
         self._reader: FrameReader[H] = FrameReader(headers, limits)
         self._sequence = 0
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._traffic = Traffic()
         self._broken = ""
-        channel.sock.settimeout(limits.patience)
-
-    @property
-    def traffic(self) -> Traffic:
-        """What went through so far."""
-        self._traffic.wire_bytes_sent = self._channel.wire_bytes_sent
-        self._traffic.wire_bytes_received = self._channel.wire_bytes_received
-        return self._traffic
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(transport.sock, select.POLLIN)
+        self._writable.register(transport.sock, select.POLLOUT)
+        block_for(transport.sock, limits.patience)
 
     def send(self, header: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame; its memory is not referred to afterwards.
@@ -66,60 +68,53 @@ class Connection(Generic[H]):
         """
         with self._sending:
             self._require_open()
-            frame = message(self._sequence, header, buffers, self._limits)
+            views = encode_frame(self._sequence, header, buffers, self._limits)
             self._sequence += 1
-            started = time.perf_counter()
             try:
-                self._push(frame)
+                self._push(views, self._limits.patience)
             except OSError as error:
                 raise self._lost(error, f" while {type(header).__name__} was sent", ask_why=True) from error
-            seconds = time.perf_counter() - started
-            count(self._traffic.sent, header, frame.payload_bytes, frame.frame_bytes, seconds)
 
     def receive(self, place: Place[H] = allocate, on_part: OnPart[H] | None = None) -> Frame[H]:
         """The next frame; waits for its first byte, and for every further one, as long as the patience.
 
         Args:
             place: where its buffers go, given header and lengths; None drops them.
-            on_part: told header and bytes received so far, whenever some have come.
+            on_part: gets header and bytes received so far, whenever some have come.
 
         Raises:
-            ConnectionLost: the peer said goodbye, the connection broke, or nothing came for the patience.
+            ConnectionLost: the peer closed the connection, it broke, or nothing came for the patience.
             BadFrame: what came is not the frame that was due, or `place` refused it.
         """
         with self._receiving:
             self._require_open()
             self._reader.place, self._reader.on_part = place, on_part
             try:
-                arrived, seconds = self._pull()
+                arrived = self._pull()
             except OSError as error:
                 raise self._lost(error, " while a frame was awaited") from error
             except BadFrame as error:
                 self.close(str(error))
                 raise
-        if isinstance(arrived, Goodbye):
-            raise self._lost(ConnectionAbortedError(_words(arrived)))
-        count(self._traffic.received, arrived.header, arrived.payload_bytes, arrived.frame_bytes, seconds)
+        if isinstance(arrived, Close):
+            raise self._lost(ConnectionAbortedError(arrived.words))
         return arrived
 
     def wait(self, seconds: float) -> bool:
         """Whether something has come, or the end, within `seconds`; `receive` then begins at once."""
         self._require_open()
-        if self._reader.midway or self._channel.has_unread:
+        if self._reader.midway or self._transport.has_unread:
             return True
-        poll = select.poll()
-        poll.register(self._channel.sock, select.POLLIN)
-        return bool(poll.poll(max(0.0, seconds) * 1000))
+        return bool(self._readable.poll(max(0.0, seconds) * 1000))
 
     def close(self, reason: str = "") -> None:
-        """Close the connection, also under a thread that waits in it; the peer is told `reason` if it listens."""
+        """Close the connection, also under a thread that waits in it; the peer gets `reason` if it listens."""
         if self._broken:
             return
         self._broken = "it was closed here" + f": {reason}" * bool(reason)
-        if self._sending.acquire(blocking=False):  # else a frame is half sent, and nothing can be said any more
+        if self._sending.acquire(blocking=False):  # else a frame is half sent, and nothing can follow it any more
             with contextlib.suppress(OSError):  # the peer is gone already, which is what closing wants
-                self._channel.sock.settimeout(min(_GOODBYE_SECONDS, self._limits.patience))
-                self._push(goodbye(self._sequence, reason))
+                self._push(encode_close(self._sequence, reason), min(_CLOSE_SECONDS, self._limits.patience))
             self._sending.release()
         self._shut()
 
@@ -129,31 +124,36 @@ class Connection(Generic[H]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _push(self, frame: Outgoing) -> None:
-        while frame.views:
-            frame.advance(self._channel.send(frame.views))
-        self._channel.flush()
+    def _push(self, views: list[memoryview], patience: float) -> None:
+        """Send all of a frame, whose every piece may wait for `patience` seconds until the kernel takes it."""
+        transport = self._transport
+        while views or transport.has_unsent:
+            try:
+                drop_sent(views, transport.send(views)) if views else transport.flush()
+            except BlockingIOError:
+                if not self._writable.poll(1000 * patience):
+                    raise TimeoutError from None
 
-    def _pull(self) -> tuple[Frame[H] | Goodbye, float]:
-        """What comes next, and the seconds from its first byte on."""
-        reader, channel, started = self._reader, self._channel, 0.0
-        while (arrived := reader.frame()) is None:
-            received = channel.receive_into(reader.space())
-            if received == 0:
+    def _pull(self) -> Frame[H] | Close:
+        """What comes next."""
+        reader, transport = self._reader, self._transport
+        arrived = reader.feed(0) if reader.midway else None
+        while arrived is None:
+            if not (count := transport.receive_into(reader.space)):
                 raise ConnectionResetError("cut amid a frame" if reader.midway else "closed without a word")
-            started = started or time.perf_counter()
-            reader.filled(received)
-        return arrived, time.perf_counter() - started if started else 0.0
+            arrived = reader.feed(count)
+        return arrived
 
     def _require_open(self) -> None:
         if self._broken:
             raise ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
 
     def _lost(self, error: OSError, when: str = "", *, ask_why: bool = False) -> ConnectionLost:
-        """Close without a goodbye; the error that says why."""
+        """Close without a frame that says so; the error that says why."""
         if self._broken:
             return ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
-        cause = f"nothing moved for {self._limits.patience:g} s" if isinstance(error, TimeoutError) else why(error)
+        is_silent = isinstance(error, TimeoutError | BlockingIOError)
+        cause = f"nothing moved for {self._limits.patience:g} s" if is_silent else explain(error)
         self._broken = (self._last_word() if ask_why else "") or cause
         self._shut()
         return ConnectionLost(f"lost the connection to {self._place}{when}: {self._broken}")
@@ -163,11 +163,11 @@ class Connection(Generic[H]):
         if not self._receiving.acquire(blocking=False):
             return ""
         try:
-            self._channel.sock.settimeout(0)
+            self._transport.sock.setblocking(False)
             self._reader.place, self._reader.on_part = lambda *_: None, None
-            while not isinstance(arrived := self._pull()[0], Goodbye):
+            while not isinstance(arrived := self._pull(), Close):
                 pass
-            return _words(arrived)
+            return arrived.words
         except (OSError, BadFrame):
             return ""
         finally:
@@ -175,9 +175,85 @@ class Connection(Generic[H]):
 
     def _shut(self) -> None:
         with contextlib.suppress(OSError):  # not connected any more
-            self._channel.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in it
-        self._channel.sock.close()
+            self._transport.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in it
+        self._transport.sock.close()
 
 
-def _words(goodbye: Goodbye) -> str:
-    return f"it said: {goodbye.reason}" if goodbye.reason else "it said goodbye"
+class Peer(Generic[H]):
+    """The master's end: frames in, a queue of frames out, and whether either has stopped moving. No call waits.
+
+    Args:
+        number: of the connection.
+        transport: on a non-blocking socket.
+        reader: of its frames.
+        limits: of frames that are sent, of the queue, and the patience.
+        now: seconds on the server's clock.
+
+    Attributes:
+        is_watched: whether the server waits for the socket to take more.
+    """
+
+    def __init__(self, number: int, transport: Transport, reader: FrameReader[H], limits: Limits, now: float) -> None:
+        self.number, self.transport, self.reader = number, transport, reader
+        self.is_watched = False
+        self._limits = limits
+        self._queue: deque[list[memoryview]] = deque()
+        self._sequence = 0
+        self._sent, self._sent_at = 0, now
+        self._received, self._received_at = 0, now
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether anything waits for the socket to take more."""
+        return bool(self._queue) or self.transport.has_unsent
+
+    def send(self, header: msgspec.Struct, buffers: Sequence[Buffer]) -> None:
+        """Send a frame, or put it into the queue; its memory is referred to until nothing of it waits any more.
+
+        Raises:
+            InvalidValue: the frame exceeds a limit.
+            BadFrame: too many frames wait already.
+        """
+        queue = self._queue
+        if len(queue) >= self._limits.queued_frames:
+            raise BadFrame(f"it took too little: {len(queue)} frames wait for it, which is the limit")
+        queue.append(encode_frame(self._sequence, header, buffers, self._limits))
+        self._sequence += 1
+        if not self.is_watched:
+            self.transmit()
+
+    def transmit(self) -> None:
+        """Hand frames to the kernel while it takes them whole."""
+        transport, queue = self.transport, self._queue
+        try:
+            while queue:
+                views = queue[0]
+                drop_sent(views, transport.send(views))
+                if views:
+                    return
+                queue.popleft()
+            if transport.has_unsent:
+                transport.flush()
+        except BlockingIOError:
+            return
+        except OSError:
+            queue.clear()  # the peer is gone; reading will say why, perhaps in its own words
+
+    def send_close(self, reason: str) -> None:
+        """Have the peer know why it is left, unless frames wait for it or it does not listen."""
+        if not self.wants_write:
+            with contextlib.suppress(OSError):
+                self.transport.send(encode_close(self._sequence, reason))
+
+    def stalled(self, now: float) -> str:
+        """Why the peer is to be given up at `now`: it took or gave nothing for the patience; else empty."""
+        patience, transport = self._limits.patience, self.transport
+        if transport.wire_bytes_sent != self._sent or not self.wants_write:
+            self._sent, self._sent_at = transport.wire_bytes_sent, now
+        if transport.wire_bytes_received != self._received or not self.reader.midway:
+            self._received, self._received_at = transport.wire_bytes_received, now
+        if now - self._sent_at > patience:
+            return f"it took nothing for {patience:g} s, with {len(self._queue)} frames waiting for it"
+        if now - self._received_at > patience:
+            return f"it stopped amid a frame for {patience:g} s"
+        return ""

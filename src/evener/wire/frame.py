@@ -15,13 +15,14 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from math import isfinite
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.errors import require
+from evener.errors import InvalidValue, require
 
 H = TypeVar("H", bound=msgspec.Struct)
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
@@ -29,7 +30,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
 
 MAGIC = b"EVNR"
 VERSION = 1
-MESSAGE, GOODBYE = 0, 1
+DATA, CLOSE = 0, 1
 """Flags: a header of the caller's types, or the reason why the sender closes the connection, as a string."""
 
 PREFIX = struct.Struct("<4sBBHIQ")
@@ -37,6 +38,42 @@ PREFIX_BYTES = PREFIX.size
 LENGTH_BYTES = 8
 CHECKSUM = struct.Struct("<I")
 CHECKSUM_BYTES = CHECKSUM.size
+_LONGEST_REASON = 1000
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a peer may ask for before it is refused.
+
+    Attributes:
+        header_bytes: of an encoded header.
+        buffers: in one frame.
+        frame_bytes: of all buffers of one frame together.
+        connections: that have proved the secret, at a server.
+        pending: connections that have not proved it yet; beyond this number, one goes for each that comes.
+        handshake_seconds: within which a pending peer has to prove the secret.
+        patience: seconds without a byte of progress after which a frame that has begun is given up.
+        queued_frames: that may wait for one peer at a server.
+    """
+
+    header_bytes: int = 64 * 1024
+    buffers: int = 4096
+    frame_bytes: int = 16 * 2**30
+    connections: int = 1024
+    pending: int = 256
+    handshake_seconds: float = 5.0
+    patience: float = 15.0
+    queued_frames: int = 1024
+
+    def __post_init__(self) -> None:
+        for field in ("header_bytes", "connections", "pending", "queued_frames"):
+            value = getattr(self, field)
+            require(value >= 1, field, value, "at least 1")
+        require(0 <= self.buffers <= 65535, "buffers", self.buffers, "between 0 and 65535")
+        require(0 <= self.frame_bytes < 2**63, "frame_bytes", self.frame_bytes, "between 0 and 2**63 - 1")
+        for field in ("handshake_seconds", "patience"):
+            value = getattr(self, field)
+            require(isfinite(value) and value > 0, field, value, "positive and finite")
 
 
 class Frame(msgspec.Struct, Generic[H], frozen=True):
@@ -46,19 +83,22 @@ class Frame(msgspec.Struct, Generic[H], frozen=True):
         header: as the sender gave it.
         buffers: the memory into which its payload was received; empty if it was dropped.
         payload_bytes: of all buffers, dropped ones too.
-        frame_bytes: of head and payload.
     """
 
     header: H
     buffers: tuple[memoryview, ...]
     payload_bytes: int
-    frame_bytes: int
 
 
-class Goodbye(msgspec.Struct, frozen=True):
+class Close(msgspec.Struct, frozen=True):
     """The peer closes the connection, for `reason`."""
 
     reason: str
+
+    @property
+    def words(self) -> str:
+        """The reason in a clause."""
+        return f"it said: {self.reason}" if self.reason else "it said goodbye"
 
 
 @lru_cache(maxsize=256)
@@ -67,11 +107,46 @@ def front(num_buffers: int) -> struct.Struct:
     return struct.Struct(f"{PREFIX.format}{num_buffers}Q")
 
 
-def encode_head(sequence: int, header: bytes, lengths: Sequence[int] = (), flags: int = MESSAGE) -> bytes:
+def encode_head(sequence: int, header: bytes, lengths: Sequence[int] = (), flags: int = DATA) -> bytes:
     """The head of a frame whose payload has buffers of `lengths` bytes."""
     count = len(lengths)
     head = front(count).pack(MAGIC, VERSION, flags, count, len(header), sequence, *lengths) + header
     return head + CHECKSUM.pack(zlib.crc32(head))
+
+
+def encode_frame(sequence: int, header: msgspec.Struct, buffers: Sequence[Buffer], limits: Limits) -> list[memoryview]:
+    """Frame number `sequence` of a connection: its head and `buffers`, to whose memory it refers.
+
+    Raises:
+        InvalidValue: it exceeds a limit, which the receiver would refuse, or a buffer is not contiguous.
+    """
+    encoded = _ENCODER.encode(header)
+    views = list(map(as_bytes, buffers))
+    lengths = list(map(len, views))
+    total = sum(lengths)
+    if len(encoded) > limits.header_bytes:
+        raise InvalidValue("bytes of a header", len(encoded), f"at most {limits.header_bytes}")
+    if len(views) > limits.buffers:
+        raise InvalidValue("number of buffers", len(views), f"at most {limits.buffers}")
+    if total > limits.frame_bytes:
+        raise InvalidValue("bytes of a frame", total, f"at most {limits.frame_bytes}")
+    views.insert(0, memoryview(encode_head(sequence, encoded, lengths)))
+    return views
+
+
+def encode_close(sequence: int, reason: str) -> list[memoryview]:
+    """The last frame of a connection, which says why it is closed."""
+    return [memoryview(encode_head(sequence, _ENCODER.encode(reason[:_LONGEST_REASON]), flags=CLOSE))]
+
+
+def drop_sent(views: list[memoryview], count: int) -> None:
+    """Let go of the first `count` bytes of a frame; empty views in front go with them."""
+    for whole, view in enumerate(views):
+        if count < len(view):
+            views[0 : whole + 1] = [view[count:]]
+            return
+        count -= len(view)
+    views.clear()
 
 
 def as_bytes(buffer: Buffer) -> memoryview:

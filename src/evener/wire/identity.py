@@ -1,7 +1,11 @@
-"""Who a master is: certificate, key and secret, made once and kept, so that nodes know it again after a restart."""
+"""Who a master is and where: its address, its certificate and secret, and the token that a node joins with."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import re
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,15 +13,117 @@ from pathlib import Path
 import msgspec
 
 from evener.atomic import atomic_write
-from evener.errors import InvalidFile, MissingExtra, MissingFile, require
-from evener.wire.token import SECRET_BYTES, Token
+from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile, require
+from evener.wire.errors import BadToken
 
-_DAYS = 3650
+FINGERPRINT_BYTES = 32
+SECRET_BYTES = 16
+_HOST_AND_PORT = re.compile(r"^(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^\[\]:/\s]*)):(?P<port>[0-9]{1,5})$")
+_LONGEST_PATH = 103
+"""Bytes of a Unix socket's path that every system takes (Linux 107, macOS 103)."""
+_PREFIX = "evener1-"
+_CHECK_BYTES = 4
+_ADVICE = "copy the whole token that `evener up` printed"
+_VALIDITY = timedelta(days=3650)
 _CLOCK_SKEW = timedelta(days=1)
 
 
+class Address(msgspec.Struct, frozen=True):
+    """A TCP port or a Unix socket; `str()` of it is what `parse` reads.
+
+    Attributes:
+        host: name or IP address; empty for all interfaces (listening) and for Unix sockets.
+        port: 0 asks the system for a free one when listening.
+        path: of a Unix socket, or empty.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port <= 65535, "port", self.port, "between 0 and 65535")
+        length = len(self.path.encode(errors="surrogateescape"))
+        require(length <= _LONGEST_PATH, "address", str(self), f"unix: and a path of at most {_LONGEST_PATH} bytes")
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """The address in `text`: `10.0.0.5:7000`, `gpu-box:7000`, `[::1]:7000`, `:0` or `unix:/run/evener.sock`.
+
+        Raises:
+            InvalidValue: it is none of these.
+        """
+        text = text.strip()
+        if text.startswith("unix:") and len(text) > len("unix:"):
+            return cls(path=text.removeprefix("unix:"))
+        match = _HOST_AND_PORT.match(text)
+        if match is None or int(match["port"]) > 65535:
+            raise InvalidValue("address", text, "HOST:PORT, [IPV6]:PORT or unix:PATH")
+        return cls(host=match["bracketed"] or match["plain"] or "", port=int(match["port"]))
+
+    @property
+    def words(self) -> str:
+        """The address in a sentence: `gpu-box, port 7000`."""
+        return f"unix socket {self.path}" if self.path else f"{self.host or 'all interfaces'}, port {self.port}"
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node needs to join a master, safe against mistyping; its `repr` keeps the secret.
+
+    Attributes:
+        secret: 16 random bytes that master and nodes share.
+        fingerprint: SHA-256 of the master's certificate; None if the master runs without TLS.
+    """
+
+    secret: bytes
+    fingerprint: bytes | None
+
+    def __post_init__(self) -> None:
+        _require_length("secret", self.secret, SECRET_BYTES)
+        if self.fingerprint is not None:
+            _require_length("fingerprint", self.fingerprint, FINGERPRINT_BYTES)
+
+    @property
+    def insecure(self) -> bool:
+        """Whether the master runs without TLS."""
+        return self.fingerprint is None
+
+    @property
+    def text(self) -> str:
+        """The token as it is printed: 78 characters, or 35 without TLS."""
+        return _text(self.secret + (self.fingerprint or b""))
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """The token in `text`, in which line breaks and spaces do not matter.
+
+        Raises:
+            BadToken: it is not a token, or mistyped, or cut short.
+        """
+        text = "".join(text.split())
+        if not text.startswith(_PREFIX):
+            raise BadToken(f"a token begins with {_PREFIX}, got {text[:12]!r}; {_ADVICE}")
+        body = _decode(text.removeprefix(_PREFIX))[:-_CHECK_BYTES]
+        if len(body) not in (SECRET_BYTES, SECRET_BYTES + FINGERPRINT_BYTES):
+            raise BadToken(f"a token has 35 or 78 characters, got {len(text)}; {_ADVICE}")
+        if text != _text(body):
+            raise BadToken(f"the token is mistyped: its last characters do not fit the others; {_ADVICE}")
+        return cls(secret=body[:SECRET_BYTES], fingerprint=body[SECRET_BYTES:] or None)
+
+    def __repr__(self) -> str:
+        shown = "insecure" if self.fingerprint is None else self.fingerprint.hex()[:16]
+        return f"Token({shown}, secret hidden)"
+
+
 class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A master's certificate with its key, and the secret of its nodes; its `repr` shows neither.
+    """A master's certificate with its key, and the secret of its nodes, kept so that nodes know it after a restart.
+
+    Its `repr` shows neither.
 
     Attributes:
         secret: 16 random bytes.
@@ -30,19 +136,17 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key: str = ""
 
     def __post_init__(self) -> None:
-        require(len(self.secret) == SECRET_BYTES, "bytes of the secret", len(self.secret), str(SECRET_BYTES))
+        _require_length("secret", self.secret, SECRET_BYTES)
 
     @property
     def token(self) -> Token:
         """What nodes join with."""
-        import hashlib
-        import ssl
-
         if not self.certificate:
             return Token(secret=self.secret, fingerprint=None)
-        return Token(
-            secret=self.secret, fingerprint=hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.certificate)).digest()
-        )
+        import ssl
+
+        der = ssl.PEM_cert_to_DER_cert(self.certificate)
+        return Token(secret=self.secret, fingerprint=hashlib.sha256(der).digest())
 
     def save(self, path: Path) -> None:
         """Write the identity to `path`, readable for this user only, whole or not at all."""
@@ -73,14 +177,12 @@ def make_identity(*, insecure: bool = False) -> Identity:
     Raises:
         MissingExtra: `cryptography`, which makes certificates, is not installed.
     """
-    secret = secrets.token_bytes(SECRET_BYTES)
-    if insecure:
-        return Identity(secret=secret)
-    certificate, key = _make_certificate()
-    return Identity(secret=secret, certificate=certificate, key=key)
+    certificate, key = ("", "") if insecure else _make_certificate()
+    return Identity(secret=secrets.token_bytes(SECRET_BYTES), certificate=certificate, key=key)
 
 
 def _make_certificate() -> tuple[str, str]:
+    """A self-signed certificate and its key, PEM."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -95,9 +197,25 @@ def _make_certificate() -> tuple[str, str]:
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=_DAYS))
+        .not_valid_after(now + _VALIDITY)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return certificate.public_bytes(pem).decode(), private.decode()
+
+
+def _require_length(what: str, value: bytes, length: int) -> None:
+    require(len(value) == length, f"bytes of the {what}", len(value), str(length))
+
+
+def _text(body: bytes) -> str:
+    check = hashlib.sha256(_PREFIX.encode() + body).digest()[:_CHECK_BYTES]
+    return _PREFIX + base64.urlsafe_b64encode(body + check).decode().rstrip("=")
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadToken(f"the token is mistyped: it has characters or a length that no token has; {_ADVICE}") from error

@@ -1,8 +1,9 @@
 """Bytes become frames: an incremental state machine that knows no sockets, so that it can be fuzzed and used anywhere.
 
-    while (frame := reader.frame()) is None:        # None: more bytes are needed
-        count = receive_into(reader.space())        # payload lands where it will stay
-        reader.filled(count)
+    frame = reader.feed(0)
+    while frame is None:                            # None: more bytes are needed
+        count = receive_into(reader.space)          # payload lands where it will stay
+        frame = reader.feed(count)
 
 Heads are read ahead into a small buffer of the reader's own, payload goes straight to where `place` says. Only the few
 bytes of payload that came along with a head are copied.
@@ -17,38 +18,38 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from evener.errors import InvalidValue
+from evener.wire.errors import BadFrame
 from evener.wire.frame import (
     CHECKSUM,
     CHECKSUM_BYTES,
-    GOODBYE,
+    CLOSE,
+    DATA,
     LENGTH_BYTES,
     MAGIC,
-    MESSAGE,
     PREFIX,
     PREFIX_BYTES,
     VERSION,
     Buffer,
+    Close,
     Frame,
-    Goodbye,
     H,
+    Limits,
     allocate,
     as_bytes,
     front,
 )
-from evener.wire.limits import Limits
-from evener.wire.refusals import BadFrame
 
 Place: TypeAlias = Callable[[H, tuple[int, ...]], Sequence[Buffer] | None]
 """Where the buffers of a frame with this header go, given their lengths; None drops them; BadFrame refuses them."""
 OnPart: TypeAlias = Callable[[H, int], None]
-"""Told the header and how many bytes of the payload have arrived: when all are here, and before, whenever 4 KB more."""
+"""Gets the header and how many bytes of the payload have arrived: when all are here, and before, whenever 4 KB more."""
 
 READ_AHEAD = 4096
 _DROP_BYTES = 64 * 1024
-_BEGINNING = f"{MAGIC!r}, version {VERSION} and flags {MESSAGE} or {GOODBYE}"
+_BEGINNING = f"{MAGIC!r}, version {VERSION} and flags {DATA} or {CLOSE}"
 _PREFIX_FIELDS = 6
-_NOTHING = memoryview(b"")
-_GOODBYE = msgspec.msgpack.Decoder(str)
+_REASON = msgspec.msgpack.Decoder(str)
+_NOTHING: Iterator[memoryview] = iter(())
 T = TypeVar("T")
 
 
@@ -59,7 +60,10 @@ class FrameReader(Generic[H]):
         headers: type of the headers, usually a union of tagged structs.
         limits: what a frame may hold.
         place: where payload goes; may be replaced between two frames.
-        on_part: told about progress; may be replaced between two frames.
+        on_part: gets progress; may be replaced between two frames.
+
+    Attributes:
+        space: where the next bytes have to be put; never empty.
     """
 
     def __init__(
@@ -68,139 +72,132 @@ class FrameReader(Generic[H]):
         self.place, self.on_part = place, on_part
         self._decoder = msgspec.msgpack.Decoder(headers)
         self._limits = limits
-        self._near = memoryview(bytearray(READ_AHEAD))
+        self._near = self.space = memoryview(bytearray(READ_AHEAD))
         self._start = self._end = 0  # of what was read ahead and not looked at
         self._needed = PREFIX_BYTES  # bytes from start on before the head can be looked at again
         self._sequence = 0
-        self._arrival: _Arrival[H] | None = None
-        self._refusal: Exception | None = None
+        self._header: H | None = None  # of the frame whose payload is on its way, as what follows
+        self._views: tuple[memoryview, ...] = ()
+        self._rest = _NOTHING
+        self._missing = self._received = self._reported = 0
+        self._error: Exception | None = None
 
     @property
     def midway(self) -> bool:
         """Whether bytes have come that were not handed out as a frame."""
-        return self._arrival is not None or self._start != self._end
+        return self._header is not None or self._start != self._end
 
-    def space(self) -> memoryview:
-        """Where the next bytes have to be put; never empty."""
-        if self._arrival is not None:
-            return self._arrival.space
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._start + self._needed > len(self._near):
-            self._make_room()
-        return self._near[self._end :]
-
-    def filled(self, count: int) -> None:
-        """Say that the first `count` bytes of `space()` have arrived."""
-        if self._arrival is not None:
-            self._arrival.filled(count)
-        else:
-            self._end += count
-
-    def frame(self) -> Frame[H] | Goodbye | None:
-        """The next frame, if it is whole.
+    def feed(self, count: int) -> Frame[H] | Close | None:
+        """The next frame, if it is whole now that the first `count` bytes of `space` have arrived.
 
         Raises:
             BadFrame: the bytes are not the frame that was due, or exceed a limit; from then on always.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        if self._error is not None:
+            raise self._error
         try:
-            if self._arrival is None:
-                if self._end - self._start < self._needed:
-                    return None
-                begun = self._begin()
-                if not isinstance(begun, _Arrival):
-                    return begun
-                self._arrival = begun
-                if self._start != self._end:
-                    self._start += begun.take(self._near[self._start : self._end])
-            arrival = self._arrival
-            if self.on_part is not None and (num_new := arrival.received - arrival.told):
-                if num_new < READ_AHEAD and arrival.missing:  # what came along with the head is not worth a call
-                    return None
-                arrival.told = arrival.received
-                self.on_part(arrival.header, arrival.received)
+            if self._header is None:
+                self._end += count
+                if (closed := self._begin()) is not None or self._header is None:
+                    return closed
+            else:
+                self._received += count
+                self._missing -= count
+                self.space = self.space[count:]
+                if self._missing and not self.space:
+                    self._next_view()
+            return self._progress()
         except Exception as error:
-            self._refusal = error
+            self._error = error
             raise
-        if arrival.missing:
-            return None
-        self._arrival = None
-        return Frame(arrival.header, arrival.views, arrival.received, arrival.head_bytes + arrival.received)
 
-    def _begin(self) -> _Arrival[H] | Goodbye | None:
-        """Look at the prefix, then at the whole head once it is there."""
-        near, start, limits = self._near, self._start, self._limits
-        magic, version, flags, num_buffers, header_bytes, sequence = PREFIX.unpack_from(near, start)
-        size = PREFIX_BYTES + LENGTH_BYTES * num_buffers + header_bytes + CHECKSUM_BYTES
-        if self._needed < size:
-            if (magic, version) != (MAGIC, VERSION) or flags > GOODBYE:
-                raise BadFrame(f"a frame begins with {_BEGINNING}, got {(magic, version, flags)}")
-            if header_bytes > limits.header_bytes:
-                raise BadFrame(f"a header must be at most {limits.header_bytes} bytes, got {header_bytes}")
-            if num_buffers > limits.buffers:
-                raise BadFrame(f"a frame must have at most {limits.buffers} buffers, got {num_buffers}")
-            self._needed = size
-            if self._end - start < size:
+    def _progress(self) -> Frame[H] | None:
+        """Report what is here of a payload; the frame, if that is all."""
+        header, received = self._header, self._received
+        assert header is not None
+        if self.on_part is not None and (num_new := received - self._reported):
+            if num_new < READ_AHEAD and self._missing:  # what came along with the head is not worth a call
                 return None
-        end = start + size - CHECKSUM_BYTES
+            self._reported = received
+            self.on_part(header, received)
+        if self._missing:
+            return None
+        frame = Frame(header, self._views, received)
+        self._header, self._views, self._rest = None, (), _NOTHING  # whose memory may be used again now
+        self._look_ahead()
+        return frame
+
+    def _begin(self) -> Close | None:
+        """Look at the prefix, then at the whole head once it is there, then have its payload come."""
+        start = self._start
+        if self._end - start < self._needed or self._end - start < (size := self._head_bytes()):
+            self._look_ahead()
+            return None
+        near, end = self._near, start + size - CHECKSUM_BYTES
         head = near[start:end]
         if zlib.crc32(head) != CHECKSUM.unpack_from(near, end)[0]:
             raise BadFrame("the head of a frame was damaged on its way: its checksum is wrong")
+        _, _, flags, num_buffers, _, sequence = PREFIX.unpack_from(head)
         if sequence != self._sequence:
             raise BadFrame(f"frame {self._sequence} was due and frame {sequence} came: one was lost, repeated or moved")
         layout = front(num_buffers)
         lengths = layout.unpack_from(head)[_PREFIX_FIELDS:]
         header = head[layout.size :]
         self._start, self._needed, self._sequence = start + size, PREFIX_BYTES, sequence + 1
-        if flags == GOODBYE:
-            return Goodbye(_decoded(_GOODBYE, header))
-        if sum(lengths) > limits.frame_bytes:
-            raise BadFrame(f"a frame must have at most {limits.frame_bytes} bytes of payload, got {sum(lengths)}")
-        message: H = _decoded(self._decoder, header)
-        return _Arrival(message, size, lengths, self.place(message, lengths))
+        if flags == CLOSE:
+            self._look_ahead()
+            return Close(_decoded(_REASON, header))
+        total = sum(lengths)
+        if total > self._limits.frame_bytes:
+            raise BadFrame(f"a frame must have at most {self._limits.frame_bytes} bytes of payload, got {total}")
+        self._expect(_decoded(self._decoder, header), lengths, total)
+        return None
 
-    def _make_room(self) -> None:
-        """Move what was read ahead to the front, into a larger buffer if the head needs one."""
-        rest = bytes(self._near[self._start : self._end])
-        if self._needed > len(self._near):
-            self._near = memoryview(bytearray(self._needed))
-        self._near[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
+    def _head_bytes(self) -> int:
+        """Length of the head that begins at `start`, of which the prefix is here."""
+        limits = self._limits
+        magic, version, flags, num_buffers, header_bytes, _ = PREFIX.unpack_from(self._near, self._start)
+        if (magic, version) != (MAGIC, VERSION) or flags > CLOSE:
+            raise BadFrame(f"a frame begins with {_BEGINNING}, got {(magic, version, flags)}")
+        if header_bytes > limits.header_bytes:
+            raise BadFrame(f"a header must be at most {limits.header_bytes} bytes, got {header_bytes}")
+        if num_buffers > limits.buffers:
+            raise BadFrame(f"a frame must have at most {limits.buffers} buffers, got {num_buffers}")
+        self._needed = PREFIX_BYTES + LENGTH_BYTES * num_buffers + int(header_bytes) + CHECKSUM_BYTES
+        return self._needed
 
+    def _look_ahead(self) -> None:
+        """Have the next bytes come behind those that were read ahead, with room for the whole head."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            self.space = self._near
+            return
+        if self._start + self._needed > len(self._near):
+            rest = bytes(self._near[self._start : self._end])
+            if self._needed > len(self._near):
+                self._near = memoryview(bytearray(self._needed))
+            self._near[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        self.space = self._near[self._end :]
 
-class _Arrival(Generic[H]):
-    """A frame whose payload is on its way into the places that the receiver has given."""
-
-    __slots__ = ("_rest", "head_bytes", "header", "missing", "received", "space", "told", "views")
-
-    def __init__(self, header: H, head_bytes: int, lengths: tuple[int, ...], places: Sequence[Buffer] | None) -> None:
-        self.header, self.head_bytes = header, head_bytes
-        self.views = () if places is None else _checked(places, lengths)
-        self.missing, self.received, self.told = sum(lengths), 0, 0
-        self._rest = self._dropping() if places is None else iter(self.views)
-        self.space = _NOTHING
-        if self.missing:
-            self._next_view()
-
-    def filled(self, count: int) -> None:
-        """Count bytes that were put into `space`."""
-        self.missing -= count
-        self.received += count
-        self.space = self.space[count:]
-        if self.missing and not self.space:
-            self._next_view()
-
-    def take(self, near: memoryview) -> int:
-        """Copy payload that came along with the head from `near`; how many bytes of it are payload."""
-        taken = 0
-        while self.missing and taken < len(near):
-            count = min(len(self.space), len(near) - taken)
-            self.space[:count] = near[taken : taken + count]
-            self.filled(count)
-            taken += count
-        return taken
+    def _expect(self, header: H, lengths: tuple[int, ...], total: int) -> None:
+        """Have the payload come into the places that the receiver gives; take what came along with the head."""
+        places = self.place(header, lengths)
+        self._header, self._missing, self._received, self._reported = header, total, 0, 0
+        self._views = () if places is None else _checked(places, lengths)
+        if not total:
+            return
+        self._rest = self._dropping() if places is None else iter(self._views)
+        self._next_view()
+        while self._missing and (here := self._end - self._start):
+            count = min(len(self.space), here)
+            self.space[:count] = self._near[self._start : self._start + count]
+            self._start += count
+            self._received += count
+            self._missing -= count
+            self.space = self.space[count:]
+            if self._missing and not self.space:
+                self._next_view()
 
     def _next_view(self) -> None:
         self.space = next(self._rest)
@@ -208,9 +205,9 @@ class _Arrival(Generic[H]):
             self.space = next(self._rest)
 
     def _dropping(self) -> Iterator[memoryview]:
-        scratch = memoryview(bytearray(min(self.missing, _DROP_BYTES)))
+        scratch = memoryview(bytearray(min(self._missing, _DROP_BYTES)))
         while True:
-            yield scratch[: self.missing]
+            yield scratch[: self._missing]
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], header: memoryview) -> T:
@@ -221,8 +218,8 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], header: memoryview) -> T:
 
 
 def _checked(places: Sequence[Buffer], lengths: tuple[int, ...]) -> tuple[memoryview, ...]:
-    views = tuple([as_bytes(place) for place in places])
-    sizes = tuple([len(view) for view in views])
+    views = tuple(map(as_bytes, places))
+    sizes = tuple(map(len, views))
     if sizes != lengths:
         raise InvalidValue("bytes of the places", sizes, f"those of the buffers, {lengths}")
     return views

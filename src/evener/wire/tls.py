@@ -3,10 +3,10 @@
 An SSLSocket would read the socket twice for every record of 16 KB, its five-byte head and the rest. With memory in
 between, many records come with one call. Certificates are not checked against authorities or names: a node compares
 the fingerprint with its token's. Session tickets are off, nobody resumes a session. That fingerprint is part of what
-both sides prove the secret over (greeting.py), so a proof is worth nothing over a channel to somebody else.
+both sides prove the secret over (handshake.py), so a proof is worth nothing over a connection to somebody else.
 
-Keys are not renewed within a connection: Python's ssl cannot ask for it, and OpenSSL does not by itself. A channel ends
-well before its keys protect too little (`KEY_BYTES`); the node connects again, which makes new ones.
+Keys are not renewed within a connection: Python's ssl cannot ask for it, and OpenSSL does not by itself. A transport
+ends well before its keys protect too little (`KEY_BYTES`); the node connects again, which makes new ones.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from evener.wire.channel import CHUNK, NotTls
 from evener.wire.identity import Identity
+from evener.wire.transport import CHUNK, NotTls
 
 KEY_BYTES = 256 * 2**30
 """Most bytes of one direction: RFC 8446, 5.5, allows 2**24.5 full records, 388 GB, under one key of AES-GCM."""
@@ -34,8 +34,8 @@ _ALERT, _HANDSHAKE = 0x15, 0x16
 _scratch = threading.local()
 
 
-class TlsChannel:
-    """An encrypted channel; one thread may send while another one receives.
+class TlsTransport:
+    """An encrypted transport; one thread may send while another one receives.
 
     Args:
         sock: connected.
@@ -54,12 +54,12 @@ class TlsChannel:
 
     @property
     def has_unsent(self) -> bool:
-        """See `Channel`."""
+        """See `Transport`."""
         return bool(self._unsent)
 
     @property
     def has_unread(self) -> bool:
-        """See `Channel`; what waits may be a part of a record."""
+        """See `Transport`; what waits may be a part of a record."""
         return bool(self._inward.pending or self._tls.pending())
 
     @property
@@ -70,7 +70,7 @@ class TlsChannel:
         return hashlib.sha256(certificate).digest()
 
     def handshake(self) -> None:
-        """See `Channel`."""
+        """See `Transport`."""
         while not self._shake():
             self.flush()
             if not self._pull(_HANDSHAKE_PULL):
@@ -78,7 +78,7 @@ class TlsChannel:
         self.flush()
 
     def receive_into(self, view: memoryview) -> int:
-        """See `Channel`."""
+        """See `Transport`."""
         view = view[:CHUNK]
         while True:
             count = self._decrypt(view)
@@ -88,7 +88,7 @@ class TlsChannel:
                 return 0
 
     def send(self, views: Sequence[memoryview]) -> int:
-        """See `Channel`."""
+        """See `Transport`."""
         self.flush()
         taken = self._encrypt(views)
         with contextlib.suppress(BlockingIOError):  # the bytes are taken all the same, and wait in `_unsent`
@@ -96,7 +96,7 @@ class TlsChannel:
         return taken
 
     def flush(self) -> None:
-        """See `Channel`."""
+        """See `Transport`."""
         while self._unsent:
             self._push()
 
@@ -146,7 +146,7 @@ class TlsChannel:
         return count
 
     def _push(self) -> None:
-        count = self.sock.send(self._unsent)
+        count = self.sock.send(self._unsent, socket.MSG_DONTWAIT)
         self.wire_bytes_sent += count
         self._unsent = self._unsent[count:]
         self._require_fresh_keys()

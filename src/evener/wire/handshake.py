@@ -8,8 +8,8 @@
 
 with t = version, fingerprint of the certificate that the node saw (zeros without TLS), a, b. Both nonces are fresh, so
 nothing can be replayed; the two labels differ, so nothing can be sent back; the fingerprint is in it, so a proof given
-over one certificate is worth nothing over another. Every note has the same 40 bytes, and a master parses nothing else
-of somebody who has not proved the secret. No sockets here: notes go in, notes come out.
+over one certificate is worth nothing over another. Every message has the same 40 bytes, and a master parses nothing
+else of somebody who has not proved the secret. No sockets here: messages go in, messages come out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from evener.wire.refusals import (
+from evener.wire.errors import (
     CannotJoin,
     MasterFull,
     NotAMaster,
@@ -27,17 +27,17 @@ from evener.wire.refusals import (
     VersionDiffers,
     WrongSecret,
 )
-from evener.wire.token import FINGERPRINT_BYTES, Token
+from evener.wire.identity import FINGERPRINT_BYTES, Token
 
 VERSION = 1
 NONCE_BYTES = 32
 MAGIC = b"EVENER"
-_NOTE = struct.Struct("<6sBB32s")
-NOTE_BYTES = _NOTE.size
+_MESSAGE = struct.Struct("<6sBB32s")
+MESSAGE_BYTES = _MESSAGE.size
 
 
-class Kind(IntEnum):
-    """What a note says."""
+class HandshakeType(IntEnum):
+    """What a message says."""
 
     HELLO = 1
     CHALLENGE = 2
@@ -51,47 +51,47 @@ class Kind(IntEnum):
 
 
 _REFUSALS: dict[int, type[CannotJoin]] = {
-    Kind.WRONG_SECRET: WrongSecret,
-    Kind.WRONG_VERSION: VersionDiffers,
-    Kind.FULL: MasterFull,
-    Kind.NO_HELLO: NotAMaster,
-    Kind.TLS_HERE: TransportDiffers,
+    HandshakeType.WRONG_SECRET: WrongSecret,
+    HandshakeType.WRONG_VERSION: VersionDiffers,
+    HandshakeType.FULL: MasterFull,
+    HandshakeType.NO_HELLO: NotAMaster,
+    HandshakeType.TLS_HERE: TransportDiffers,
 }
 _REASONS = {
-    Kind.WRONG_SECRET: "it does not know the secret",
-    Kind.WRONG_VERSION: "it speaks another version of the wire",
-    Kind.FULL: "there are as many connections as there may be",
-    Kind.NO_HELLO: "it does not greet as an Evener node does",
-    Kind.TLS_HERE: "it does not speak TLS",
+    HandshakeType.WRONG_SECRET: "it does not know the secret",
+    HandshakeType.WRONG_VERSION: "it speaks another version of the wire",
+    HandshakeType.FULL: "there are as many connections as there may be",
+    HandshakeType.NO_HELLO: "it does not greet as an Evener node does",
+    HandshakeType.TLS_HERE: "it does not speak TLS",
 }
 
 
-def note(kind: Kind, body: bytes = bytes(NONCE_BYTES)) -> bytes:
+def encode_message(kind: HandshakeType, body: bytes = bytes(NONCE_BYTES)) -> bytes:
     """The 40 bytes that say `kind`, with a nonce or a proof."""
-    return _NOTE.pack(MAGIC, VERSION, kind, body)
+    return _MESSAGE.pack(MAGIC, VERSION, kind, body)
 
 
-class Reply(NamedTuple):
-    """What a master answers to a note.
+class HandshakeReply(NamedTuple):
+    """What a master answers to a message.
 
     Attributes:
-        note: to be sent.
+        message: to be sent.
         welcome: whether the peer has proved the secret.
         refusal: why the connection is to be closed, or empty.
     """
 
-    note: bytes
+    message: bytes
     welcome: bool = False
     refusal: str = ""
 
 
-def refuse(kind: Kind) -> Reply:
+def refuse(kind: HandshakeType) -> HandshakeReply:
     """The reply that closes a connection."""
-    return Reply(note(kind), refusal=_REASONS[kind])
+    return HandshakeReply(encode_message(kind), refusal=_REASONS[kind])
 
 
-class MasterGreeting:
-    """The master's side of one greeting.
+class MasterHandshake:
+    """The master's side of one handshake.
 
     Args:
         token: of this master.
@@ -102,27 +102,30 @@ class MasterGreeting:
         self._token, self._nonce = token, nonce
         self._node_nonce: bytes | None = None
 
-    def answer(self, received: bytes, *, full: bool) -> Reply:
-        """The reply to a note of 40 bytes; `full` says that nobody more may be welcomed."""
-        magic, version, kind, body = _NOTE.unpack(received)
+    def answer(self, received: bytes, *, full: bool) -> HandshakeReply:
+        """The reply to a message of 40 bytes; `full` says that nobody more may be welcomed."""
+        magic, version, kind, body = _MESSAGE.unpack(received)
         if magic != MAGIC:
-            return refuse(Kind.NO_HELLO)
+            return refuse(HandshakeType.NO_HELLO)
         if version != VERSION:
-            return refuse(Kind.WRONG_VERSION)
-        if self._node_nonce is None and kind == Kind.HELLO:
+            return refuse(HandshakeType.WRONG_VERSION)
+        if self._node_nonce is None and kind == HandshakeType.HELLO:
             self._node_nonce = body
-            return Reply(note(Kind.CHALLENGE, self._nonce))
-        if self._node_nonce is None or kind != Kind.PROOF:
-            return refuse(Kind.NO_HELLO)
+            return HandshakeReply(encode_message(HandshakeType.CHALLENGE, self._nonce))
+        if self._node_nonce is None or kind != HandshakeType.PROOF:
+            return refuse(HandshakeType.NO_HELLO)
         if not hmac.compare_digest(body, _proof(self._token, b"node", self._node_nonce, self._nonce)):
-            return refuse(Kind.WRONG_SECRET)
+            return refuse(HandshakeType.WRONG_SECRET)
         if full:
-            return refuse(Kind.FULL)
-        return Reply(note(Kind.WELCOME, _proof(self._token, b"master", self._node_nonce, self._nonce)), welcome=True)
+            return refuse(HandshakeType.FULL)
+        return HandshakeReply(
+            encode_message(HandshakeType.WELCOME, _proof(self._token, b"master", self._node_nonce, self._nonce)),
+            welcome=True,
+        )
 
 
-class NodeGreeting:
-    """The node's side of one greeting.
+class NodeHandshake:
+    """The node's side of one handshake.
 
     Args:
         token: with which it joins.
@@ -135,26 +138,26 @@ class NodeGreeting:
         self._master_nonce: bytes | None = None
 
     def hello(self) -> bytes:
-        """The first note."""
-        return note(Kind.HELLO, self._nonce)
+        """The first message."""
+        return encode_message(HandshakeType.HELLO, self._nonce)
 
     def answer(self, received: bytes) -> bytes | None:
-        """The note that answers one of the master's; None when both have proved the secret.
+        """The message that answers one of the master's; None when both have proved the secret.
 
         Raises:
             CannotJoin: of the type that says why.
         """
-        magic, version, kind, body = _NOTE.unpack(received)
+        magic, version, kind, body = _MESSAGE.unpack(received)
         if magic != MAGIC:
             raise NotAMaster(self._place, "it answered in another language")
         if kind in _REFUSALS:
             raise _REFUSALS[kind](self._place, f"version {version} there, {VERSION} here" * (version != VERSION))
         if version != VERSION:
             raise VersionDiffers(self._place, f"version {version} there, {VERSION} here")
-        if self._master_nonce is None and kind == Kind.CHALLENGE:
+        if self._master_nonce is None and kind == HandshakeType.CHALLENGE:
             self._master_nonce = body
-            return note(Kind.PROOF, _proof(self._token, b"node", self._nonce, body))
-        if self._master_nonce is None or kind != Kind.WELCOME:
+            return encode_message(HandshakeType.PROOF, _proof(self._token, b"node", self._nonce, body))
+        if self._master_nonce is None or kind != HandshakeType.WELCOME:
             raise NotAMaster(self._place, "it does not keep to the greeting")
         if not hmac.compare_digest(body, _proof(self._token, b"master", self._nonce, self._master_nonce)):
             raise WrongSecret(self._place)

@@ -9,17 +9,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from random import Random
 from typing import Any, TypeVar
 
-from evener.wire.address import Address
-from evener.wire.channel import Channel, NotTls, PlainChannel, why
 from evener.wire.connection import Connection
-from evener.wire.frame import H
-from evener.wire.greeting import MAGIC, NONCE_BYTES, NOTE_BYTES, NodeGreeting
-from evener.wire.limits import Limits
-from evener.wire.refusals import (
+from evener.wire.errors import (
     CannotJoin,
     CannotResolve,
     NoAnswer,
@@ -28,8 +24,10 @@ from evener.wire.refusals import (
     OtherMaster,
     TransportDiffers,
 )
-from evener.wire.sockets import tune
-from evener.wire.token import Token
+from evener.wire.frame import H, Limits
+from evener.wire.handshake import MAGIC, MESSAGE_BYTES, NONCE_BYTES, NodeHandshake
+from evener.wire.identity import Address, Token
+from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tune
 
 JOIN_SECONDS = 8.0
 _TLS_ALERT = b"\x15\x03"
@@ -37,7 +35,7 @@ _PAUSE_SECONDS = 0.01
 T = TypeVar("T")
 
 
-def connect(
+def open_connection(
     address: Address, token: Token, headers: Any, limits: Limits | None = None, *, seconds: float = JOIN_SECONDS
 ) -> Connection[H]:
     """A connection to the master at `address`, on which both sides have proved the token's secret.
@@ -54,17 +52,28 @@ def connect(
     """
     limits = limits or Limits()
     deadline = time.monotonic() + seconds
-    sock = _dial(address, deadline)
+    sock = _connect_to(address, deadline)
     try:
         tune(sock, limits.patience)
-        channel = _greet(sock, token, address.words, deadline)
+        transport = _authenticate(sock, token, address.words, deadline)
     except BaseException:
         sock.close()
         raise
-    return Connection(channel, headers, limits, address.words)
+    return Connection(transport, headers, limits, address.words)
 
 
-def _dial(address: Address, deadline: float) -> socket.socket:
+def backoff(random: Random, first: float = 0.1, longest: float = 10.0) -> Iterator[float]:
+    """Seconds to wait before each further try: doubling up to `longest`, each drawn from its upper half.
+
+    So a master that comes back is not called by all nodes at the same moment.
+    """
+    pause = first
+    while True:
+        yield random.uniform(pause / 2, pause)
+        pause = min(2 * pause, longest)
+
+
+def _connect_to(address: Address, deadline: float) -> socket.socket:
     """A socket connected to the first of the machine's addresses that answers."""
     candidates = [(socket.AF_UNIX, address.path)] if address.path else _resolve(address, deadline)
     for left, (family, where) in zip(range(len(candidates), 0, -1), candidates, strict=True):
@@ -96,7 +105,7 @@ def _failure(error: OSError, place: str, seconds: float) -> CannotJoin:
         return NothingListens(place)
     if isinstance(error, TimeoutError):
         return NoAnswer(place, f"{seconds:.0f} s of silence")
-    return NoAnswer(place, why(error))
+    return NoAnswer(place, explain(error))
 
 
 def _resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamily, Any]]:
@@ -132,30 +141,32 @@ def _ask_in_time(address: Address, deadline: float) -> list[Any]:
     return found
 
 
-def _greet(sock: socket.socket, token: Token, place: str, deadline: float) -> Channel:
+def _authenticate(sock: socket.socket, token: Token, place: str, deadline: float) -> Transport:
     """Agree upon keys, then prove the secret to each other."""
     sock.setblocking(False)  # here every wait ends at the same deadline, however slowly bytes drip
-    channel = PlainChannel(sock) if token.fingerprint is None else _encrypt(sock, token.fingerprint, place, deadline)
-    greeting = NodeGreeting(token, secrets.token_bytes(NONCE_BYTES), place)
+    transport = (
+        PlainTransport(sock) if token.fingerprint is None else _encrypt(sock, token.fingerprint, place, deadline)
+    )
+    handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), place)
     try:
-        note: bytes | None = greeting.hello()
-        while note is not None:
-            channel.send([memoryview(note)])
-            note = greeting.answer(_read_note(channel, place, deadline))
+        message: bytes | None = handshake.hello()
+        while message is not None:
+            transport.send([memoryview(message)])
+            message = handshake.answer(_read_message(transport, place, deadline))
     except TimeoutError as error:
         raise _silent(place) from error
     except OSError as error:
-        raise NotAMaster(place, f"it broke off the greeting: {why(error)}") from error
-    return channel
+        raise NotAMaster(place, f"it broke off the greeting: {explain(error)}") from error
+    return transport
 
 
-def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: float) -> Channel:
-    """A TLS channel to the master whose certificate has this fingerprint."""
-    from evener.wire.tls import TlsChannel, node_context
+def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: float) -> Transport:
+    """A TLS transport to the master whose certificate has this fingerprint."""
+    from evener.wire.tls import TlsTransport, node_context
 
-    channel = TlsChannel(sock, node_context(), is_master=False)
+    transport = TlsTransport(sock, node_context(), is_master=False)
     try:
-        _in_time(channel.handshake, sock, deadline)
+        _in_time(transport.handshake, sock, deadline)
     except TimeoutError as error:
         raise _silent(place) from error
     except NotTls as error:
@@ -163,27 +174,27 @@ def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: floa
             raise TransportDiffers(place, "it runs with --insecure, the token's master does not") from error
         raise NotAMaster(place, str(error)) from error
     except OSError as error:
-        raise NotAMaster(place, f"it broke off the greeting: {why(error)}") from error
-    if not hmac.compare_digest(channel.fingerprint, fingerprint):
+        raise NotAMaster(place, f"it broke off the greeting: {explain(error)}") from error
+    if not hmac.compare_digest(transport.fingerprint, fingerprint):
         raise OtherMaster(place)
-    return channel
+    return transport
 
 
-def _read_note(channel: Channel, place: str, deadline: float) -> bytes:
-    """Exactly one note; whatever does not begin like one is told at once."""
-    note = bytearray(NOTE_BYTES)
-    rest = memoryview(note)
+def _read_message(transport: Transport, place: str, deadline: float) -> bytes:
+    """Exactly one message; whatever does not begin like one is an error at once."""
+    message = bytearray(MESSAGE_BYTES)
+    rest = memoryview(message)
     while rest:
-        count = _in_time(partial(channel.receive_into, rest), channel.sock, deadline)
+        count = _in_time(partial(transport.receive_into, rest), transport.sock, deadline)
         if count == 0:
             raise ConnectionResetError("closed by the peer")
         rest = rest[count:]
-        got = bytes(note[: NOTE_BYTES - len(rest)])
+        got = bytes(message[: MESSAGE_BYTES - len(rest)])
         if got.startswith(_TLS_ALERT):
             raise TransportDiffers(place, "it speaks TLS, the token's master runs with --insecure")
         if not MAGIC.startswith(got[: len(MAGIC)]):
             raise NotAMaster(place, f"it said {got!r}")
-    return bytes(note)
+    return bytes(message)
 
 
 def _in_time(action: Callable[[], T], sock: socket.socket, deadline: float) -> T:

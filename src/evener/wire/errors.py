@@ -3,7 +3,7 @@
 EvenerError
 |- InvalidInput
 |  |- BadToken              a token is mistyped, cut short or of another version
-|  `- CannotListen          the master cannot open its door there
+|  `- CannotListen          the master cannot listen there
 |- BadFrame                 bytes are not the frame that was due; the connection is closed
 `- NodeLost
    |- ConnectionLost        a connection ended, broke, or made no progress within the patience

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from wire_peers import INSECURE, SECURE, Hello, Kinds, Push, world
 
 from evener.errors import NodeLost
-from evener.wire import dialling
-from evener.wire.address import Address
+from evener.wire import connect
+from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.events import Opened, Refused
-from evener.wire.greeting import NOTE_BYTES
-from evener.wire.identity import make_identity
-from evener.wire.limits import Limits
-from evener.wire.refusals import (
+from evener.wire.errors import (
     CannotJoin,
     CannotResolve,
     MasterFull,
@@ -33,7 +32,10 @@ from evener.wire.refusals import (
     VersionDiffers,
     WrongSecret,
 )
-from evener.wire.token import Token
+from evener.wire.frame import Limits
+from evener.wire.handshake import MESSAGE_BYTES
+from evener.wire.identity import Address, Token, make_identity
+from evener.wire.server import PeerConnected, PeerRefused
 
 TOKENS = pytest.mark.parametrize("token", [SECURE.token, INSECURE.token], ids=["tls", "plain"])
 
@@ -63,7 +65,7 @@ def stub(answer: bytes | None, *, listens: bool = True, closes: bool = False) ->
 
 
 def join(address: Address, token: Token, seconds: float = 5.0) -> Connection[Kinds]:
-    return connect(address, token, Kinds, seconds=seconds)
+    return open_connection(address, token, Kinds, seconds=seconds)
 
 
 @TOKENS
@@ -127,7 +129,7 @@ def test_a_network_that_cannot_be_reached_is_told_in_the_systems_words(monkeypat
     def unreachable(*_: object) -> None:
         raise OSError(101, "Network is unreachable")
 
-    monkeypatch.setattr(dialling, "_connect", unreachable)
+    monkeypatch.setattr(connect, "_connect", unreachable)
     with pytest.raises(NoAnswer, match=r"no answer \(Network is unreachable\)"):
         join(Address("127.0.0.1", 7), INSECURE.token)
 
@@ -189,8 +191,8 @@ def test_a_tls_token_at_an_insecure_master_and_the_reverse() -> None:
                 match=r"one side speaks TLS and the other does not( \(it runs with --insecure.*\))?; use the token",
             ):
                 w.meanwhile(lambda: join(w.address, ours.token))  # noqa: B023
-            assert w.until(Refused).origin.startswith("127.0.0.1, port ")
-            assert w.hub.peers == []
+            assert w.until(PeerRefused).origin.startswith("127.0.0.1, port ")
+            assert w.server.peers == []
 
 
 def test_a_token_of_another_master() -> None:
@@ -203,12 +205,12 @@ def test_a_wrong_secret(transport: str, tmp_path: Path) -> None:
         wrong = Token(secret=bytes(16), fingerprint=w.identity.token.fingerprint)
         with pytest.raises(WrongSecret, match="it does not know this token's secret; copy the token"):
             w.meanwhile(lambda: join(w.address, wrong))
-        assert w.until(Refused).reason == "it does not know the secret"
-        assert not any(isinstance(event, Opened) for event in w.events)
+        assert w.until(PeerRefused).reason == "it does not know the secret"
+        assert not any(isinstance(event, PeerConnected) for event in w.events)
 
 
 def test_another_version_of_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = b"EVENER\x02\x11" + bytes(NOTE_BYTES - 8)
+    other = b"EVENER\x02\x11" + bytes(MESSAGE_BYTES - 8)
     with stub(other) as address, pytest.raises(VersionDiffers, match=r"version 2 there, 1 here\); install the same"):
         join(address, INSECURE.token)
 
@@ -233,5 +235,17 @@ def test_the_master_that_is_joined_is_the_one_that_was_meant(transport: str, tmp
         node, peer = w.join()
         node.send(Hello("it is me"))
         assert w.message(peer).header == Hello("it is me")
-        w.hub.send(peer, Push(1))
+        w.server.send(peer, Push(1))
         assert w.meanwhile(node.receive).header == Push(1)
+
+
+@given(st.integers(0, 2**32), st.floats(0.01, 1), st.floats(1, 60))
+def test_pauses_double_up_to_the_longest_and_are_spread(seed: int, first: float, longest: float) -> None:
+    drawn = list(itertools.islice(backoff(Random(seed), first, longest), 20))
+    for number, pause in enumerate(drawn):
+        whole = min(first * 2**number, longest)
+        assert whole / 2 <= pause <= whole
+
+
+def test_two_nodes_do_not_knock_at_the_same_moments() -> None:
+    assert list(itertools.islice(backoff(Random(1)), 9)) != list(itertools.islice(backoff(Random(2)), 9))

@@ -14,19 +14,17 @@ import msgspec
 import pytest
 from wire_peers import Hello, Kinds, Push, World, world
 
-from evener.wire.address import Address
-from evener.wire.channel import PlainChannel
+from evener.wire.acceptor import PendingPeer, least_likely
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.doorkeeper import least_likely
-from evener.wire.events import Message, Opened, Refused
-from evener.wire.frame import encode_head
-from evener.wire.greeting import NOTE_BYTES, Kind, MasterGreeting, note
-from evener.wire.limits import Limits
-from evener.wire.stranger import Stranger
+from evener.wire.frame import Limits, encode_head
+from evener.wire.handshake import MESSAGE_BYTES, HandshakeType, MasterHandshake, encode_message
+from evener.wire.identity import Address
+from evener.wire.server import FrameReceived, PeerConnected, PeerRefused
+from evener.wire.transport import PlainTransport
 
 Joining: TypeAlias = "Future[Connection[Kinds]]"
-HURRIED = Limits(greeting_seconds=0.4)
+HURRIED = Limits(handshake_seconds=0.4)
 FRAME = encode_head(0, msgspec.msgpack.encode(Push(1)))
 
 
@@ -47,12 +45,16 @@ def test_frames_of_a_stranger_are_not_acted_upon(transport: str, tmp_path: Path)
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> None:
         asked.append(header)
 
-    for opening in (b"", note(Kind.HELLO), note(Kind.HELLO) + note(Kind.PROOF)):
+    for opening in (
+        b"",
+        encode_message(HandshakeType.HELLO),
+        encode_message(HandshakeType.HELLO) + encode_message(HandshakeType.PROOF),
+    ):
         with world(transport, tmp_path, place=place) as w, call(w) as sock:
             sock.sendall(opening + FRAME)
-            w.until(Refused)
-            assert not any(isinstance(event, Opened | Message) for event in w.events)
-            assert w.hub.peers == []
+            w.until(PeerRefused)
+            assert not any(isinstance(event, PeerConnected | FrameReceived) for event in w.events)
+            assert w.server.peers == []
     assert asked == []
 
 
@@ -63,9 +65,9 @@ def test_frames_inside_tls_without_the_secret_are_not_acted_upon() -> None:
         sock = w.meanwhile(lambda: context.wrap_socket(call(w)))
         with sock:
             sock.sendall(FRAME)
-            assert w.until(Refused).reason == "it does not greet as an Evener node does"
-            assert sock.recv(NOTE_BYTES) == note(Kind.NO_HELLO)
-        assert not any(isinstance(event, Opened | Message) for event in w.events)
+            assert w.until(PeerRefused).reason == "it does not greet as an Evener node does"
+            assert sock.recv(MESSAGE_BYTES) == encode_message(HandshakeType.NO_HELLO)
+        assert not any(isinstance(event, PeerConnected | FrameReceived) for event in w.events)
 
 
 def test_older_tls_is_not_spoken() -> None:
@@ -75,7 +77,7 @@ def test_older_tls_is_not_spoken() -> None:
     with world("tcp+tls") as w:
         with pytest.raises(OSError, match=r"alert|reset|EOF"):
             w.meanwhile(lambda: context.wrap_socket(call(w)))
-        assert "TLS: unsupported protocol" in w.until(Refused).reason
+        assert "TLS: unsupported protocol" in w.until(PeerRefused).reason
 
 
 @pytest.mark.parametrize(
@@ -85,16 +87,19 @@ def test_whatever_a_stranger_says_ends_in_a_refusal_in_time(transport: str, tmp_
     with world(transport, tmp_path, HURRIED) as w, call(w) as sock:
         began = time.monotonic()
         sock.sendall(said)
-        reason = w.until(Refused).reason
-        assert time.monotonic() - began < HURRIED.greeting_seconds + 1
+        reason = w.until(PeerRefused).reason
+        assert time.monotonic() - began < HURRIED.handshake_seconds + 1
         assert reason
-        assert sock.recv(100) in (b"", note(Kind.NO_HELLO), note(Kind.TLS_HERE)) or "tls" in transport
+        assert (
+            sock.recv(100) in (b"", encode_message(HandshakeType.NO_HELLO), encode_message(HandshakeType.TLS_HERE))
+            or "tls" in transport
+        )
 
 
 def test_a_silent_stranger_is_closed_after_the_greetings_time(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, HURRIED) as w, call(w) as sock:
         began = time.monotonic()
-        assert w.until(Refused).reason == "it did not prove the secret within 0.4 s"
+        assert w.until(PeerRefused).reason == "it did not prove the secret within 0.4 s"
         assert 0.3 < time.monotonic() - began < 1.5
         assert sock.recv(1) == b""
 
@@ -102,25 +107,25 @@ def test_a_silent_stranger_is_closed_after_the_greetings_time(transport: str, tm
 def test_a_stranger_that_drips_is_closed_after_the_greetings_time() -> None:
     with world(limits=HURRIED) as w, call(w) as sock:
         began = time.monotonic()
-        for byte in note(Kind.HELLO):
+        for byte in encode_message(HandshakeType.HELLO):
             sock.send(bytes([byte]))
-            w.events += w.hub.poll(0.05)
-            if any(isinstance(event, Refused) for event in w.events):
+            w.events += w.server.poll(0.05)
+            if any(isinstance(event, PeerRefused) for event in w.events):
                 break
-        assert w.until(Refused).reason == "it did not prove the secret within 0.4 s"
+        assert w.until(PeerRefused).reason == "it did not prove the secret within 0.4 s"
         assert time.monotonic() - began < 2
 
 
 def test_a_flood_of_strangers_is_bounded_and_a_node_still_gets_in(transport: str, tmp_path: Path) -> None:
-    limits = Limits(strangers=10, greeting_seconds=30)
+    limits = Limits(pending=10, handshake_seconds=30)
     with world(transport, tmp_path, limits) as w:
         healthy, good = w.join()
         flood = [call(w) for _ in range(60)]
         w.meanwhile(lambda: time.sleep(0.05))
-        while sum(isinstance(event, Refused) for event in w.events) < 50:
-            w.events += w.hub.poll(0.05)
-        assert len(w.hub._doorkeeper._strangers) == 10
-        reasons = {event.reason for event in w.events if isinstance(event, Refused)}
+        while sum(isinstance(event, PeerRefused) for event in w.events) < 50:
+            w.events += w.server.poll(0.05)
+        assert len(w.server._acceptor._pending) == 10
+        reasons = {event.reason for event in w.events if isinstance(event, PeerRefused)}
         assert reasons == {"too many others came who did not prove the secret either"}
         node, peer = w.join()
         for member, number in ((healthy, good), (node, peer)):
@@ -142,20 +147,20 @@ def test_a_flood_of_strangers_is_bounded_and_a_node_still_gets_in(transport: str
 )
 def test_who_leaves_is_of_the_largest_crowd_silent_and_old(present: list[str], leaves: int) -> None:
     with world() as w:
-        strangers: list[Stranger] = []
+        strangers: list[PendingPeer] = []
         for age, (host, manner) in enumerate(reversed([who.split() for who in present])):
-            channel = PlainChannel(socket.socket())
+            channel = PlainTransport(socket.socket())
             channel.wire_bytes_received = 40 * (manner == "spoken")
-            stranger = Stranger(channel, MasterGreeting(w.identity.token, bytes(32)), Address(host, 1))
+            stranger = PendingPeer(channel, MasterHandshake(w.identity.token, bytes(32)), Address(host, 1))
             stranger.age = age
             strangers.insert(0, stranger)
         assert strangers.index(least_likely(strangers)) == leaves
         for stranger in strangers:
-            stranger.channel.sock.close()
+            stranger.transport.sock.close()
 
 
 def test_a_steady_flood_does_not_keep_a_node_out_or_memory_growing() -> None:
-    with world(limits=Limits(strangers=16)) as w:
+    with world(limits=Limits(pending=16)) as w:
         stop = False
 
         def flood() -> int:
@@ -168,7 +173,7 @@ def test_a_steady_flood_does_not_keep_a_node_out_or_memory_growing() -> None:
 
         flooding = w.pool.submit(flood)
         for _ in range(300):
-            w.hub.poll(0.005)
+            w.server.poll(0.005)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for number in range(5):
             node, peer = w.join()
@@ -177,18 +182,18 @@ def test_a_steady_flood_does_not_keep_a_node_out_or_memory_growing() -> None:
             w.events.clear()
         until = time.monotonic() + 1
         while time.monotonic() < until:
-            w.hub.poll(0.05)
+            w.server.poll(0.05)
         stop = True
         assert w.meanwhile(flooding.result) > 100
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4000
 
 
 def test_strangers_are_not_charged_for_a_master_that_was_busy() -> None:
-    with world(limits=Limits(greeting_seconds=0.8)) as w:
-        joining: Joining = w.pool.submit(connect, w.address, w.identity.token, Kinds)
-        w.events += w.hub.poll(0.02)
+    with world(limits=Limits(handshake_seconds=0.8)) as w:
+        joining: Joining = w.pool.submit(open_connection, w.address, w.identity.token, Kinds)
+        w.events += w.server.poll(0.02)
         time.sleep(1.6)  # the master merges
-        w.until(Opened)
+        w.until(PeerConnected)
         joining.result(timeout=5).close()
 
 
@@ -206,7 +211,7 @@ def test_a_master_without_file_descriptors_looks_away_and_recovers() -> None:
                     except OSError:
                         break
                 busy = time.thread_time()
-                w.events += w.hub.poll(0.3)
+                w.events += w.server.poll(0.3)
                 assert time.thread_time() - busy < 0.15, "the door was looked at again and again"
                 healthy.send(Hello("still served"))
                 assert w.message(good).header == Hello("still served")
@@ -214,6 +219,6 @@ def test_a_master_without_file_descriptors_looks_away_and_recovers() -> None:
             for sock in taken:
                 sock.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        joining: Joining = w.pool.submit(connect, w.address, w.identity.token, Kinds)
-        w.until(Opened)
+        joining: Joining = w.pool.submit(open_connection, w.address, w.identity.token, Kinds)
+        w.until(PeerConnected)
         joining.result(timeout=5).close()

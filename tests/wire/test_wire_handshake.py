@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.wire.greeting import NOTE_BYTES, Kind, MasterGreeting, NodeGreeting, note
-from evener.wire.refusals import CannotJoin, MasterFull, NotAMaster, TransportDiffers, VersionDiffers, WrongSecret
-from evener.wire.token import Token
+from evener.wire.errors import CannotJoin, MasterFull, NotAMaster, TransportDiffers, VersionDiffers, WrongSecret
+from evener.wire.handshake import MESSAGE_BYTES, HandshakeType, MasterHandshake, NodeHandshake, encode_message
+from evener.wire.identity import Token
 
 SECRET = bytes(range(16))
 PLAIN = Token(secret=SECRET, fingerprint=None)
@@ -20,13 +20,13 @@ A, B = b"a" * 32, b"b" * 32
 
 def greet(node: Token, master: Token, *, full: bool = False, nonce: bytes = A) -> list[bytes]:
     """All notes of a greeting, the node's and the master's in turn."""
-    node_side, master_side = NodeGreeting(node, nonce, "gpu-box, port 7000"), MasterGreeting(master, B)
+    node_side, master_side = NodeHandshake(node, nonce, "gpu-box, port 7000"), MasterHandshake(master, B)
     said: bytes | None = node_side.hello()
     notes = []
     while said is not None:
         answer = master_side.answer(said, full=full)
-        notes += [said, answer.note]
-        said = node_side.answer(answer.note)
+        notes += [said, answer.message]
+        said = node_side.answer(answer.message)
     assert answer.welcome
     return notes
 
@@ -35,7 +35,8 @@ def greet(node: Token, master: Token, *, full: bool = False, nonce: bytes = A) -
 def test_two_who_share_the_secret_need_four_notes_of_forty_bytes(token: Token) -> None:
     notes = greet(token, token)
     assert [(len(n), n[:6], n[7]) for n in notes] == [
-        (NOTE_BYTES, b"EVENER", kind) for kind in (Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME)
+        (MESSAGE_BYTES, b"EVENER", kind)
+        for kind in (HandshakeType.HELLO, HandshakeType.CHALLENGE, HandshakeType.PROOF, HandshakeType.WELCOME)
     ]
 
 
@@ -72,43 +73,49 @@ def test_only_who_knows_the_secret_is_told_that_the_master_is_full() -> None:
 
 def test_a_proof_of_one_greeting_is_worth_nothing_in_another() -> None:
     hello, _, proof, _ = greet(PLAIN, PLAIN)
-    again = MasterGreeting(PLAIN, b"c" * 32)
+    again = MasterHandshake(PLAIN, b"c" * 32)
     again.answer(hello, full=False)
     assert again.answer(proof, full=False).refusal == "it does not know the secret"
 
 
 def test_a_node_is_not_content_with_its_own_proof_sent_back() -> None:
-    node = NodeGreeting(PLAIN, A, "x")
+    node = NodeHandshake(PLAIN, A, "x")
     node.hello()
-    proof = node.answer(note(Kind.CHALLENGE, A))
+    proof = node.answer(encode_message(HandshakeType.CHALLENGE, A))
     assert proof is not None
     with pytest.raises(WrongSecret):
-        node.answer(note(Kind.WELCOME, proof[8:]))
+        node.answer(encode_message(HandshakeType.WELCOME, proof[8:]))
 
 
 def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
-    node = NodeGreeting(PLAIN, A, "x")
+    node = NodeHandshake(PLAIN, A, "x")
     with pytest.raises(NotAMaster, match="it does not keep to the greeting"):
-        node.answer(note(Kind.WELCOME))
-    node = NodeGreeting(PLAIN, A, "x")
-    node.answer(note(Kind.CHALLENGE, B))
+        node.answer(encode_message(HandshakeType.WELCOME))
+    node = NodeHandshake(PLAIN, A, "x")
+    node.answer(encode_message(HandshakeType.CHALLENGE, B))
     with pytest.raises(WrongSecret):
-        node.answer(note(Kind.WELCOME))
+        node.answer(encode_message(HandshakeType.WELCOME))
 
 
 @pytest.mark.parametrize(
     ("notes", "refusal"),
     [
-        ([note(Kind.PROOF)], "it does not greet as an Evener node does"),
-        ([note(Kind.HELLO), note(Kind.HELLO)], "it does not greet as an Evener node does"),
-        ([note(Kind.WELCOME)], "it does not greet as an Evener node does"),
+        ([encode_message(HandshakeType.PROOF)], "it does not greet as an Evener node does"),
+        (
+            [encode_message(HandshakeType.HELLO), encode_message(HandshakeType.HELLO)],
+            "it does not greet as an Evener node does",
+        ),
+        ([encode_message(HandshakeType.WELCOME)], "it does not greet as an Evener node does"),
         ([b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n"[:40]], "it does not greet as an Evener node does"),
         ([b"EVENER\x02\x01" + bytes(32)], "it speaks another version of the wire"),
-        ([note(Kind.HELLO), note(Kind.PROOF, bytes(32))], "it does not know the secret"),
+        (
+            [encode_message(HandshakeType.HELLO), encode_message(HandshakeType.PROOF, bytes(32))],
+            "it does not know the secret",
+        ),
     ],
 )
 def test_whatever_else_is_said_to_a_master_is_refused(notes: list[bytes], refusal: str) -> None:
-    master = MasterGreeting(PLAIN, B)
+    master = MasterHandshake(PLAIN, B)
     replies = [master.answer(n, full=False) for n in notes]
     assert not any(reply.welcome for reply in replies)
     assert [reply.refusal for reply in replies] == [""] * (len(notes) - 1) + [refusal]
@@ -117,20 +124,20 @@ def test_whatever_else_is_said_to_a_master_is_refused(notes: list[bytes], refusa
 @pytest.mark.parametrize(
     ("answer", "error", "sentence"),
     [
-        (note(Kind.WRONG_SECRET), WrongSecret, "it does not know this token's secret"),
-        (note(Kind.FULL), MasterFull, "raise its limit"),
-        (note(Kind.TLS_HERE), TransportDiffers, "one side speaks TLS and the other does not"),
-        (note(Kind.NO_HELLO), NotAMaster, "what answers there is not an Evener master"),
+        (encode_message(HandshakeType.WRONG_SECRET), WrongSecret, "it does not know this token's secret"),
+        (encode_message(HandshakeType.FULL), MasterFull, "raise its limit"),
+        (encode_message(HandshakeType.TLS_HERE), TransportDiffers, "one side speaks TLS and the other does not"),
+        (encode_message(HandshakeType.NO_HELLO), NotAMaster, "what answers there is not an Evener master"),
         (b"EVENER\x07\x11" + bytes(32), VersionDiffers, r"\(version 7 there, 1 here\); install the same version"),
         (b"EVENER\x07\x02" + bytes(32), VersionDiffers, "version 7 there, 1 here"),
         (b"HTTP/1.1 400 Bad Request\r\nConnection: cl", NotAMaster, "answered in another language"),
-        (note(Kind.PROOF), NotAMaster, "does not keep to the greeting"),
+        (encode_message(HandshakeType.PROOF), NotAMaster, "does not keep to the greeting"),
     ],
 )
 def test_a_node_names_what_is_wrong_the_place_and_the_cure(
     answer: bytes, error: type[CannotJoin], sentence: str
 ) -> None:
-    node = NodeGreeting(PLAIN, A, "gpu-box, port 7000")
+    node = NodeHandshake(PLAIN, A, "gpu-box, port 7000")
     with pytest.raises(error, match=sentence) as refused:
         node.answer(answer)
     assert str(refused.value).startswith("cannot join the master at gpu-box, port 7000: ")
@@ -139,11 +146,11 @@ def test_a_node_names_what_is_wrong_the_place_and_the_cure(
 @settings(deadline=None)
 @given(
     st.lists(
-        st.binary(min_size=NOTE_BYTES, max_size=NOTE_BYTES)
-        | st.builds(note, st.sampled_from(Kind), st.binary(min_size=32, max_size=32)),
+        st.binary(min_size=MESSAGE_BYTES, max_size=MESSAGE_BYTES)
+        | st.builds(encode_message, st.sampled_from(HandshakeType), st.binary(min_size=32, max_size=32)),
         max_size=5,
     )
 )
 def test_nobody_guesses_a_way_in(notes: list[bytes]) -> None:
-    master = MasterGreeting(PLAIN, B)
+    master = MasterHandshake(PLAIN, B)
     assert not any(master.answer(n, full=False).welcome for n in notes)

@@ -18,12 +18,12 @@ import pytest
 from wire_peers import QUICK, Hello, Kinds, Push, World, world
 
 from evener.errors import InvalidValue
-from evener.wire.address import Address
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.dialling import connect
-from evener.wire.events import Closed, Message, Opened, Sent
-from evener.wire.limits import Limits
-from evener.wire.refusals import BadFrame, CannotListen
+from evener.wire.errors import BadFrame, CannotListen
+from evener.wire.frame import Limits
+from evener.wire.identity import Address
+from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected
 
 BIG = 20_000_000
 
@@ -33,7 +33,7 @@ def echo(w: World, node: Connection[Kinds], peer: int, number: int) -> None:
     began = time.monotonic()
     node.send(Push(number), [b"abc"])
     message = w.message(peer)
-    w.hub.send(peer, Push(number), message.buffers)
+    w.server.send(peer, Push(number), message.buffers)
     assert w.meanwhile(node.receive).header == Push(number)
     assert time.monotonic() - began < 1
 
@@ -42,18 +42,18 @@ def test_a_hundred_connections_at_once_are_all_served(transport: str, tmp_path: 
     num_nodes, rounds = 100, 3
     with world(transport, tmp_path) as w:
         nodes: list[Connection[Kinds]] = w.meanwhile(
-            lambda: [connect(w.address, w.identity.token, Kinds) for _ in range(num_nodes)], seconds=60
+            lambda: [open_connection(w.address, w.identity.token, Kinds) for _ in range(num_nodes)], seconds=60
         )
-        peers = [w.until(Opened).peer for _ in range(num_nodes)]
-        assert sorted(w.hub.peers) == sorted(peers)
+        peers = [w.until(PeerConnected).peer for _ in range(num_nodes)]
+        assert sorted(w.server.peers) == sorted(peers)
         for number in range(rounds):
             for index, node in enumerate(nodes):
                 node.send(Push(number), [index.to_bytes(2, "little") * 500])
             seen = set()
             for _ in range(num_nodes):
-                message: Message[Kinds] = w.until(Message)
+                message: FrameReceived[Kinds] = w.until(FrameReceived)
                 seen.add(bytes(message.buffers[0][:2]))
-                w.hub.send(message.peer, message.header, message.buffers)
+                w.server.send(message.peer, message.header, message.buffers)
             assert len(seen) == num_nodes
             frames = w.meanwhile(lambda: [node.receive() for node in nodes], seconds=60)
             for index, frame in enumerate(frames):
@@ -61,27 +61,27 @@ def test_a_hundred_connections_at_once_are_all_served(transport: str, tmp_path: 
         for node in nodes:
             node.close()
         for _ in range(num_nodes):
-            w.until(Closed)
-        assert w.hub.peers == []
+            w.until(PeerDisconnected)
+        assert w.server.peers == []
 
 
-def test_memory_is_free_when_sent_is_told_and_not_before(transport: str, tmp_path: Path) -> None:
+def test_memory_is_free_when_all_is_sent_and_not_before(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         weights = np.zeros(BIG, np.uint8)
         alive = weakref.ref(weights)
-        w.hub.send(peer, Push(1), [weights])
-        w.events += w.hub.poll(0.05)
+        w.server.send(peer, Push(1), [weights])
+        w.events += w.server.poll(0.05)
         del weights
-        assert not any(isinstance(event, Sent) for event in w.events)
+        assert w.server.is_sending(peer)
         assert alive() is not None, "the kernel cannot hold all of it, and the hub has no copy"
         frame = w.meanwhile(node.receive)
-        assert w.until(Sent) == Sent(peer, Push(1))
+        w.sent(peer)
         assert alive() is None
         assert frame.payload_bytes == BIG
 
 
-def test_memory_may_be_changed_after_sent_and_what_arrives_is_what_was_there_before(
+def test_memory_may_be_changed_when_all_is_sent_and_what_arrives_is_what_was_there_before(
     transport: str, tmp_path: Path
 ) -> None:
     with world(transport, tmp_path) as w:
@@ -89,8 +89,8 @@ def test_memory_may_be_changed_after_sent_and_what_arrives_is_what_was_there_bef
         weights = np.zeros(BIG, np.uint8)
         receiving = w.pool.submit(node.receive)
         for number in range(1, 4):
-            w.hub.send(peer, Push(number), [weights])
-            w.until(Sent)
+            w.server.send(peer, Push(number), [weights])
+            w.sent(peer)
             weights += 1  # in place, while much of it is still in the kernel
             frame = w.meanwhile(receiving.result)
             assert frame.header == Push(number)
@@ -107,16 +107,16 @@ def test_a_peer_that_reads_nothing_holds_nobody_up_and_is_closed_after_the_patie
         _, bad = w.join(Limits())
         weights = np.zeros(BIG, np.uint8)
         alive = weakref.ref(weights)
-        w.hub.send(bad, Push(0), [weights])
+        w.server.send(bad, Push(0), [weights])
         del weights
-        w.hub.send(bad, Hello("queued behind it"))
+        w.server.send(bad, Hello("queued behind it"))
         began = time.monotonic()
         for number in range(20):
             echo(w, healthy, good, number)
-        reason = w.until(Closed).reason
+        reason = w.until(PeerDisconnected).reason
         assert reason == "it took nothing for 0.4 s, with 2 frames waiting for it"
         assert 0.3 < time.monotonic() - began < 3
-        assert w.hub.peers == [good]
+        assert w.server.peers == [good]
         gc.collect()
         assert alive() is None
         echo(w, healthy, good, 99)
@@ -127,18 +127,18 @@ def test_a_peer_that_stops_amid_a_frame_is_closed_after_the_patience(transport: 
         healthy, good = w.join(Limits())
         stuck, bad = w.join(Limits())
         frame = b"".join(_frame(stuck, [bytes(100_000)]))
-        stuck._channel.send([memoryview(frame[:70_000])])
-        stuck._channel.flush()
+        stuck._transport.send([memoryview(frame[:70_000])])
+        stuck._transport.flush()
         for number in range(20):
             echo(w, healthy, good, number)
-        assert w.until(Closed) == Closed(bad, "it stopped amid a frame for 0.4 s")
+        assert w.until(PeerDisconnected) == PeerDisconnected(bad, "it stopped amid a frame for 0.4 s")
         echo(w, healthy, good, 99)
 
 
 def _frame(node: Connection[Kinds], buffers: list[bytes]) -> Iterator[memoryview]:
-    from evener.wire.outgoing import message
+    from evener.wire.frame import encode_frame
 
-    yield from message(node._sequence, Push(1), buffers, Limits()).views
+    yield from encode_frame(node._sequence, Push(1), buffers, Limits())
 
 
 @pytest.mark.parametrize("transport", ["tcp", "unix+tls"])
@@ -149,7 +149,7 @@ def test_a_slow_peer_that_moves_is_not_given_up(transport: str, tmp_path: Path) 
 
         def drip() -> None:
             for begin in range(0, len(whole), 1500):
-                slow._channel.send([memoryview(whole[begin : begin + 1500])])
+                slow._transport.send([memoryview(whole[begin : begin + 1500])])
                 time.sleep(0.15)
 
         began = time.monotonic()
@@ -162,19 +162,19 @@ def test_a_node_that_vanishes_is_told_at_once(transport: str, tmp_path: Path) ->
     with world(transport, tmp_path) as w:
         node, peer = w.join()
         node._shut()
-        assert w.until(Closed, seconds=1) == Closed(peer, "it left without a word")
+        assert w.until(PeerDisconnected, seconds=1) == PeerDisconnected(peer, "it left without a word")
         node, peer = w.join()
-        node._channel.send([memoryview(b"EVNR")])
+        node._transport.send([memoryview(b"EVNR")])
         node._shut()
-        assert w.until(Closed, seconds=1) == Closed(peer, "cut amid a frame")
+        assert w.until(PeerDisconnected, seconds=1) == PeerDisconnected(peer, "cut amid a frame")
 
 
 def test_bad_bytes_close_their_connection_with_a_reason_and_no_other(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         healthy, good = w.join()
         node, bad = w.join()
-        node._channel.send([memoryview(bytes(100))])
-        closed = w.until(Closed)
+        node._transport.send([memoryview(bytes(100))])
+        closed = w.until(PeerDisconnected)
         assert closed.peer == bad
         assert closed.reason.startswith("a frame begins with b'EVNR'")
         with pytest.raises(Exception, match="it said: a frame begins with"):
@@ -185,21 +185,23 @@ def test_bad_bytes_close_their_connection_with_a_reason_and_no_other(transport: 
 def test_frames_that_wait_for_a_peer_are_limited(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path, Limits(queued_frames=5)) as w:
         _, peer = w.join()
-        w.hub.send(peer, Push(0), [bytes(BIG)])
+        w.server.send(peer, Push(0), [bytes(BIG)])
         for number in range(1, 5):
-            w.hub.send(peer, Push(number))
-        assert w.hub.peers == [peer]
-        w.hub.send(peer, Push(5))
-        assert w.until(Closed) == Closed(peer, "it took too little: 5 frames wait for it, which is the limit")
+            w.server.send(peer, Push(number))
+        assert w.server.peers == [peer]
+        w.server.send(peer, Push(5))
+        assert w.until(PeerDisconnected) == PeerDisconnected(
+            peer, "it took too little: 5 frames wait for it, which is the limit"
+        )
 
 
 def test_sending_to_somebody_who_has_gone_is_passed_over() -> None:
     with world() as w:
         _, peer = w.join()
-        w.hub.disconnect(peer, "enough")
-        w.hub.send(peer, Push(1))
-        w.hub.disconnect(peer, "twice is once")
-        assert [e for e in w.hub.poll(0.05) if isinstance(e, Closed | Sent)] == [Closed(peer, "enough")]
+        w.server.disconnect(peer, "enough")
+        w.server.send(peer, Push(1))
+        w.server.disconnect(peer, "twice is once")
+        assert [e for e in w.server.poll(0.05) if isinstance(e, PeerDisconnected)] == [PeerDisconnected(peer, "enough")]
 
 
 def test_numbers_of_peers_are_never_used_again() -> None:
@@ -208,7 +210,7 @@ def test_numbers_of_peers_are_never_used_again() -> None:
         for _ in range(3):
             node, peer = w.join()
             node.close()
-            w.until(Closed)
+            w.until(PeerDisconnected)
             seen.append(peer)
         assert seen == [0, 1, 2]
 
@@ -218,8 +220,8 @@ def test_a_payload_that_has_no_place_is_dropped_and_the_message_told(transport: 
         node, peer = w.join()
         for number in range(3):
             w.meanwhile(partial(node.send, Push(number), [bytes(BIG)]))
-        assert [w.message(peer) for _ in range(3)] == [Message(peer, Push(i), ()) for i in range(3)]
-        assert w.hub.traffic(peer).received["Push"].payload_bytes == 3 * BIG
+        assert [w.message(peer) for _ in range(3)] == [FrameReceived(peer, Push(i), ()) for i in range(3)]
+        assert w.server._peers[peer].transport.wire_bytes_received > 3 * BIG
 
 
 @pytest.mark.parametrize("who", ["itself", "the other"])
@@ -227,24 +229,26 @@ def test_place_may_disconnect_whom_it_likes_and_nothing_follows_from_there(
     who: str, transport: str, tmp_path: Path
 ) -> None:
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
-        w.hub.disconnect(peer if who == "itself" else 1 - peer, "place says so")
+        w.server.disconnect(peer if who == "itself" else 1 - peer, "place says so")
         return [bytearray(n) for n in lengths]
 
     with world(transport, tmp_path, place=place) as w:
         nodes = [w.join()[0] for _ in range(2)]
         for node in nodes:
             node.send(Push(1), [b"abc"])
-        closed = w.until(Closed)
+        closed = w.until(PeerDisconnected)
         assert closed.reason == "place says so"
         for _ in range(3):
-            w.events += w.hub.poll(0.02)
-        assert not any(event.peer == closed.peer for event in w.events if isinstance(event, Message | Closed))
-        assert closed.peer not in w.hub.peers
+            w.events += w.server.poll(0.02)
+        assert not any(
+            event.peer == closed.peer for event in w.events if isinstance(event, FrameReceived | PeerDisconnected)
+        )
+        assert closed.peer not in w.server.peers
 
 
 def test_place_and_on_part_may_send_and_refuse() -> None:
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
-        w.hub.send(peer, Hello("go on"))
+        w.server.send(peer, Hello("go on"))
         return [bytearray(n) for n in lengths]
 
     def on_part(peer: int, header: Kinds, received: int) -> None:
@@ -254,7 +258,7 @@ def test_place_and_on_part_may_send_and_refuse() -> None:
     with world(place=place, on_part=on_part) as w:
         node, peer = w.join()
         sending = w.pool.submit(node.send, Push(1), [bytes(3_000_000)])
-        assert w.until(Closed) == Closed(peer, "part 1 of the update is not finite")
+        assert w.until(PeerDisconnected) == PeerDisconnected(peer, "part 1 of the update is not finite")
         assert sending.exception(timeout=5) is None or "not finite" in str(sending.exception())
 
 
@@ -266,37 +270,41 @@ def test_a_mistake_in_place_is_raised_and_not_swallowed() -> None:
         node, _ = w.join()
         node.send(Push(1), [b"abc"])
         with pytest.raises(KeyError, match="a bug of ours"):
-            w.until(Message)
+            w.until(FrameReceived)
 
 
-def test_any_thread_may_wake_the_hub() -> None:
+def test_any_thread_may_wake_server() -> None:
     with world() as w:
         began = time.monotonic()
-        threading.Timer(0.1, w.hub.wake).start()
-        assert w.hub.poll(10) == []
+        threading.Timer(0.1, w.server.wake).start()
+        assert w.server.poll(10) == []
         assert 0.05 < time.monotonic() - began < 2
         for _ in range(100_000):
-            w.hub.wake()
-        assert w.hub.poll(0) == []
+            w.server.wake()
+        assert w.server.poll(0) == []
         began = time.monotonic()
-        w.hub.poll(0.2)
-        while w.hub.poll(0.05):
+        w.server.poll(0.2)
+        while w.server.poll(0.05):
             pass
 
 
 def test_polling_takes_no_longer_than_asked_and_uses_no_processor_while_idle(transport: str, tmp_path: Path) -> None:
     with world(transport, tmp_path) as w:
         w.join()
-        w.hub.poll(0.1)
+        w.server.poll(0.1)
         began, busy = time.monotonic(), time.thread_time()
-        assert w.hub.poll(0.5) == []
+        assert w.server.poll(0.5) == []
         assert 0.5 <= time.monotonic() - began < 0.7
         assert time.thread_time() - busy < 0.1
 
 
 def test_several_doors_lead_to_one_hub(tmp_path: Path) -> None:
     with world() as w:
-        doors = [w.hub.listen(Address(path=str(tmp_path / "door"))), w.hub.listen(Address("127.0.0.1")), w.address]
+        doors = [
+            w.server.listen(Address(path=str(tmp_path / "door"))),
+            w.server.listen(Address("127.0.0.1")),
+            w.address,
+        ]
         assert len({str(door) for door in doors}) == 3
         assert all(door.port or door.path for door in doors)
         for number, door in enumerate(doors):
@@ -311,9 +319,11 @@ def test_doors_on_ipv4_and_ipv6(host: str, through: str) -> None:
     if through == "::1" and not _has_ipv6():
         pytest.skip("this machine has no IPv6")
     with world() as w:
-        door = w.hub.listen(Address(host))
-        future: Future[Connection[Kinds]] = w.pool.submit(connect, Address(through, door.port), w.identity.token, Kinds)
-        opened = w.until(Opened)
+        door = w.server.listen(Address(host))
+        future: Future[Connection[Kinds]] = w.pool.submit(
+            open_connection, Address(through, door.port), w.identity.token, Kinds
+        )
+        opened = w.until(PeerConnected)
         assert opened.origin.startswith({"127.0.0.1": "127.0.0.1, port", "::1": "::1, port"}.get(through, ""))
         future.result(timeout=5).close()
 
@@ -334,7 +344,7 @@ def test_a_door_that_cannot_open_says_why(tmp_path: Path) -> None:
             (Address(path=str(tmp_path / "no" / "folder")), "No such file or directory"),
         ]:
             with pytest.raises(CannotListen, match=f"cannot listen at .*: .*{why}"):
-                w.hub.listen(address)
+                w.server.listen(address)
 
 
 def test_a_unix_door_belongs_to_its_user_is_not_taken_from_a_living_master_and_is_removed(tmp_path: Path) -> None:
@@ -342,13 +352,13 @@ def test_a_unix_door_belongs_to_its_user_is_not_taken_from_a_living_master_and_i
     with world("unix", tmp_path) as w:
         assert path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(CannotListen, match="in use"):
-            w.hub.listen(Address(path=str(path)))
+            w.server.listen(Address(path=str(path)))
         node, _ = w.join()
         node.close()
     assert not path.exists()
     path.write_text("a file of somebody's")
     with world() as w, pytest.raises(CannotListen, match="in use"):
-        w.hub.listen(Address(path=str(path)))
+        w.server.listen(Address(path=str(path)))
     assert path.read_text() == "a file of somebody's"
 
 
@@ -371,10 +381,10 @@ def test_memory_does_not_grow_with_the_number_of_messages_or_connections(transpo
             for _ in range(20):
                 node.send(Push(number), [memory])
                 message = w.message(peer)
-                w.hub.send(peer, Push(number), message.buffers)
+                w.server.send(peer, Push(number), message.buffers)
                 w.meanwhile(lambda: node.receive(lambda *_: [memory]))  # noqa: B023
             node.close()
-            w.until(Closed)
+            w.until(PeerDisconnected)
         w._stack.pop_all()
         w.events.clear()
 
@@ -390,14 +400,14 @@ def test_invalid_frames_are_the_callers_mistake_and_harm_no_connection() -> None
     with world(limits=Limits(buffers=1)) as w:
         node, peer = w.join()
         with pytest.raises(InvalidValue, match="number of buffers"):
-            w.hub.send(peer, Push(1), [b"", b""])
+            w.server.send(peer, Push(1), [b"", b""])
         echo(w, node, peer, 2)
 
 
 def test_a_closed_hub_has_said_goodbye_and_left_nothing_open() -> None:
     with world() as w:
         node, _ = w.join()
-        w.hub.close("the run is over")
+        w.server.close("the run is over")
         with pytest.raises(Exception, match="it said: the run is over"):
             node.receive()
         with pytest.raises(ConnectionRefusedError):

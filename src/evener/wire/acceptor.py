@@ -1,0 +1,270 @@
+"""Who may come in: accepts connections, hears pending peers for a few seconds, and keeps floods of them bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import stat
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from evener.wire.errors import CannotListen
+from evener.wire.frame import Limits
+from evener.wire.handshake import (
+    MAGIC,
+    MESSAGE_BYTES,
+    NONCE_BYTES,
+    HandshakeReply,
+    HandshakeType,
+    MasterHandshake,
+    refuse,
+)
+from evener.wire.identity import Address, Identity
+from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, explain, tune
+
+if TYPE_CHECKING:
+    import ssl
+
+_MAPPED = "::ffff:"
+_BACKLOG = 256
+_MOST_BYTES = 4096
+"""Read at once, so that nothing unread makes the system throw our answer away when we close."""
+
+
+class PendingPeer:
+    """A connection that has not proved the secret yet: handshake, short messages, nothing else.
+
+    Args:
+        transport: non-blocking.
+        handshake: the master's side of it.
+        origin: the address it came from.
+
+    Attributes:
+        age: seconds for which the server has listened to it.
+    """
+
+    def __init__(self, transport: Transport, handshake: MasterHandshake, origin: Address) -> None:
+        self.transport, self.origin, self.age = transport, origin, 0.0
+        self._handshake = handshake
+        self._has_keys = False
+        self._received = b""
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether anything has come that was not refused at once."""
+        return self.transport.wire_bytes_received > 0
+
+    def advance(self, *, full: bool) -> HandshakeReply | None:
+        """Go on with what has come; the last reply, sent already, or None while it is open whether it is welcome.
+
+        Args:
+            full: whether nobody more may be welcomed.
+        """
+        try:
+            if not self._has_keys:
+                self.transport.handshake()
+                self._has_keys = True
+            while True:
+                reply = self._receive(full)
+                if reply.message:  # forty bytes always fit the buffers of a connection over which nothing else was sent
+                    self.transport.send([memoryview(reply.message)])
+                if reply.welcome or reply.refusal:
+                    return reply
+        except BlockingIOError:
+            return None
+        except NotTls:
+            reply = refuse(HandshakeType.TLS_HERE)
+            with contextlib.suppress(OSError):  # it has left already
+                self.transport.sock.send(reply.message)
+            return reply
+        except OSError as error:
+            return HandshakeReply(b"", refusal=f"it broke off the greeting: {explain(error)}")
+
+    def _receive(self, full: bool) -> HandshakeReply:
+        """The reply to what has come, which has to be one message and nothing behind it."""
+        space = memoryview(bytearray(_MOST_BYTES))
+        count = self.transport.receive_into(space)
+        if count == 0:
+            return HandshakeReply(b"", refusal="it left without proving the secret")
+        self._received += space[:count]
+        if len(self._received) > MESSAGE_BYTES or not MAGIC.startswith(self._received[: len(MAGIC)]):
+            return refuse(HandshakeType.NO_HELLO)
+        if len(self._received) < MESSAGE_BYTES:
+            return HandshakeReply(b"")
+        message, self._received = self._received, b""
+        return self._handshake.answer(message, full=full)
+
+
+class Acceptor:
+    """The listening sockets of a server, and the connections that have not proved the secret yet.
+
+    Args:
+        identity: of this master.
+        limits: how many may be pending, and how long each of them.
+        poller: of the server.
+        is_full: whether nobody more may be welcomed.
+        welcome: gets the transport and origin of everybody who has proved the secret.
+        refuse: gets origin and reason of everybody who has not.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        limits: Limits,
+        poller: Poller,
+        is_full: Callable[[], bool],
+        welcome: Callable[[Transport, str], None],
+        refuse: Callable[[str, str], None],
+    ) -> None:
+        self._token, self._limits, self._poller = identity.token, limits, poller
+        self._is_full, self._welcome, self._refuse = is_full, welcome, refuse
+        self._context = _tls_context(identity)
+        self._listeners: list[socket.socket] = []
+        self._resting: list[socket.socket] = []
+        self._pending: dict[PendingPeer, None] = {}  # in order of arrival
+
+    def listen(self, address: Address) -> Address:
+        """Listen at `address`; the address with the port that it really has.
+
+        Raises:
+            CannotListen: it is taken, not of this machine, or not allowed.
+        """
+        try:
+            listener = _listen_unix(address.path) if address.path else _listen_tcp(address)
+        except OSError as error:
+            raise CannotListen(f"cannot listen at {address}: {error.strerror or error}") from error
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        self._watch(listener)
+        return address if address.path else Address(address.host, listener.getsockname()[1])
+
+    def tick(self, seconds: float) -> None:
+        """Let `seconds` of listening pass: pending peers grow older, listeners that had to rest are watched again."""
+        for listener in self._resting:
+            self._watch(listener)
+        self._resting.clear()
+        for peer in list(self._pending):
+            peer.age += seconds
+            if peer.age > self._limits.handshake_seconds:
+                self._send_away(peer, f"it did not prove the secret within {self._limits.handshake_seconds:g} s")
+
+    def close(self) -> None:
+        """Stop listening and send all pending peers away."""
+        for listener in self._listeners:
+            if listener not in self._resting:
+                self._poller.forget(listener)
+            path = listener.getsockname() if listener.family == socket.AF_UNIX else ""
+            listener.close()
+            if path and os.path.exists(path):
+                os.unlink(path)
+        for peer in list(self._pending):
+            self._send_away(peer, "the master closes")
+
+    def _watch(self, listener: socket.socket) -> None:
+        self._poller.watch(listener, partial(self._accept, listener))
+
+    def _accept(self, listener: socket.socket, _: int) -> None:
+        """Let in who waits at a listener, a few at a time."""
+        for _ in range(1 + self._limits.pending // 8):  # so that each is heard before many others have come
+            try:
+                sock, where = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no file descriptors or memory left: it stays readable, so look away for a while
+                self._poller.forget(listener)
+                self._resting.append(listener)
+                return
+            self._let_in(sock, _origin(listener, where))
+
+    def _let_in(self, sock: socket.socket, origin: Address) -> None:
+        if len(self._pending) >= self._limits.pending:
+            self._send_away(least_likely(self._pending), "too many others came who did not prove the secret either")
+        sock.setblocking(False)
+        try:
+            tune(sock, self._limits.patience)
+        except OSError:  # it has left already
+            sock.close()
+            return
+        handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES))
+        peer = PendingPeer(self._transport(sock), handshake, origin)
+        self._pending[peer] = None
+        self._poller.watch(sock, partial(self._hear, peer))
+
+    def _transport(self, sock: socket.socket) -> Transport:
+        if self._context is None:
+            return PlainTransport(sock)
+        from evener.wire.tls import TlsTransport
+
+        return TlsTransport(sock, self._context, is_master=True)
+
+    def _hear(self, peer: PendingPeer, _: int) -> None:
+        reply = peer.advance(full=self._is_full())
+        if reply is None:
+            return
+        if not reply.welcome:
+            self._send_away(peer, reply.refusal)
+            return
+        del self._pending[peer]
+        self._poller.forget(peer.transport.sock)
+        self._welcome(peer.transport, peer.origin.words)
+
+    def _send_away(self, peer: PendingPeer, reason: str) -> None:
+        del self._pending[peer]
+        self._poller.forget(peer.transport.sock)
+        peer.transport.sock.close()
+        self._refuse(peer.origin.words, reason)
+
+
+def least_likely(pending: Collection[PendingPeer]) -> PendingPeer:
+    """Who is the least likely to be one of ours: of the machine with most pending peers, silent, and here for long."""
+    crowd = Counter(peer.origin.host for peer in pending)
+    return max(pending, key=lambda peer: (crowd[peer.origin.host], not peer.has_spoken, peer.age))
+
+
+def _tls_context(identity: Identity) -> ssl.SSLContext | None:
+    if not identity.certificate:
+        return None
+    from evener.wire.tls import master_context
+
+    return master_context(identity)
+
+
+def _origin(listener: socket.socket, where: tuple[str, int] | str) -> Address:
+    if listener.family == socket.AF_UNIX:
+        return Address(path=listener.getsockname())
+    return Address(where[0].removeprefix(_MAPPED), int(where[1]))
+
+
+def _listen_tcp(address: Address) -> socket.socket:
+    if address.host in ("", "::"):
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        return socket.create_server(("", address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    family, _, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(where, family=family, backlog=_BACKLOG)
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A listening socket at `path`, for this user only.
+
+    What a killed master has left there is removed; the socket of a living one stays, and so does any other file.
+    """
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)  # before listening: until then nobody can connect
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener

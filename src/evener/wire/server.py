@@ -1,0 +1,291 @@
+"""A master's side of all its connections: one thread, no waiting on anybody, events out.
+
+    server = Server(Push | Pull, identity, place=place)
+    address = server.listen(Address.parse(":7000"))
+    while running:
+        for event in server.poll(timeout=1.0):
+            match event:
+                case PeerConnected(peer, origin): ...
+                case FrameReceived(peer, header, buffers): server.send(peer, Weights(round=7), [weights])
+                case PeerDisconnected(peer, reason): ...
+
+A peer that is slow, stopped or hostile costs the others nothing: nothing here blocks, each gets its turn for about a
+megabyte, and who does not move for the patience is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeAlias
+
+import msgspec
+
+from evener.wire.acceptor import Acceptor
+from evener.wire.connection import Peer
+from evener.wire.errors import BadFrame
+from evener.wire.frame import Buffer, Frame, H, Limits
+from evener.wire.identity import Address, Identity
+from evener.wire.reader import FrameReader
+from evener.wire.transport import CHUNK, Poller, Transport, explain
+
+PeerPlace: TypeAlias = Callable[[int, H, tuple[int, ...]], Sequence[Buffer] | None]
+"""Where the buffers of a peer's frame go, given peer, header and lengths; None drops them; BadFrame refuses them.
+
+Memory that was given must not be given again before its `FrameReceived` was seen: the next frame may be close behind.
+"""
+PeerOnPart: TypeAlias = Callable[[int, H, int], None]
+"""Gets peer, header and how many bytes of the payload have arrived so far."""
+
+_TICKS = 20
+"""How often deadlines are looked at within the shortest of them."""
+
+
+class PeerConnected(msgspec.Struct, frozen=True):
+    """A node at address `origin` has proved the secret; from now on it is `peer`, a number that is never used again."""
+
+    peer: int
+    origin: str
+
+
+class FrameReceived(msgspec.Struct, Generic[H], frozen=True):
+    """A frame has arrived whole.
+
+    Attributes:
+        peer: who sent it.
+        header: as it was sent.
+        buffers: the memory that `place` gave; empty if the payload was dropped.
+    """
+
+    peer: int
+    header: H
+    buffers: tuple[memoryview, ...]
+
+
+class PeerDisconnected(msgspec.Struct, frozen=True):
+    """A connection has ended, for `reason`; the memory of frames that waited for it is referred to no longer."""
+
+    peer: int
+    reason: str
+
+
+class PeerRefused(msgspec.Struct, frozen=True):
+    """Somebody at address `origin` did not prove the secret, or came when it was full; `reason` is a clause."""
+
+    origin: str
+    reason: str
+
+
+ServerEvent: TypeAlias = PeerConnected | FrameReceived[H] | PeerDisconnected | PeerRefused
+
+
+class Server(Generic[H]):
+    """All connections of a master; its calls belong to one thread, `wake` excepted.
+
+    Args:
+        headers: type of the headers that nodes send.
+        identity: of this master; says whether TLS is spoken.
+        limits: what nodes and pending peers may ask for.
+        place: where payload goes; new memory if not given. It may call `send` and `disconnect`.
+        on_part: gets progress; may do the same.
+    """
+
+    def __init__(
+        self,
+        headers: Any,
+        identity: Identity,
+        limits: Limits | None = None,
+        *,
+        place: PeerPlace[H] | None = None,
+        on_part: PeerOnPart[H] | None = None,
+    ) -> None:
+        self._headers, self._limits = headers, limits or Limits()
+        self._place, self._on_part = place, on_part
+        self._poller = Poller()
+        self._peers: dict[int, Peer[H]] = {}
+        self._events: list[ServerEvent[H]] = []
+        self._again: dict[int, Peer[H]] = {}
+        self._num_connected = 0
+        self._tick_seconds = min(self._limits.handshake_seconds, self._limits.patience) / _TICKS
+        self._ticked = time.monotonic()
+        self._waker, self._alarm = socket.socketpair()
+        self._alarm.setblocking(False)
+        self._waker.setblocking(False)
+        self._poller.watch(self._alarm, self._on_wake)
+        self._awake = False
+        self._acceptor = Acceptor(
+            identity, self._limits, self._poller, self._is_full, self._on_connected, self._on_refused
+        )
+
+    @property
+    def peers(self) -> list[int]:
+        """Everybody who is connected."""
+        return list(self._peers)
+
+    def listen(self, address: Address) -> Address:
+        """Take connections at `address`, besides those given before; the address with its real port.
+
+        Raises:
+            CannotListen: the address is taken, not of this machine, or not allowed.
+        """
+        return self._acceptor.listen(address)
+
+    def poll(self, timeout: float) -> list[ServerEvent[H]]:
+        """What has happened; waits up to `timeout` seconds for the first event, or until `wake` is called."""
+        now = time.monotonic()
+        until = now if self._events else now + timeout
+        while True:
+            due = self._ticked + self._tick_seconds
+            again, self._again = self._again, {}
+            self._poller.run(0.0 if again else max(0.0, min(until, due) - now))
+            for number, end in again.items():
+                if number not in self._again:  # else it was ready, and has been served
+                    self._serve(end, select.POLLIN)
+            now = time.monotonic()
+            if now >= due:
+                self._tick(now)
+            if self._events or self._awake or now >= until:
+                break
+        events, self._events, self._awake = self._events, [], False
+        return events
+
+    def send(self, peer: int, header: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a frame without waiting; `buffers` may be written to again when `is_sending` says no.
+
+        A peer that has gone is passed over: its `PeerDisconnected` has come or is on its way.
+
+        Raises:
+            InvalidValue: the frame exceeds a limit.
+        """
+        if (end := self._peers.get(peer)) is None:
+            return
+        try:
+            end.send(header, buffers)
+        except BadFrame as error:
+            self.disconnect(peer, str(error))
+            return
+        if end.wants_write != end.is_watched:
+            self._watch_writing(end)
+
+    def is_sending(self, peer: int) -> bool:
+        """Whether the kernel has not taken all yet that was sent to a peer."""
+        end = self._peers.get(peer)
+        return end is not None and end.wants_write
+
+    def disconnect(self, peer: int, reason: str) -> None:
+        """Close a connection now; the peer gets `reason` unless frames wait for it. `PeerDisconnected` follows."""
+        if (end := self._peers.get(peer)) is not None:
+            end.send_close(reason)
+            self._end(end, reason)
+
+    def wake(self) -> None:
+        """Make `poll` return; the one call that any thread may make."""
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            self._waker.send(b"\0")
+
+    def close(self, reason: str = "the master closes") -> None:
+        """Say goodbye to everybody and close everything."""
+        if self._waker.fileno() < 0:
+            return
+        for peer in self.peers:
+            self.disconnect(peer, reason)
+        self._acceptor.close()
+        self._poller.close()
+        self._alarm.close()
+        self._waker.close()
+
+    def __enter__(self) -> Server[H]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tick(self, now: float) -> None:
+        # A master that was busy elsewhere has not listened: pending peers are not charged for that.
+        self._acceptor.tick(min(now - self._ticked, 2 * self._tick_seconds))
+        self._ticked = now
+        for end in list(self._peers.values()):
+            if reason := end.stalled(now):
+                self.disconnect(end.number, reason)
+
+    def _serve(self, end: Peer[H], ready: int) -> None:
+        """Do what a socket is ready for."""
+        if end.number not in self._peers:  # closed since then
+            return
+        if ready != select.POLLOUT:  # errors are read, too
+            try:
+                self._receive(end)
+            except BlockingIOError:
+                pass
+            except BadFrame as error:
+                self.disconnect(end.number, str(error))
+            except OSError as error:
+                self._end(end, explain(error))
+        if ready != select.POLLIN and end.number in self._peers:
+            end.transmit()
+            if end.wants_write != end.is_watched:
+                self._watch_writing(end)
+
+    def _receive(self, end: Peer[H]) -> None:
+        """Read frames, about a megabyte at most, so that nobody keeps the others waiting.
+
+        Raises:
+            BadFrame: what came is not the frame that was due, or was refused.
+            OSError: the connection broke or ended, or (BlockingIOError) nothing more has come.
+        """
+        number, reader, transport, events, received = end.number, end.reader, end.transport, self._events, 0
+        while received < CHUNK:
+            space = reader.space
+            if not (count := transport.receive_into(space)):
+                raise ConnectionResetError("cut amid a frame" if reader.midway else "it left without a word")
+            arrived = reader.feed(count)
+            while arrived is not None:
+                if number not in self._peers:  # `place` or `on_part` has disconnected it
+                    return
+                if not isinstance(arrived, Frame):
+                    self._end(end, arrived.words)
+                    return
+                events.append(FrameReceived(number, arrived.header, arrived.buffers))
+                arrived = reader.feed(0) if reader.midway else None
+            if number not in self._peers:
+                return
+            if not transport.has_unread and (count < len(space) or not reader.midway):
+                return
+            received += count
+        if transport.has_unread:  # the socket need not be ready for that
+            self._again[number] = end
+
+    def _watch_writing(self, end: Peer[H]) -> None:
+        end.is_watched = not end.is_watched
+        self._poller.watch_writing(end.transport.sock, end.is_watched)
+
+    def _is_full(self) -> bool:
+        return len(self._peers) >= self._limits.connections
+
+    def _on_connected(self, transport: Transport, origin: str) -> None:
+        number, self._num_connected = self._num_connected, self._num_connected + 1
+        reader: FrameReader[H] = FrameReader(self._headers, self._limits)
+        if self._place is not None:
+            reader.place = partial(self._place, number)
+        if self._on_part is not None:
+            reader.on_part = partial(self._on_part, number)
+        end = self._peers[number] = Peer(number, transport, reader, self._limits, time.monotonic())
+        self._poller.watch(transport.sock, partial(self._serve, end))
+        self._events.append(PeerConnected(number, origin))
+
+    def _on_refused(self, origin: str, reason: str) -> None:
+        self._events.append(PeerRefused(origin, reason))
+
+    def _end(self, end: Peer[H], reason: str) -> None:
+        if self._peers.pop(end.number, None) is not None:
+            self._poller.forget(end.transport.sock)
+            end.transport.sock.close()
+            self._events.append(PeerDisconnected(end.number, reason))
+
+    def _on_wake(self, _: int) -> None:
+        self._alarm.recv(4096)
+        self._awake = True
