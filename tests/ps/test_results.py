@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,9 @@ from evener.ps.entry import Work
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member
 from evener.ps.results import RunResult, load_result, plan_of, record_of, save_result, weights_of
-from evener.sync.messages import Tally, Update
+from evener.sync.flat import Flat
+from evener.sync.messages import Update, WorkerTotals
+from evener.sync.server import Server
 
 COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}
 
@@ -41,12 +42,6 @@ def test_when_nobody_is_left_the_plan_is_an_even_one() -> None:
     assert [one.samples for one in plan.assignments] == [BATCH / 2, BATCH / 2]
 
 
-class Tallies:
-    """All that a record needs of a server."""
-
-    tallies = {"fast": Tally(applied=4, refused=1, late=2, staleness=6, most_stale=3)}
-
-
 def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> None:
     ledger = Ledger()
     for version, name in ((1, "fast"), (2, "slow")):
@@ -55,8 +50,9 @@ def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> N
         update = Update(version=version, epoch=0, num_samples=30 // version, loss=1.0, staleness={name: 0})
         ledger.updated(update, seconds=5.0)
     members = {"fast": Member("fast", 1, 7, "", "cuda:0", peak_memory_bytes=9)}
-    server: Any = Tallies()
     own = job(SYNC, protocol="sync")
+    server = Server(own.agreement, own.workload, Flat(own.layout))
+    server.worker("fast").totals = WorkerTotals(applied=4, refused=1, late=2, staleness=6, most_stale=3)
     record = record_of(own, ledger, server, members, COSTS, seconds=12.0, startup=2.0, environment={"evener": "0"})
     fast, slow = record.nodes
     assert [fast.share, slow.share] == pytest.approx([2 / 3, 1 / 3])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from evener.oracle.apportion import Worker
 from evener.sync.agreement import Agreement
 from evener.sync.flat import Flat
 from evener.sync.layout import Entry, Layout
-from evener.sync.messages import Answer, Lease, Outcome, Push
+from evener.sync.messages import Answer, Lease, Push, ServerOutput
 from evener.sync.server import Server
 from evener.sync.workload import Workload
 
@@ -23,17 +22,18 @@ LAYOUT = Layout(
 class Desk:
     """Remembers the open leases of every worker and the last answers."""
 
-    def __init__(self, agreement: Agreement, num_samples: int | None = 100, quorum: int = 1, **ends: int) -> None:
+    def __init__(self, agreement: Agreement, num_samples: int = 100, quorum: int = 1, **ends: int) -> None:
         workload = Workload(num_samples=num_samples, **({"num_epochs": 1} | ends))
         self.server = Server(agreement, workload, Flat(LAYOUT), quorum=quorum)
         self.leases: dict[str, list[Lease]] = {}
-        self.last = Outcome()
+        self.last = ServerOutput()
 
-    def admit(self, *names: str, seconds: float | None = None, num_samples: int | None = None) -> None:
+    def admit(self, *names: str, seconds: float | None = None) -> None:
         """Admit workers, all with `seconds` a sample."""
         for name in names:
-            cost = None if seconds is None else Worker(unit_seconds=seconds)
-            self.heed(self.server.admit(name, cost, num_samples))
+            if seconds is not None:
+                self.server.worker(name).speed.benchmark(seconds)
+            self.heed(self.server.admit(name))
 
     def dismiss(self, name: str) -> None:
         self.leases.pop(name, None)
@@ -70,7 +70,7 @@ class Desk:
         image = next(r.image for r in self.last.replies if r.worker == name and r.image is not None)
         return float(Flat(LAYOUT, np.frombuffer(image, np.uint8)).parameters[0][0])
 
-    def heed(self, outcome: Outcome) -> None:
+    def heed(self, outcome: ServerOutput) -> None:
         """Remember an outcome."""
         self.last = outcome
         for reply in outcome.replies:

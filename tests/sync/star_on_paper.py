@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from numpy_engine import NumpyEngine
 
-from evener.oracle.apportion import Worker
 from evener.sync.agreement import Agreement
-from evener.sync.messages import Answer, Lease, Outcome, Push, Update
+from evener.sync.messages import Answer, Lease, Push, ServerOutput, Update
 from evener.sync.server import Server
 from evener.sync.worker import Replica
 
@@ -54,11 +53,13 @@ class Star:
         self.hands: dict[str, Hand] = {}
         self.updates: list[Update] = []
 
-    def join(self, name: str, engine: NumpyEngine, cost: Worker | None = None, num_samples: int | None = None) -> Hand:
+    def join(self, name: str, engine: NumpyEngine, seconds: float | None = None) -> Hand:
         ticks = iter(range(10**9))
         replica = Replica(engine, self._agreement, clock=lambda: float(next(ticks)))
         hand = self.hands[name] = Hand(engine, replica, self._agreement.depth)
-        self.heed(self.server.admit(name, cost, num_samples))
+        if seconds is not None:
+            self.server.worker(name).speed.benchmark(seconds)
+        self.heed(self.server.admit(name))
         return hand
 
     def lose(self, name: str) -> None:
@@ -70,7 +71,7 @@ class Star:
         push, image = self.hands[name].outbox.popleft()
         self.send(name, push, image)
 
-    def send(self, name: str, push: Push, image: bytes) -> Outcome:
+    def send(self, name: str, push: Push, image: bytes) -> ServerOutput:
         inbox = self.server.inbox(name, push.number)
         if inbox is not None and len(image) == len(inbox):
             inbox[:] = image
@@ -78,7 +79,7 @@ class Star:
         self.heed(outcome)
         return outcome
 
-    def heed(self, outcome: Outcome) -> None:
+    def heed(self, outcome: ServerOutput) -> None:
         self.updates += outcome.updates
         for reply in outcome.replies:
             if reply.worker in self.hands:
@@ -105,12 +106,11 @@ def run_star(
     server: Server,
     agreement: Agreement,
     engines: Mapping[str, NumpyEngine],
-    costs: Mapping[str, Worker] | None = None,
-    sizes: Mapping[str, int] | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> Star:
     """A whole run with `engines` by name, to its end."""
     star = Star(server, agreement)
     for name, engine in engines.items():
-        star.join(name, engine, (costs or {}).get(name), (sizes or {}).get(name))
+        star.join(name, engine, (seconds or {}).get(name))
     star.run()
     return star

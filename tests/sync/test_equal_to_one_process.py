@@ -12,7 +12,6 @@ from numpy_engine import NumpyEngine, Problem
 from one_process import MakeOptimiser, difference, train
 from star_on_paper import Star, run_star
 
-from evener.oracle.apportion import Worker
 from evener.sync.agreement import Adam, Agreement, Outer, Sgd
 from evener.sync.cores import Cores
 from evener.sync.family import averaging, synchronous
@@ -22,7 +21,7 @@ from evener.sync.server import Server
 from evener.sync.workload import Workload
 
 BATCH, EPOCHS = 21, 3
-UNEVEN = {"a": Worker(unit_seconds=1.0), "b": Worker(unit_seconds=2.3), "c": Worker(unit_seconds=9.0)}
+UNEVEN = {"a": 1.0, "b": 2.3, "c": 9.0}
 OPTIMISERS: list[tuple[Outer, MakeOptimiser]] = [
     (Sgd(learning_rate=0.3), partial(torch.optim.SGD, lr=0.3)),
     (
@@ -50,7 +49,9 @@ def run(
 def test_synchronous_gradients_equal_one_process_with_the_whole_batch(outer: Outer, optimiser: MakeOptimiser) -> None:
     problem = Problem()
     star = run(synchronous(batch=BATCH, outer=outer), problem)
-    assert len({tally.num_samples for tally in star.server.tallies.values()}) == 3, "the shares are uneven"
+    assert len({tally.num_samples for tally in [worker.totals for worker in star.server.workers.values()]}) == 3, (
+        "the shares are uneven"
+    )
     expected = train(problem, BATCH, EPOCHS, optimiser)
     assert difference(star.server.weights.views(), expected) < 1e-10
 
@@ -99,7 +100,7 @@ def test_the_average_of_an_epoch_is_the_mean_of_what_each_learned_alone_weighted
         state = problem.start.copy()
         alone.local_steps(lease, state)
         states.append(state.floats[0])
-        weights.append(star.server.tallies[name].num_samples)
+        weights.append(star.server.workers[name].totals.num_samples)
         tracked += int(state.counters[0])
     assert sum(weights) == problem.num_samples
     assert len(set(weights)) == 3
@@ -120,7 +121,7 @@ def test_the_comparison_notices_a_mean_that_is_not_weighted_by_samples(monkeypat
     def unweighted(out: Flat, sources: Sequence[Flat], weights: Sequence[float], cores: Cores) -> Merging:
         return Merging(out, sources, [1.0] * len(weights), cores)
 
-    monkeypatch.setattr("evener.sync.core.Merging", unweighted)
+    monkeypatch.setattr("evener.sync.aggregator.Merging", unweighted)
     problem = Problem()
     star = run(synchronous(batch=BATCH, outer=Sgd(learning_rate=0.3)), problem)
     expected = train(problem, BATCH, EPOCHS, partial(torch.optim.SGD, lr=0.3))

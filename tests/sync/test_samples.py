@@ -62,13 +62,13 @@ def test_a_late_return_of_an_old_epoch_goes_out_before_the_new_epoch() -> None:
     assert supply.take(9) == SampleRange(epoch=1, ranges=((1, 3),))
 
 
-def test_it_goes_on_from_a_mark() -> None:
-    supply, other = SampleCursor(10, None), SampleCursor(10, None)
+def test_it_goes_on_from_where_it_stood() -> None:
+    supply = SampleCursor(10, None)
     portion = supply.take(3)
     assert portion is not None
     supply.take(9)
     supply.give_back(portion)
-    other.resume(supply.mark())
+    other = SampleCursor.resume(supply.state(), None)
     assert [other.take(4) for _ in range(5)] == [supply.take(4) for _ in range(5)]
 
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.oracle.apportion import Worker
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.cores import Cores
 from evener.sync.flat import Flat
 from evener.sync.layout import Entry, Layout
-from evener.sync.messages import Answer, Lease, Outcome, Push
+from evener.sync.messages import Answer, Lease, Push, ServerOutput
 from evener.sync.packing import Packing
 from evener.sync.samples import positions
 from evener.sync.server import Server
@@ -47,7 +46,7 @@ AGREEMENTS = {
     "bounded": Agreement(batch=2, outer=SGD, staleness=2),
     "bounded, overlapped": Agreement(batch=2, outer=SGD, staleness=1, contribution="delta", is_overlapped=True),
 }
-COSTS = {"a": Worker(unit_seconds=1.0), "b": Worker(unit_seconds=2.0), "c": Worker(unit_seconds=5.0)}
+SECONDS = {"a": 1.0, "b": 2.0, "c": 5.0}
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["join", "push", "push", "push", "push", "die", "again", "connect", "nan", "short", "parts"]),
@@ -60,13 +59,13 @@ ACTIONS = st.lists(
 class Hall:
     """A server with workers that do what they are told, and notes of all that was heard."""
 
-    def __init__(self, agreement: Agreement, stays: bool = False) -> None:
-        self.agreement, self._stays = agreement, stays
-        workload = Workload(num_samples=None if stays else SAMPLES, num_epochs=EPOCHS)
+    def __init__(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+        workload = Workload(num_samples=SAMPLES, num_epochs=EPOCHS)
         self.server = Server(agreement, workload, Flat(LAYOUT))
         self.held: dict[str, deque[Lease]] = {}
         self.leases: dict[int, tuple[str, Lease]] = {}
-        self.sent: dict[str, list[tuple[Push, bytes]]] = {name: [] for name in COSTS}
+        self.sent: dict[str, list[tuple[Push, bytes]]] = {name: [] for name in SECONDS}
         self.refused: set[int] = set()
         self.versions: list[int] = []
         self.finished: dict[str, int] = {}
@@ -88,11 +87,12 @@ class Hall:
         if name not in self.held:
             self.finished[name] = min((self.finished[other] for other in self.held), default=0)
         self.held.setdefault(name, deque())
-        self.heed(self.server.admit(name, COSTS[name], SAMPLES // 2 if self._stays else None))
+        self.server.worker(name).speed.benchmark(SECONDS[name])
+        self.heed(self.server.admit(name))
 
     def _push(self, name: str, how: str) -> None:
         lease = self.held[name].popleft()
-        push = Push(number=lease.number, seconds=lease.num_samples * COSTS[name].unit_seconds, loss=1.0)
+        push = Push(number=lease.number, seconds=lease.num_samples * SECONDS[name], loss=1.0)
         inbox = self.server.inbox(name, lease.number)
         assert inbox is not None
         image = self._image(lease, is_finite=how != "nan")
@@ -123,7 +123,7 @@ class Hall:
         Packing(LAYOUT, self.agreement.push, Cores(1)).pack(change, Flat(LAYOUT), image)
         return image.tobytes()
 
-    def heed(self, outcome: Outcome) -> None:
+    def heed(self, outcome: ServerOutput) -> None:
         for update in outcome.updates:
             self.versions.append(update.version)
             assert all(stale >= 0 for stale in update.staleness.values())
@@ -143,7 +143,7 @@ class Hall:
     def _check_bound(self, name: str) -> None:
         """Nobody begins more than s turns ahead of the slowest."""
         bound = self.agreement.staleness
-        if bound and not self._stays:
+        if bound:
             slowest = min(self.finished[other] for other in self.held)
             assert self.finished[name] + len(self.held[name]) - 1 - slowest <= bound
 
@@ -161,19 +161,19 @@ class Hall:
             self.act("push", next(name for name, leases in self.held.items() if leases))
         raise AssertionError("the run does not end")
 
-    def used(self) -> Counter[tuple[str, int, int]]:
-        """How often each (owner of the data, epoch, position) went into the weights, or was refused."""
+    def used(self) -> Counter[tuple[int, int]]:
+        """How often each (epoch, position) went into the weights, or was refused."""
         times = self.server.weights.counters
-        found: Counter[tuple[str, int, int]] = Counter()
-        for number, (name, lease) in self.leases.items():
+        found: Counter[tuple[int, int]] = Counter()
+        for number, (_, lease) in self.leases.items():
             count = int(times[number]) + (number in self.refused)
             for position in positions(lease.samples):
-                found[name if self._stays else "all", lease.samples.epoch, int(position)] += count
+                found[lease.samples.epoch, int(position)] += count
         return found
 
 
-def play(agreement: Agreement, actions: list[tuple[str, str]], stays: bool = False) -> Hall:
-    hall = Hall(agreement, stays)
+def play(agreement: Agreement, actions: list[tuple[str, str]]) -> Hall:
+    hall = Hall(agreement)
     for action, name in actions:
         hall.act(action, name)
     hall.finish()
@@ -185,22 +185,9 @@ def play(agreement: Agreement, actions: list[tuple[str, str]], stays: bool = Fal
 @settings(max_examples=60, deadline=None)
 def test_every_sample_of_every_epoch_is_used_exactly_once(name: str, actions: list[tuple[str, str]]) -> None:
     hall = play(AGREEMENTS[name], actions)
-    assert hall.used() == {("all", epoch, p): 1 for epoch in range(EPOCHS) for p in range(SAMPLES)}
+    assert hall.used() == {(epoch, p): 1 for epoch in range(EPOCHS) for p in range(SAMPLES)}
     assert hall.versions == list(range(1, len(hall.versions) + 1))
     assert np.isfinite(hall.server.weights.parameters[0]).all()
-
-
-@pytest.mark.parametrize("name", ["sync", "local steps, overlapped", "async", "bounded"])
-@given(actions=ACTIONS)
-@settings(max_examples=60, deadline=None)
-def test_data_that_stays_on_its_node_is_used_exactly_once_by_whoever_stays(
-    name: str, actions: list[tuple[str, str]]
-) -> None:
-    hall = play(AGREEMENTS[name], actions, stays=True)
-    used = hall.used()
-    assert max(used.values()) == 1
-    for worker in hall.held:
-        assert all(used[worker, epoch, p] == 1 for epoch in range(EPOCHS) for p in range(SAMPLES // 2))
 
 
 @pytest.mark.parametrize("name", AGREEMENTS)
@@ -208,9 +195,9 @@ def test_data_that_stays_on_its_node_is_used_exactly_once_by_whoever_stays(
 @settings(max_examples=25, deadline=None)
 def test_the_tallies_add_up(name: str, actions: list[tuple[str, str]]) -> None:
     hall = play(AGREEMENTS[name], actions)
-    tallies = hall.server.tallies.values()
+    tallies = [worker.totals for worker in hall.server.workers.values()]
     assert sum(t.num_samples + t.samples_refused for t in tallies) == SAMPLES * EPOCHS
     assert sum(t.applied for t in tallies) == hall.server.weights.counters.sum()
     assert sum(t.refused for t in tallies) == len(hall.refused)
-    repeats = sum(action == "again" and name in COSTS for action, name in actions)
+    repeats = sum(action == "again" and name in SECONDS for action, name in actions)
     assert sum(t.duplicate + t.late for t in tallies) <= repeats

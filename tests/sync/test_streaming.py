@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 @pytest.fixture(autouse=True)
 def _even_the_tiniest_state_is_merged_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evener.sync.intake.BLOCK_BYTES", 0)
+    monkeypatch.setattr("evener.sync.receive.BLOCK_BYTES", 0)
 
 
 class Sender:
@@ -142,4 +142,4 @@ def test_who_is_not_finite_is_left_out_also_when_merged_on_the_way() -> None:
     for name in "abc":
         sender.finish(name)
     np.testing.assert_allclose(sender.weights(), -(sender.values["a"] + sender.values["c"]) / 2)
-    assert sender.desk.server.tallies["b"].refused == 1
+    assert sender.desk.server.workers["b"].totals.refused == 1

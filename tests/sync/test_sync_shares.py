@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from evener.oracle.apportion import Worker, apportion
 from evener.sync.agreement import Agreement, Sgd
-from evener.sync.shares import Division, divide, local_steps, wanted_samples, with_trials
-from evener.sync.speeds import Speeds
+from evener.sync.shares import KeptDivision, divide, local_steps, wanted_samples, with_trials
+from evener.sync.speed_estimator import SpeedEstimate, costs_of
 
 SGD = Sgd(learning_rate=0.1)
 
 
-def costs(*seconds: float, most: int | None = None) -> list[Worker]:
-    return [Worker(unit_seconds=s, most=most) for s in seconds]
+def costs(*seconds: float) -> list[Worker]:
+    return [Worker(unit_seconds=s) for s in seconds]
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,16 @@ def agreement(**knobs: object) -> Agreement:
 @pytest.mark.parametrize(
     ("of", "team", "left", "expected"),
     [
-        (agreement(), costs(1, 2), (100, 100), (12, 12)),
-        (agreement(), costs(1, 2, most=5), (100, 3), (5, 3)),
-        (agreement(staleness=None), costs(1, 2), (100, 7), (12, 7)),
-        (agreement(division="fixed"), costs(1, 1), (100, 7), (12, 7)),
-        (agreement(contribution="delta", local_steps=4), costs(1, 2), (100, 100), (48, 24)),
-        (agreement(contribution="delta", local_steps=4), costs(1, 2), (30, 30), (30, 24)),
-        (agreement(contribution="delta", local_steps="epoch"), costs(1, 2), (30, 9), (30, 9)),
+        (agreement(), costs(1, 2), 100, (12, 12)),
+        (agreement(), costs(1, 2), 3, (3, 3)),
+        (agreement(staleness=None), costs(1, 2), 100, (12, 12)),
+        (agreement(division="fixed"), costs(1, 1), 7, (7, 7)),
+        (agreement(contribution="delta", local_steps=4), costs(1, 2), 100, (48, 24)),
+        (agreement(contribution="delta", local_steps=4), costs(1, 2), 30, (30, 24)),
+        (agreement(contribution="delta", local_steps="epoch"), costs(1, 2), 30, (30, 30)),
     ],
 )
-def test_what_each_may_use_in_a_round(
-    of: Agreement, team: list[Worker], left: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def test_what_each_may_use_in_a_round(of: Agreement, team: list[Worker], left: int, expected: tuple[int, ...]) -> None:
     assert wanted_samples(of, team, left) == expected
 
 
@@ -66,7 +64,7 @@ def test_nobody_gets_more_than_it_wanted_and_nothing_is_left_over(total: int, te
 
 
 def test_a_division_moves_when_a_node_slows_down_and_not_for_noise() -> None:
-    division, names, wanted = Division(), ["a", "b"], [128, 128]
+    division, names, wanted = KeptDivision(), ["a", "b"], [128, 128]
     assert division.divide(128, wanted, costs(1, 1), names) == (64, 64)
     for k in range(40):
         assert division.divide(128, wanted, costs(1 + 0.03 * (k % 2), 1), names) == (64, 64)
@@ -75,7 +73,7 @@ def test_a_division_moves_when_a_node_slows_down_and_not_for_noise() -> None:
 
 
 def test_a_division_is_made_anew_at_once_for_others_or_another_total() -> None:
-    division = Division()
+    division = KeptDivision()
     assert division.divide(12, [12, 12], costs(1, 2), ["a", "b"]) == (8, 4)
     assert division.divide(12, [12, 12], costs(2, 1), ["a", "c"]) == (4, 8)
     assert division.divide(9, [12, 12], costs(2, 1), ["a", "c"]) == (3, 6)
@@ -84,7 +82,7 @@ def test_a_division_is_made_anew_at_once_for_others_or_another_total() -> None:
 
 @given(st.lists(st.floats(0.05, 20), min_size=2, max_size=5), st.integers(20, 300))
 def test_a_kept_division_is_never_much_slower_than_the_best(seconds: list[float], total: int) -> None:
-    division, names = Division(), [str(i) for i in range(len(seconds))]
+    division, names = KeptDivision(), [str(i) for i in range(len(seconds))]
     wanted = [total] * len(seconds)
     for _ in range(12):
         division.divide(total, wanted, costs(*([1.0] * len(seconds))), names)
@@ -96,43 +94,19 @@ def test_a_kept_division_is_never_much_slower_than_the_best(seconds: list[float]
     assert finish <= 1.05 * soonest + max(seconds)
 
 
-def test_speeds_are_believed_as_benchmarked_then_as_measured_and_smoothed() -> None:
-    speeds = Speeds()
-    assert [cost.unit_seconds for cost in speeds.costs(["a", "b"])] == [1.0, 1.0]
-    speeds.expect("a", Worker(unit_seconds=0.5, fixed_seconds=0.1, most=64))
-    assert speeds.costs(["a", "b"]) == [Worker(unit_seconds=0.5, fixed_seconds=0.1, most=64), Worker(unit_seconds=0.5)]
-    speeds.observe("a", 10, 10.0)
-    assert speeds.costs(["a"])[0] == Worker(unit_seconds=0.625, fixed_seconds=0.1, most=64)
-    for _ in range(40):
-        speeds.observe("a", 10, 10.0)
-    assert speeds.unit_seconds["a"] == pytest.approx(1.0, abs=1e-4)
-    speeds.expect("a", Worker(unit_seconds=7.0, most=32))
-    assert speeds.costs(["a"])[0].unit_seconds == pytest.approx(1.0, abs=1e-4)
-    assert speeds.costs(["a"])[0].most == 32
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
-def test_impossible_measurements_are_not_believed(seconds: float) -> None:
-    speeds = Speeds()
-    speeds.observe("a", 10, seconds)
-    speeds.observe("b", 0, 1.0)
-    assert speeds.unit_seconds == {}
-
-
 def test_who_gets_nothing_is_tried_with_one_sample_after_fifty_rounds_and_used_again_once_it_is_fast() -> None:
-    division, speeds, names = Division(), Speeds(), ["a", "b"]
-    true_seconds = {"a": 1.0, "b": 60.0}  # b was stopped while it was measured
-    for name, seconds in true_seconds.items():
-        speeds.expect(name, Worker(unit_seconds=seconds))
-    true_seconds["b"] = 1.0
+    division, names = KeptDivision(), ["a", "b"]
+    speeds = {"a": SpeedEstimate(), "b": SpeedEstimate()}
+    speeds["a"].benchmark(1.0)
+    speeds["b"].benchmark(60.0)  # it was stopped while it was measured
     rounds = []
     for _ in range(1000):
-        shares = division.divide(12, [12, 12], speeds.costs(names), names)
+        shares = division.divide(12, [12, 12], costs_of(list(speeds.values())), names)
         assert sum(shares) == 12
         rounds.append(shares[1])
         for name, n in zip(names, shares, strict=True):
             if n:
-                speeds.observe(name, n, n * true_seconds[name])
+                speeds[name].observe(n, float(n))
     assert rounds[:101] == [0] * 100 + [1]  # 60 s of trial in 100 rounds of 12 s are 5 %
     assert rounds.count(1) > 1
     assert rounds[-1] == 6

@@ -15,7 +15,7 @@ from evener.errors import InvalidValue
 from evener.sync.agreement import Agreement, Sgd
 from evener.sync.family import diloco, synchronous
 from evener.sync.flat import Flat
-from evener.sync.messages import Answer, Lease, Outcome, Push
+from evener.sync.messages import Answer, Lease, Push, ServerOutput
 from evener.sync.samples import SampleRange
 from evener.sync.server import Server
 from evener.sync.worker import Replica, work
@@ -50,7 +50,7 @@ class Wire:
     def pull(self, name: str) -> tuple[Answer, bytes | None]:
         return self._mail[name].get(timeout=20)
 
-    def _heed(self, outcome: Outcome) -> None:
+    def _heed(self, outcome: ServerOutput) -> None:
         for reply in outcome.replies:
             self._mail[reply.worker].put((reply.answer, None if reply.image is None else bytes(reply.image)))
 

@@ -51,7 +51,7 @@ class Audience:
 
     def tick(self, run: Run, now: float) -> None:
         """Tell what has happened, if the time has come; at once how the work is divided when another node came."""
-        if len(run.ledger.names) != self._columns and run.server.workers:
+        if len(run.ledger.names) != self._columns and run.server.members:
             self._tell_steps(run)
             self._tell_plan(run)
         if now - self._told >= _NEWS_SECONDS:

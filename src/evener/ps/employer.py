@@ -79,7 +79,7 @@ class Employer:
         self.run = Run(memory.job, server, Ledger(memory.ledger), self, self._clock, self._patience)
         self._begun, self._submitted = memory.begun, memory.submitted
         self._audience.begin((), len(self.run.ledger.names))
-        self.run.resume(memory.used, memory.due, snapshot.state.unit_seconds)
+        self.run.resume(memory.used, memory.due)
         self._say(f"going on with run {memory.job.run} from update {server.version}")
 
     def submit(self, peer: int, buffers: Sequence[memoryview]) -> None:
@@ -150,7 +150,7 @@ class Employer:
             return
         run.begin(self._members.present)
         run.tick()
-        if not self._begun and run.server.workers:
+        if not self._begun and run.server.members:
             self._begun = time.time()
         self._audience.tick(run, now)
         if run.failure is not None:

@@ -20,7 +20,7 @@ from evener.ps.ledger import Ledger
 from evener.ps.members import Member
 from evener.record import NodeSummary, TrainRecord
 from evener.sync.flat import Flat
-from evener.sync.messages import Tally
+from evener.sync.messages import WorkerTotals
 from evener.sync.server import Server
 
 _WEIGHTS, _RECORD, _END = "model.safetensors", "record.json", "end.json"
@@ -86,16 +86,14 @@ def record_of(
         steps=ledger.steps(),
         validations=tuple(ledger.validations),
         events=tuple(ledger.events),
-        nodes=tuple(
-            _summary(name, members.get(name), ledger, server.tallies.get(name, Tally()), samples) for name in names
-        ),
+        nodes=tuple(_summary(name, members.get(name), ledger, server.worker(name).totals, samples) for name in names),
         environment=environment,
         agreement=job.protocol,
         bytes_saved=sum(work.saved for work in ledger.totals.values()),
     )
 
 
-def _summary(name: str, member: Member | None, ledger: Ledger, tally: Tally, samples: int) -> NodeSummary:
+def _summary(name: str, member: Member | None, ledger: Ledger, tally: WorkerTotals, samples: int) -> NodeSummary:
     work = ledger.totals.get(name, Work())
     return NodeSummary(
         name=name,

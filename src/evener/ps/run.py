@@ -13,11 +13,9 @@ from math import inf
 
 from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
 from evener.oracle.apportion import Worker
-from evener.ps.belief import Beliefs
 from evener.ps.decision import What
 from evener.ps.diligence import Diligence
 from evener.ps.entry import Work
-from evener.ps.holdings import Holdings
 from evener.ps.job import Job, encode_job
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member
@@ -25,8 +23,9 @@ from evener.ps.messages import Contribution, Prepare, ServerReply, Validated
 from evener.ps.post import Post
 from evener.ps.validations import Validations
 from evener.record import Event
-from evener.sync.messages import Outcome, Reply, Update
+from evener.sync.messages import Judgement, ServerOutput, Update, WorkerReply
 from evener.sync.server import Server
+from evener.sync.speed_estimator import costs_of
 
 _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""
@@ -58,17 +57,15 @@ class Run:
         self.has_begun = False
         self._post, self._clock, self._patience = post, clock, patience
         self._diligence = Diligence(patience, clock())
-        self._beliefs = Beliefs()
-        self._holdings = Holdings()
         self._used: dict[int, int] = {}
         self._validations = Validations(job, post, clock, self._seconds_per_sample)
         self._refused_in_a_row = 0
         self._first_ready = inf
         self._updated_at = clock()
 
-    def resume(self, used: Mapping[int, int], due: Sequence[int], unit_seconds: Mapping[str, float]) -> None:
+    def resume(self, used: Mapping[int, int], due: Sequence[int]) -> None:
         """Go on with the run of a master that was killed: with these samples used, and these epochs to validate."""
-        self._used, self._beliefs = dict(used), Beliefs(unit_seconds)
+        self._used = dict(used)
         for epoch in due:
             self._validate(epoch)  # with the present weights: those of the epoch's end may be gone
         self.note("master restarted", f"the master goes on from update {self.server.version}")
@@ -91,10 +88,11 @@ class Run:
     @property
     def costs(self) -> dict[str, Worker]:
         """What samples cost everybody who works."""
-        return {name: Worker(unit_seconds=seconds) for name, seconds in self._seconds_per_sample().items()}
+        members = self.server.members
+        return {one.name: cost for one, cost in zip(members, costs_of([one.speed for one in members]), strict=True)}
 
     def _seconds_per_sample(self) -> dict[str, float]:
-        return self._beliefs.of(self.server.workers)
+        return {name: cost.unit_seconds for name, cost in self.costs.items()}
 
     def take_in(self, member: Member) -> None:
         """Let a node that is a member now make ready, or work if it is ready and work has begun."""
@@ -110,7 +108,7 @@ class Run:
 
     def ready(self, member: Member, unit_seconds: float) -> None:
         """A node is ready."""
-        self._beliefs.benchmarked(member.name, unit_seconds)
+        self.server.worker(member.name).speed.benchmark(unit_seconds)
         member.ready = self.job.run
         self._first_ready = min(self._first_ready, self._clock())
         self.take_in(member)
@@ -138,16 +136,15 @@ class Run:
             self.server.quorum = 1  # whoever comes or goes from now on, the others go on
 
     def _admit(self, name: str) -> None:
-        if not self.server.workers:
+        if not self.server.members:
             self._updated_at = self._clock()  # nobody worked until now
         self.ledger.know(name)
-        self._follow(self.server.admit(name, Worker(unit_seconds=self._beliefs.expect(name))))
+        self._follow(self.server.admit(name))
         self._validations.send([name])
         self._validations.give_out()
 
     def lose(self, name: str) -> None:
         """Have what a node has begun done by others."""
-        self._holdings.forget(name)
         self._diligence.forget(name)
         self._follow(self.server.dismiss(name))
         self._validations.give_out()
@@ -168,12 +165,8 @@ class Run:
         if contribution.run != self.job.run:
             return
         push = contribution.push
-        lease = self._holdings.answered(name, push.number)
-        if lease is not None:
-            push = self._beliefs.observe(name, push, lease.num_samples)
+        if push.number in self.server.worker(name).leases:
             self.gets_on(name)
-            saved = self.job.layout.num_bytes - num_bytes
-            self.ledger.contributed(name, Work(lease.num_samples, push.seconds, sent=num_bytes, saved=saved))
         self._follow(self.server.push(name, push, num_bytes))
 
     def assessed(self, name: str, header: Validated) -> None:
@@ -199,9 +192,9 @@ class Run:
         busy = self._step_seconds()
         for name in filter(self._post.is_sending, busy):
             self._diligence.sign(name, now)
-        if 0 < len(busy) < len(self.server.workers) and not self.server.is_over:
+        if 0 < len(busy) < len(self.server.members) and not self.server.is_over:
             for name in self._diligence.late(busy, now):
-                self._beliefs.disappointed(name)
+                self.server.worker(name).speed.was_late()
                 self.happenings.append(("late", name))
         if now - self._diligence.latest > self._patience:
             self._diligence.latest = now
@@ -209,8 +202,9 @@ class Run:
 
     def _step_seconds(self) -> dict[str, float]:
         """What a step is believed to take everybody who is at work."""
-        held = ((name, self._holdings.first(name)) for name in self.server.workers)
-        return {name: self._beliefs.expect(name) * lease.num_samples / lease.num_steps for name, lease in held if lease}
+        costs = self._seconds_per_sample()
+        held = ((one.name, one.oldest_lease) for one in self.server.members)
+        return {name: costs[name] * lease.num_samples / lease.num_steps for name, lease in held if lease}
 
     def note(self, kind: str, message: str) -> None:
         """Write an event down and tell it."""
@@ -218,38 +212,40 @@ class Run:
         self.ledger.events.append(event)
         self._post.tell(event)
 
-    def _follow(self, outcome: Outcome) -> None:
+    def _follow(self, output: ServerOutput) -> None:
         """Note what came of a message, and send the answers; validation goes before them, to be done first."""
-        for update in outcome.updates:
+        for judgement in output.judgements:
+            self._judged(judgement)
+        for update in output.updates:
             self._updated(update)
-        for reply in outcome.replies:
-            if reply.answer.verdict is not None and reply.answer.answers is not None:
-                self._judged(reply.worker, reply.answer.answers, reply.answer.verdict, reply.answer.reason)
-        for reply in outcome.replies:
+        for reply in output.replies:
             self._answer(reply)
 
-    def _answer(self, reply: Reply) -> None:
-        name, lease, image = reply.worker, reply.answer.lease, reply.image
-        if lease is not None:
-            self._holdings.give(name, lease)
+    def _answer(self, reply: WorkerReply) -> None:
+        name, image = reply.worker, reply.image
+        if reply.answer.lease is not None:
             self.gets_on(name)
         if image is not None:
             self.ledger.sent(name, len(image), self.job.layout.num_bytes - len(image))
         self._post.send(name, ServerReply(run=self.job.run, answer=reply.answer), () if image is None else (image,))
 
-    def _judged(self, name: str, number: int, verdict: str, reason: str) -> None:
-        lease = self._holdings.judged(name, number)
-        if verdict == "applied":
+    def _judged(self, judgement: Judgement) -> None:
+        name, lease, is_here = judgement.worker, judgement.lease, self.server.worker(judgement.worker).is_here
+        if judgement.verdict == "applied":
             self._refused_in_a_row = 0
-            self.happenings.append(("contributed", name))
-        elif verdict == "refused":
+            sent = self.server.push_bytes
+            saved = self.job.layout.num_bytes - sent
+            self.ledger.contributed(name, Work(judgement.num_samples, judgement.seconds, sent=sent, saved=saved))
+            if is_here:
+                self.happenings.append(("contributed", name))
+        elif judgement.verdict == "refused":
             self._refused_in_a_row += 1
-            self.ledger.refused(name)
-            self.note("refused", f"the update of node {name} was refused: {reason}")
-            self.happenings.append(("refused", name))
+            self.note("refused", f"the update of node {name} was refused: {judgement.reason}")
+            if is_here:
+                self.happenings.append(("refused", name))
             if lease is not None:
-                self._use_up(lease.samples.epoch, lease.num_samples)
-            if self._refused_in_a_row >= _MOST_REFUSALS * len(self.server.workers):
+                self._use_up(lease.samples.epoch, judgement.num_samples)
+            if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):
                 self.failure = NonFiniteLoss(name, self.server.version + 1, float("nan"), f": {_DIVERGED}")
 
     def _updated(self, update: Update) -> None:

@@ -92,7 +92,7 @@ class Update(Part, frozen=True, kw_only=True):
     staleness: dict[str, int]
 
 
-class Tally(msgspec.Struct, kw_only=True):
+class WorkerTotals(msgspec.Struct, kw_only=True):
     """What one worker did so far; the server goes on counting in it.
 
     Attributes:
@@ -118,7 +118,29 @@ class Tally(msgspec.Struct, kw_only=True):
     most_stale: int = 0
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Judgement(msgspec.Struct, frozen=True):
+    """What became of a contribution.
+
+    Attributes:
+        worker: whose it was.
+        number: of the lease that it answered.
+        verdict: on it.
+        reason: of a refusal.
+        lease: that it answered; None if it was late, or a duplicate.
+        num_samples: of that lease.
+        seconds: that the work took, as far as they can be believed.
+    """
+
+    worker: str
+    number: int
+    verdict: Verdict
+    reason: str = ""
+    lease: Lease | None = None
+    num_samples: int = 0
+    seconds: float = 0.0
+
+
+class WorkerReply(msgspec.Struct, frozen=True):
     """An answer to be sent: to whom, and the bytes that go along; they stay as they are while this is held."""
 
     worker: str
@@ -126,14 +148,10 @@ class Reply(msgspec.Struct, frozen=True):
     image: memoryview | None = None
 
 
-@dataclass
-class Outcome:
-    """What came of a message: what to send, what to record."""
+@dataclass(slots=True)
+class ServerOutput:
+    """What came of a message: what to send, and what to record of contributions that were judged for good."""
 
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[WorkerReply] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
-
-    def __iadd__(self, other: Outcome) -> Outcome:
-        self.replies += other.replies
-        self.updates += other.updates
-        return self
+    judgements: list[Judgement] = field(default_factory=list)

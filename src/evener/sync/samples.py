@@ -30,14 +30,16 @@ class SampleRange(Part, frozen=True, kw_only=True):
 
 
 class CursorState(Part, frozen=True, kw_only=True):
-    """Where a supply stands.
+    """Where a cursor stands.
 
     Attributes:
+        num_samples: in the data set.
         epoch: of the cursor.
         position: of the cursor, samples of its epoch that were given out.
         returned: (epoch, first, count) of what came back.
     """
 
+    num_samples: int
     epoch: int
     position: int
     returned: tuple[tuple[int, int, int], ...] = ()
@@ -61,55 +63,55 @@ class SampleCursor:
     @property
     def left(self) -> int:
         """Samples of the oldest epoch of which some are left; 0 when all epochs are given out."""
-        if not self._returned:
-            return self._fresh()
-        epoch = self._oldest_epoch()
-        returned = sum(count for e, _, count in self._returned if e == epoch)
-        return returned + (self._fresh() if epoch == self._epoch else 0)
+        if self._returned:
+            epoch = self._returned[0][0]
+            returned = sum([count for e, _, count in self._returned if e == epoch])
+            return returned + (self._fresh() if epoch == self._epoch else 0)
+        return self._fresh()
 
     def take(self, most: int) -> SampleRange | None:
         """At most `most` samples, all of the oldest epoch of which some are left; None if there are none."""
-        epoch, ranges, wanted = self._oldest_epoch(), list[Range](), min(most, self.left)
-        while wanted > 0:
-            first, count = self._next_range(epoch, wanted)
+        ranges: list[Range] = []
+        epoch = self._returned[0][0] if self._returned else self._epoch
+        while most > 0 and self._returned and self._returned[0][0] == epoch:
+            _, first, count = self._returned.pop(0)
+            if count > most:
+                self._returned.insert(0, (epoch, first + most, count - most))
+                count = most
             ranges.append((first, count))
-            wanted -= count
+            most -= count
+        count = min(most, self._fresh()) if epoch == self._epoch else 0
+        if count > 0:
+            ranges.append((self._position, count))
+            self._position += count
+            if self._position == self.num_samples:
+                self._epoch, self._position = self._epoch + 1, 0
         return SampleRange(epoch=epoch, ranges=tuple(ranges)) if ranges else None
 
-    def give_back(self, portion: SampleRange) -> None:
-        """Have `portion` given out again, before anything new."""
-        self._returned += [(portion.epoch, first, count) for first, count in portion.ranges]
+    def give_back(self, samples: SampleRange) -> None:
+        """Have `samples` given out again, before anything new."""
+        self._returned += [(samples.epoch, first, count) for first, count in samples.ranges]
         self._returned.sort()
 
-    def mark(self) -> CursorState:
+    def state(self) -> CursorState:
         """Where it stands."""
-        return CursorState(epoch=self._epoch, position=self._position, returned=tuple(self._returned))
+        return CursorState(
+            num_samples=self.num_samples, epoch=self._epoch, position=self._position, returned=tuple(self._returned)
+        )
 
-    def resume(self, mark: CursorState) -> None:
-        """Go on from `mark`."""
-        self._epoch, self._position, self._returned = mark.epoch, mark.position, list(mark.returned)
-
-    def _oldest_epoch(self) -> int:
-        return self._returned[0][0] if self._returned else self._epoch
+    @classmethod
+    def resume(cls, state: CursorState, num_epochs: int | None) -> SampleCursor:
+        """The cursor that stands where `state` says."""
+        cursor = cls(state.num_samples, num_epochs)
+        cursor._epoch, cursor._position, cursor._returned = state.epoch, state.position, list(state.returned)
+        return cursor
 
     def _fresh(self) -> int:
         """Samples of the cursor's epoch that were never given out."""
         is_over = self._num_epochs is not None and self._epoch >= self._num_epochs
         return 0 if is_over else self.num_samples - self._position
 
-    def _next_range(self, epoch: int, most: int) -> Range:
-        if self._returned and self._returned[0][0] == epoch:
-            _, first, count = self._returned.pop(0)
-            if count > most:
-                self._returned.insert(0, (epoch, first + most, count - most))
-            return first, min(count, most)
-        first, count = self._position, min(most, self._fresh())
-        self._position += count
-        if self._position == self.num_samples:
-            self._epoch, self._position = self._epoch + 1, 0
-        return first, count
 
-
-def positions(portion: SampleRange) -> NDArray[np.int64]:
-    """The positions of `portion` in the order of its epoch, in the order in which they are to be used."""
-    return np.concatenate([np.arange(first, first + count) for first, count in portion.ranges])
+def positions(samples: SampleRange) -> NDArray[np.int64]:
+    """The positions of `samples` in the order of their epoch, in the order in which they are to be used."""
+    return np.concatenate([np.arange(first, first + count) for first, count in samples.ranges])

@@ -27,20 +27,20 @@ def local_steps(most: int, costs: Sequence[Worker]) -> tuple[int, ...]:
     return tuple(max(1, round(most * fastest / cost.unit_seconds)) for cost in costs)
 
 
-def wanted_samples(agreement: Agreement, costs: Sequence[Worker], left: Sequence[int]) -> tuple[int, ...]:
+def wanted_samples(agreement: Agreement, costs: Sequence[Worker], left: int) -> tuple[int, ...]:
     """The samples that each worker may use in a round.
 
     Args:
         agreement: says how many steps, and of what batch.
         costs: of the workers' samples; equal ones if the division is fixed.
-        left: samples that each could take now.
+        left: samples that can be taken now.
     """
     if agreement.local_steps == "epoch":
-        return tuple(left)
-    if is_one_batch(agreement):
-        return tuple(int(min(agreement.batch, n, cost.room)) for n, cost in zip(left, costs, strict=True))
+        return (left,) * len(costs)
+    if agreement.local_steps == 1:
+        return (min(agreement.batch, left),) * len(costs)
     steps = local_steps(agreement.local_steps, costs)
-    return tuple(min(n * agreement.batch, most) for n, most in zip(steps, left, strict=True))
+    return tuple([min(n * agreement.batch, left) for n in steps])
 
 
 def is_one_batch(agreement: Agreement) -> bool:
@@ -77,7 +77,7 @@ def with_trials(
 
 
 @dataclass
-class Division:
+class KeptDivision:
     """The last division of a batch, kept while no other would save much: dividing costs more than a small round."""
 
     _key: tuple[object, ...] = ()
@@ -106,7 +106,7 @@ class Division:
 
 def _finish_seconds(shares: Sequence[int], costs: Sequence[Worker]) -> float:
     """Until the last of those that have anything is done."""
-    return max([cost.seconds(n) for cost, n in zip(costs, shares, strict=True) if n])
+    return max([cost.fixed_seconds + n * cost.unit_seconds for cost, n in zip(costs, shares, strict=True) if n])
 
 
 def _is_near_best(shares: Sequence[int], total: int, costs: Sequence[Worker]) -> bool:

@@ -22,8 +22,8 @@ from evener.schema import Noun, parse_noun
 from evener.sync.agreement import Agreement
 from evener.sync.flat import Flat, flat_of
 from evener.sync.layout import Floats, Layout
-from evener.sync.leases import Stock
-from evener.sync.messages import Tally
+from evener.sync.messages import WorkerTotals
+from evener.sync.samples import CursorState
 from evener.sync.workload import Workload
 
 _STATE, _OUTER = "evener.server", "evener.outer/"
@@ -38,9 +38,9 @@ class ServerState(Noun, frozen=True, kw_only=True):
         layout: of the weights.
         num_updates: that the weights have had.
         last_number: of the leases.
-        stocks: what is left of the samples; of each worker by name, if data stays on its node.
+        stock: what is left of the samples.
         unit_seconds: seconds a sample by worker.
-        tallies: by worker.
+        totals: what every worker did, by name.
     """
 
     agreement: Agreement
@@ -48,9 +48,9 @@ class ServerState(Noun, frozen=True, kw_only=True):
     layout: Layout
     num_updates: int
     last_number: int
-    stocks: dict[str, Stock]
+    stock: CursorState
     unit_seconds: dict[str, float]
-    tallies: dict[str, Tally]
+    totals: dict[str, WorkerTotals]
 
 
 @dataclass(frozen=True)

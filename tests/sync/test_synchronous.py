@@ -72,9 +72,9 @@ def test_who_comes_in_the_middle_works_from_the_next_round_on() -> None:
 def test_it_is_known_who_is_awaited_and_how_fast_each_is() -> None:
     desk = trio()
     desk.push("b", 1.0)
-    awaited = {name: [lease.number for lease in leases] for name, leases in desk.server.leases.items()}
+    awaited = {worker.name: list(worker.leases) for worker in desk.server.members}
     assert awaited == {"a": [1], "b": [], "c": [3]}
-    assert desk.server.seconds_per_sample == {"b": 1.0}
+    assert desk.server.snapshot().state.unit_seconds == {"b": 1.0}
 
 
 def test_who_dies_is_left_out_and_its_samples_go_to_others() -> None:
@@ -86,7 +86,7 @@ def test_who_dies_is_left_out_and_its_samples_go_to_others() -> None:
     assert (desk.server.version, desk.value) == (1, -2.0)
     desk.admit("b")
     assert desk.leases["a"][0].samples == lost.samples
-    assert desk.server.tallies["b"].dismissed == 1
+    assert desk.server.workers["b"].totals.dismissed == 1
 
 
 def test_what_somebody_contributed_before_it_died_counts() -> None:
@@ -97,7 +97,7 @@ def test_what_somebody_contributed_before_it_died_counts() -> None:
     answers = desk.push("c", 9.0)
     assert desk.value == -6.0
     assert set(answers) == {"b", "c"}
-    assert desk.server.tallies["a"].applied == 1
+    assert desk.server.workers["a"].totals.applied == 1
 
 
 def test_a_round_that_everybody_left_is_void() -> None:
@@ -121,7 +121,7 @@ def test_who_is_not_finite_is_named_left_out_and_told() -> None:
     assert (told.verdict, told.contents, told.version) == ("refused", "weights", 1)
     assert "not finite" in told.reason
     assert told.lease is not None
-    tally = desk.server.tallies["b"]
+    tally = desk.server.workers["b"].totals
     assert (tally.refused, tally.samples_refused, tally.applied) == (1, 10, 0)
     assert desk.last.updates[0].staleness.keys() == {"a", "c"}
 
@@ -155,7 +155,7 @@ def test_a_repeated_contribution_counts_once_and_is_answered_when_its_round_is()
     (again,) = desk.push("a", 3.0, lease)["a"]
     assert (again.verdict, again.answers, again.is_anew) == ("duplicate", lease.number, True)
     assert (again.contents, again.lease) == ("weights", desk.leases["a"][0])
-    assert (desk.value, desk.server.tallies["a"].duplicate) == (-6.0, 2)
+    assert (desk.value, desk.server.workers["a"].totals.duplicate) == (-6.0, 2)
 
 
 def test_a_contribution_to_a_lease_that_was_taken_back_is_late() -> None:
@@ -171,7 +171,7 @@ def test_a_contribution_to_a_lease_that_was_taken_back_is_late() -> None:
     assert (told.verdict, told.lease) == ("late", None)
     desk.push("c", 2.0)
     assert desk.value == -2.0
-    assert desk.server.tallies["a"].late == 2
+    assert desk.server.workers["a"].totals.late == 2
 
 
 def test_a_contribution_that_waits_for_its_round_is_a_duplicate_also_for_who_died_in_between() -> None:
@@ -181,7 +181,7 @@ def test_a_contribution_that_waits_for_its_round_is_a_duplicate_also_for_who_die
     desk.dismiss("a")
     desk.admit("a")
     assert desk.push("a", 3.0, lease) == {}
-    assert (desk.server.tallies["a"].duplicate, desk.server.tallies["a"].late) == (1, 0)
+    assert (desk.server.workers["a"].totals.duplicate, desk.server.workers["a"].totals.late) == (1, 0)
 
 
 def test_who_comes_back_from_the_dead_gets_the_whole_weights() -> None:
@@ -279,19 +279,6 @@ def test_overlapped_workers_have_two_leases_and_hear_of_a_round_while_they_work_
     assert desk.last.updates[0].staleness == {"a": 1, "b": 1, "c": 1}
 
 
-def test_data_that_stays_is_leased_by_counts_of_its_own() -> None:
-    desk = Desk(FIXED, num_samples=None, quorum=2)
-    desk.admit("a", num_samples=25)
-    desk.admit("b", num_samples=12)
-    seen: dict[str, list[tuple[tuple[int, int], ...]]] = {"a": [], "b": []}
-    while not desk.server.is_over:
-        for name in "ab":
-            if desk.leases[name]:
-                seen[name].append(desk.leases[name][0].samples.ranges)
-                desk.push(name, 1.0)
-    assert seen == {"a": [((0, 10),), ((10, 10),), ((20, 5),)], "b": [((0, 10),), ((10, 2),)]}
-
-
 def test_what_had_arrived_of_the_dead_leaves_its_memory_to_the_living() -> None:
     desk = trio()
     addresses = []
@@ -308,13 +295,3 @@ def test_a_worker_needs_a_name() -> None:
     server = Server(FIXED, Workload(num_samples=5, num_epochs=1), Flat(LAYOUT))
     with pytest.raises(ValueError, match="worker must be a name, got ''"):
         server.admit("")
-
-
-def test_a_worker_must_say_how_much_data_stays_with_it() -> None:
-    server = Server(FIXED, Workload(num_samples=None, num_epochs=1), Flat(LAYOUT))
-    with pytest.raises(ValueError, match="num_samples of a must be given, since data stays on its node"):
-        server.admit("a")
-    server.admit("a", num_samples=5)
-    server.dismiss("a")
-    with pytest.raises(ValueError, match="num_samples of a must be 5, got 6"):
-        server.admit("a", num_samples=6)

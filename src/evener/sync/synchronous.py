@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from evener.sync.core import Contribution, Core, Judgement, Member
+from evener.sync.aggregator import Aggregator, Received
 from evener.sync.flat import Flat
 from evener.sync.merge.stream import Merging
-from evener.sync.messages import Lease, Outcome
+from evener.sync.messages import Judgement, Lease, ServerOutput
+from evener.sync.worker_record import WorkerRecord
 
 
-@dataclass
+@dataclass(slots=True)
 class Round:
     """One round.
 
@@ -30,7 +31,7 @@ class Round:
 
     leases: dict[str, Lease]
     missing: set[str]
-    contributions: dict[str, Contribution] = field(default_factory=dict)
+    contributions: dict[str, Received] = field(default_factory=dict)
     judged: dict[str, Judgement] = field(default_factory=dict)
     arrived: dict[str, int] = field(default_factory=dict)
     merging: Merging | None = None
@@ -42,40 +43,41 @@ class Round:
         self.merging = None
 
 
-class Rounds:
+class Synchronous:
     """Opens rounds and closes them.
 
     Args:
-        core: of the server.
+        aggregator: of the server.
     """
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, aggregator: Aggregator) -> None:
+        self._aggregator = aggregator
         self._rounds: deque[Round] = deque()
 
-    def join(self, member: Member) -> Outcome:  # noqa: ARG002  # like the others of its kind
+    def join(self, _: WorkerRecord) -> ServerOutput:
         """Somebody came."""
         return self._settle()
 
-    def leave(self, member: Member) -> Outcome:
+    def leave(self, worker: WorkerRecord) -> ServerOutput:
         """Somebody went; what it has contributed counts."""
         for one in self._rounds:
-            if member.name in one.missing:
-                one.leave_out(member.name)
+            if worker.name in one.missing:
+                one.leave_out(worker.name)
         return self._settle()
 
-    def contribute(self, contribution: Contribution) -> Outcome:
+    def contribute(self, contribution: Received) -> ServerOutput:
         """A contribution came."""
-        one = self._round_of(contribution.worker, contribution.lease)
-        one.contributions[contribution.worker] = contribution
-        one.missing.discard(contribution.worker)
-        return Outcome() if one.missing else self._settle()
+        name = contribution.worker.name
+        one = self._round_of(name, contribution.lease)
+        one.contributions[name] = contribution
+        one.missing.discard(name)
+        return ServerOutput() if one.missing else self._settle()
 
-    def refuse(self, member: Member, lease: Lease, reason: str) -> Outcome:
+    def refuse(self, worker: WorkerRecord, lease: Lease, reason: str) -> ServerOutput:
         """A contribution came that cannot be used."""
-        one = self._round_of(member.name, lease)
-        one.judged[member.name] = self._core.refuse(member.name, lease, reason)
-        one.leave_out(member.name)
+        one = self._round_of(worker.name, lease)
+        one.judged[worker.name] = self._aggregator.refuse(worker, lease, reason)
+        one.leave_out(worker.name)
         return self._settle()
 
     def arrived(self, worker: str, lease: Lease, num_bytes: int) -> None:
@@ -96,56 +98,60 @@ class Rounds:
             judgement.number == number for one in self._rounds for judgement in one.judged.values()
         )
 
-    def unmerged(self) -> list[tuple[str, Lease]]:
-        """Leases whose contributions are kept for the end of their round, with their workers."""
-        return [(c.worker, c.lease) for one in self._rounds for c in one.contributions.values()]
+    def unmerged(self) -> list[Lease]:
+        """Leases whose contributions are kept for the end of their round."""
+        return [c.lease for one in self._rounds for c in one.contributions.values()]
 
     def _round_of(self, worker: str, lease: Lease) -> Round:
-        return next(one for one in self._rounds if one.leases.get(worker) is lease)
+        for one in self._rounds:
+            if one.leases.get(worker) is lease:
+                return one
+        raise AssertionError(f"lease {lease.number} of {worker} is of no open round")
 
     def _num_bytes(self, one: Round, worker: str) -> int:
         """That are here of the contribution of `worker`."""
-        return self._core.intake.num_bytes if worker in one.contributions else one.arrived.get(worker, 0)
+        return self._aggregator.buffers.num_bytes if worker in one.contributions else one.arrived.get(worker, 0)
 
     def _merging(self, one: Round) -> Merging:
         if one.merging is None:
-            one.merging = self._core.merging([self._flat(one, name) for name in one.leases], list(one.leases.values()))
+            flats = [self._flat(one, name) for name in one.leases]
+            one.merging = self._aggregator.merging(flats, [lease.num_samples for lease in one.leases.values()])
         return one.merging
 
     def _flat(self, one: Round, worker: str) -> Flat:
         """Where the contribution of `worker` is, or arrives."""
         here = one.contributions.get(worker)
-        return (here.page if here else self._core.intake.page(worker)).flat
+        return (here.page if here else self._aggregator.buffers.page(worker)).flat
 
-    def _settle(self) -> Outcome:
+    def _settle(self) -> ServerOutput:
         """Close what is complete, open what can be opened, and say so."""
-        outcome = Outcome()
-        if not self._rounds or self._rounds[0].missing:
-            outcome.replies += self._core.replies({}, self._open_rounds())
-        while self._rounds and not self._rounds[0].missing:
-            one = self._rounds.popleft()
-            update, judged = self._core.update(self._in_order(one), one.merging)
-            outcome.updates += [update] if update else []
-            outcome.replies += self._core.replies(one.judged | judged, self._open_rounds())
-        return outcome
-
-    def _in_order(self, one: Round) -> list[Contribution]:
-        return [one.contributions[name] for name in one.leases]
+        output, rounds = ServerOutput(), self._rounds
+        if not rounds or rounds[0].missing:
+            output.replies += self._aggregator.replies({}, self._open_rounds())
+        while rounds and not rounds[0].missing:
+            one = rounds.popleft()
+            update, judged = self._aggregator.update([one.contributions[name] for name in one.leases], one.merging)
+            if one.judged:
+                judged = one.judged | judged
+            if update is not None:
+                output.updates.append(update)
+            output.judgements += judged.values()
+            output.replies += self._aggregator.replies(judged, self._open_rounds())
+        return output
 
     def _open_rounds(self) -> dict[str, list[Lease]]:
         """Open as many rounds as may be open; returns the new leases by worker, the oldest first."""
         found: dict[str, list[Lease]] = {}
-        while self._may_open():
-            leases = self._core.leasing.divide(self._core.common.version, list(self._core.members))
+        server = self._aggregator
+        while (
+            len(self._rounds) < server.agreement.depth
+            and len(server.members) >= max(1, server.quorum)
+            and server.may_update(len(self._rounds))
+        ):
+            leases = server.assigner.divide(server.common.version, server.members)
             if not leases:
                 break
             self._rounds.append(Round(leases, set(leases)))
             for name, lease in leases.items():
-                self._core.members[name].leases[lease.number] = lease
                 found.setdefault(name, []).append(lease)
         return found
-
-    def _may_open(self) -> bool:
-        core, num_open = self._core, len(self._rounds)
-        has_quorum = len(core.members) >= max(1, core.quorum)
-        return has_quorum and num_open < core.agreement.depth and core.may_update(num_open)

@@ -12,13 +12,18 @@ from evener.sync.layout import Layout
 from evener.sync.packing import packing_for
 
 
-class Intake:
+class ReceiveBuffers:
     """Memory for contributions under way, one a worker.
 
     Args:
         layout: of the weights.
         compression: of the contributions.
         cores: that unpack them.
+
+    Attributes:
+        num_bytes: of every contribution, exactly.
+        comes_in_parts: whether what has arrived can be merged while the rest is still to come; less than a block never
+            is.
     """
 
     def __init__(self, layout: Layout, compression: Compression, cores: Cores) -> None:
@@ -27,9 +32,7 @@ class Intake:
         self._pages: dict[str, Page] = {}
         self._images: dict[str, Bytes] = {}
         self.num_bytes = layout.num_bytes if self._packing is None else self._packing.num_bytes
-        """Of every contribution, exactly."""
         self.comes_in_parts = self._packing is None and self.num_bytes > BLOCK_BYTES
-        """Whether what has arrived can be merged while the rest is still to come; less than a block never is."""
 
     def open(self, worker: str) -> memoryview:
         """Where the next bytes of `worker` belong: `num_bytes` of them; memory that nobody else writes to."""

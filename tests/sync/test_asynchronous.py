@@ -37,7 +37,7 @@ def test_staleness_is_the_number_of_versions_in_between() -> None:
     assert desk.last.updates[0].staleness == {"b": 2}
     desk.push("b", 1.0)
     assert desk.last.updates[0].staleness == {"b": 0}
-    tally = desk.server.tallies["b"]
+    tally = desk.server.workers["b"].totals
     assert (tally.staleness, tally.most_stale, tally.applied) == (2, 2, 2)
 
 
@@ -119,7 +119,10 @@ def test_staleness_stays_within_what_the_bound_promises(s: int, order: list[int]
     for k in order:
         if desk.leases[names[k]]:
             desk.push(names[k], 1.0)
-    assert all(t.most_stale <= (len(names) - 1) * (2 * s + 1) for t in desk.server.tallies.values())
+    assert all(
+        t.most_stale <= (len(names) - 1) * (2 * s + 1)
+        for t in [worker.totals for worker in desk.server.workers.values()]
+    )
 
 
 def test_who_comes_late_holds_nobody_up_more_than_the_slowest_does() -> None:

@@ -1,0 +1,215 @@
+"""What both ways of going on, synchronous and asynchronous, do alike: members, updates of the weights, answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from evener.sync.agreement import Agreement
+from evener.sync.common import Common, Page
+from evener.sync.cores import Cores
+from evener.sync.data_assigner import DataAssigner
+from evener.sync.flat import Flat
+from evener.sync.merge.stream import Merging, is_finite
+from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
+from evener.sync.pulls import Pulls
+from evener.sync.receive import ReceiveBuffers
+from evener.sync.snapshot import Snapshot
+from evener.sync.speed_estimator import SpeedEstimate
+from evener.sync.worker_record import WorkerRecord
+from evener.sync.workload import Workload
+
+NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A contribution that is here.
+
+    Attributes:
+        worker: whose it is.
+        lease: that it answers.
+        num_samples: of the lease.
+        seconds: that the work took, as far as they can be believed.
+        loss: mean over the samples, if it is known.
+        page: the contribution itself.
+    """
+
+    worker: WorkerRecord
+    lease: Lease
+    num_samples: int
+    seconds: float
+    loss: float | None
+    page: Page
+
+
+class Aggregator:
+    """The parts of a server.
+
+    Args:
+        agreement: of all.
+        workload: of the run.
+        weights: to begin with.
+        cores: that compute.
+        first_number: of the leases.
+        quorum: workers that have to be here for work to begin or go on.
+
+    Attributes:
+        common: weights.
+        assigner: of samples.
+        buffers: for contributions under way.
+        pulls: of weights.
+        workers: everybody who ever was here, by name.
+        members: who is here, in the order in which they came.
+    """
+
+    def __init__(
+        self, agreement: Agreement, workload: Workload, weights: Flat, cores: Cores, first_number: int, quorum: int
+    ) -> None:
+        self.agreement, self.workload, self.quorum = agreement, workload, quorum
+        self.common = Common(weights, agreement.outer, cores)
+        self.assigner = DataAssigner(agreement, workload, first_number)
+        self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores)
+        self.pulls = Pulls(agreement, self.common, cores)
+        self.workers: dict[str, WorkerRecord] = {}
+        self.members: list[WorkerRecord] = []
+        self._merged, self._cores = Flat(weights.layout), cores
+
+    def resume(self, snapshot: Snapshot) -> None:
+        """Go on from `snapshot`, of which the weights are here already.
+
+        Raises:
+            InvalidFile: arrays of the optimiser are missing, or of another shape.
+        """
+        state = snapshot.state
+        self.common.resume(state.num_updates, snapshot.optimiser)
+        self.assigner.resume(state.stock)
+        for name, totals in state.totals.items():
+            self.workers[name] = WorkerRecord(name, SpeedEstimate(state.unit_seconds.get(name)), totals)
+
+    def is_over(self) -> bool:
+        """Whether enough updates were made, or all samples used and every lease answered."""
+        if self.workload.num_updates is not None and self.common.version >= self.workload.num_updates:
+            return True
+        for member in self.members:
+            if member.leases:
+                return False
+        return self.assigner.cursor.left == 0
+
+    def may_update(self, num_underway: int) -> bool:
+        """Whether more updates are wanted than are under way."""
+        most = self.workload.num_updates
+        return most is None or self.common.version + num_underway < most
+
+    def merging(self, contributions: Sequence[Flat], num_samples: Sequence[int]) -> Merging:
+        """The mean of contributions, weighted by their samples, in the making."""
+        return Merging(self._merged, contributions, num_samples, self._cores)
+
+    def update(
+        self, contributions: Sequence[Received], merging: Merging | None = None
+    ) -> tuple[Update | None, dict[str, Judgement]]:
+        """Update the common weights by the mean of contributions, and judge each.
+
+        Args:
+            contributions: of one or several workers; those that are not finite are left out.
+            merging: of all these, if it has begun.
+
+        Returns:
+            What was done, None if nothing could be; and a judgement by worker.
+        """
+        kept = list(contributions)
+        judged: dict[str, Judgement] = {}
+        while kept and (bad := self._merge(kept, merging)):
+            for i in reversed(bad):
+                judged[kept[i].worker.name] = self.refuse(kept[i].worker, kept[i].lease, NOT_FINITE)
+                del kept[i]
+            merging = None
+        update = self._advance(kept) if kept else None
+        for one in kept:
+            judged[one.worker.name] = Judgement(
+                one.worker.name, one.lease.number, "applied", "", one.lease, one.num_samples, one.seconds
+            )
+        for one in contributions:
+            self.buffers.reuse(one.page)
+        return update, judged
+
+    def refuse(self, worker: WorkerRecord, lease: Lease, reason: str) -> Judgement:
+        """Count that a contribution is not taken: its samples are used up, or they might be refused for ever."""
+        num_samples = lease.num_samples
+        worker.totals.refused += 1
+        worker.totals.samples_refused += num_samples
+        return Judgement(worker.name, lease.number, "refused", reason, lease, num_samples)
+
+    def replies(self, judged: Mapping[str, Judgement], leases: Mapping[str, Sequence[Lease]]) -> list[WorkerReply]:
+        """Answers to all that were judged or get leases; to everybody, once, when the run is over."""
+        is_over, replies = self.is_over(), list[WorkerReply]()
+        for member in self.members:
+            judgement, more = judged.get(member.name), leases.get(member.name, ())
+            if judgement is not None or more or (is_over and not member.knows_the_end):
+                self._reply(replies, member, judgement, more, is_over)
+        return replies
+
+    def restate(self, member: WorkerRecord, judgement: Judgement | None) -> list[WorkerReply]:
+        """Answers from which a worker that may have missed some knows all again."""
+        self.pulls.forget(member.name)
+        member.is_up_to_date = False
+        replies: list[WorkerReply] = []
+        self._reply(replies, member, judgement, tuple(member.leases.values()), self.is_over())
+        return replies
+
+    def _merge(self, kept: Sequence[Received], merging: Merging | None) -> tuple[int, ...]:
+        """Merge; returns which contributions have to be left out."""
+        if len(kept) == 1:
+            return () if is_finite(kept[0].page.flat, self._cores) else (0,)
+        merging = merging or self.merging([one.page.flat for one in kept], [one.num_samples for one in kept])
+        return merging.finish()
+
+    def _advance(self, kept: Sequence[Received]) -> Update:
+        version, staleness = self.common.version, dict[str, int]()
+        self.common.update(kept[0].page.flat if len(kept) == 1 else self._merged)
+        epoch = num_samples = known = 0
+        loss = 0.0
+        for one in kept:
+            totals, n = one.worker.totals, one.num_samples
+            stale = staleness[one.worker.name] = version - one.lease.version
+            totals.applied += 1
+            totals.num_samples += n
+            totals.staleness += stale
+            totals.most_stale = max(totals.most_stale, stale)
+            epoch, num_samples = max(epoch, one.lease.samples.epoch), num_samples + n
+            if one.loss is not None:
+                loss, known = loss + one.loss * n, known + n
+        return Update(
+            version=version + 1,
+            epoch=epoch,
+            num_samples=num_samples,
+            loss=loss / known if known else None,
+            staleness=staleness,
+        )
+
+    def _reply(
+        self,
+        replies: list[WorkerReply],
+        member: WorkerRecord,
+        judgement: Judgement | None,
+        leases: Sequence[Lease],
+        is_over: bool,
+    ) -> None:
+        """Append the answers to one worker."""
+        member.knows_the_end |= is_over
+        contents, version = self.pulls.contents(member.name), self.common.version
+        answer = Answer(
+            version=version,
+            answers=judgement.number if judgement else None,
+            verdict=judgement.verdict if judgement else None,
+            reason=judgement.reason if judgement else "",
+            contents=contents.kind,
+            base=contents.base,
+            lease=leases[0] if leases else None,
+            is_anew=not member.is_up_to_date,
+            is_last=is_over,
+        )
+        member.is_up_to_date = True
+        replies.append(WorkerReply(member.name, answer, contents.image))
+        for lease in leases[1:]:
+            replies.append(WorkerReply(member.name, Answer(version=version, lease=lease)))

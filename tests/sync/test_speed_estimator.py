@@ -1,0 +1,60 @@
+"""Speeds are believed as benchmarked, then as measured: a measurement counts a quarter, an absurd one is held back."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+from evener.sync.speed_estimator import MOST_SLOWING, SpeedEstimate, costs_of
+
+
+def seconds_of(*estimates: SpeedEstimate) -> list[float]:
+    return [cost.unit_seconds for cost in costs_of(estimates)]
+
+
+def test_of_an_unknown_node_the_middling_speed_is_expected() -> None:
+    assert seconds_of(SpeedEstimate(), *map(SpeedEstimate, (1.0, 2.0, 9.0))) == [2.0, 1.0, 2.0, 9.0]
+    assert seconds_of(SpeedEstimate(), SpeedEstimate()) == [1.0, 1.0]
+
+
+def test_a_benchmark_is_believed_until_something_is_measured() -> None:
+    speed = SpeedEstimate()
+    speed.benchmark(0.5)
+    assert seconds_of(speed) == [0.5]
+    assert speed.observe(10, 10.0) == 10.0
+    assert seconds_of(speed) == [0.625]
+    for _ in range(40):
+        speed.observe(10, 10.0)
+    speed.benchmark(7.0)
+    assert seconds_of(speed) == [pytest.approx(1.0, abs=1e-4)]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, inf, nan])
+def test_what_makes_no_sense_is_not_believed(seconds: float) -> None:
+    speed, known = SpeedEstimate(), SpeedEstimate(1.0)
+    speed.benchmark(seconds)
+    assert speed.observe(10, seconds) == 0.0
+    assert speed.observe(0, 1.0) == 0.0
+    assert speed.cost is None
+    assert known.observe(10, seconds) == 10.0
+    assert seconds_of(known) == [1.0]
+
+
+def test_who_was_late_is_taken_to_be_half_as_fast_each_time() -> None:
+    speed, other = SpeedEstimate(1.0), SpeedEstimate(1.0)
+    speed.was_late()
+    speed.was_late()
+    assert seconds_of(speed, other) == [4.0, 1.0]
+
+
+def test_a_measurement_counts_a_quarter() -> None:
+    speed = SpeedEstimate(1.0)
+    assert speed.observe(10, 20.0) == 20.0
+    assert seconds_of(speed) == [1.0 + 0.25 * (2.0 - 1.0)]
+
+
+def test_who_was_stopped_once_is_not_slow_for_good() -> None:
+    speed = SpeedEstimate(1.0)
+    assert speed.observe(10, 1000.0) == MOST_SLOWING * 10
+    assert seconds_of(speed) == [1.75]
