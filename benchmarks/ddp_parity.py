@@ -26,7 +26,7 @@ from evener.launch.local import run_local
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.seat import Seat
 from evener.oracle.apportion import Worker
-from evener.oracle.data_parallel import Candidate, Exchange, plan_data_parallel
+from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.run.assemble import assemble
 from evener.run.load import load
 from evener.run.loop import Loop
@@ -51,7 +51,7 @@ def compare(seat: Seat, order: dict[str, Any]) -> None:
     work = prepare(task, settings, seat)
     worker = Worker(unit_seconds=1.0)
     candidates = [Candidate(node=name, device="cpu", worker=worker) for name in seat.names]
-    plan = plan_data_parallel(candidates, order["batch"], Exchange(gradient_bytes=0))
+    plan = plan_data_parallel(candidates, order["batch"], GradientSync(gradient_bytes=0))
     run = assemble(work, plan, group, seat, wanted)
     loop = Loop(run)
     loader = loop.loader(1)

@@ -12,9 +12,9 @@ import time
 import msgspec
 import numpy as np
 
-from evener.oracle.forecast.machines import imagine
-from evener.oracle.forecast.scenario import Job, Scenario
-from evener.oracle.forecast.search import search
+from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.machines import imagine
+from evener.oracle.search import search
 from evener.profile import ClusterProfile, Throughput
 from evener.zoo.classifiers import resnet152
 
@@ -39,9 +39,9 @@ def main() -> None:
     for devices, limit in ((64, 5.0), (1024, 60.0)):
         profile = uneven(devices)
         start = time.perf_counter()
-        outlook = search(Scenario(Job(graph=graph, batch_size=16 * devices), profile))
+        ranking = search(CostModel(TrainingJob(graph=graph, batch_size=16 * devices), profile))
         seconds = time.perf_counter() - start
-        best = f"{outlook.best.strategy} on {len(outlook.best.devices)} devices"
+        best = f"{ranking.best.strategy} on {len(ranking.best.devices)} devices"
         print(f"{devices:>8} {seconds:>8.1f} {seconds / limit:>12.0%}  {best}")
 
 

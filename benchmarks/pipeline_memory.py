@@ -26,7 +26,7 @@ from evener.errors import DoesNotFit
 from evener.launch.seat import Seat
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
-from evener.oracle.stages import Team
+from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.pipeline.pipeline import Pipeline
 
@@ -112,7 +112,7 @@ def transformer_pipeline(layers: int, on: Group | list[torch.device], budget: fl
     with torch.device("meta"):
         model = Transformer(64, layers, dim=64, heads=4, hidden=256, dropout=0.0, tied=False)
     tokens = torch.ones(16, 8, dtype=torch.long)
-    team = Team(memory=(budget,) * size)
+    team = DeviceGroup(memory=(budget,) * size)
     return Pipeline(
         model, (tokens, tokens), translation_loss, on=on, micro_batches=8, rematerialise="always", costs="estimated",
         team=team, weigh=lambda targets: float(tokens_in(targets)),

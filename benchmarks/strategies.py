@@ -36,7 +36,7 @@ from evener.comm.group import Group, join_group, leave_group
 from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
 from evener.launch.seat import Seat
-from evener.oracle.strategies import Arrangement, Replica
+from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.process_mesh import form_process_mesh
@@ -124,7 +124,7 @@ def compare_filter(seat: Seat, order: dict[str, Any]) -> None:
     group = join(seat)
     sent = {}
     steps = {}
-    for way in ("out", "sharded"):
+    for way in ("filter", "sharded"):
         _, steps[way] = divided(group, way, order)
         before = group.traffic.sent_bytes
         steps[way]()

@@ -20,7 +20,7 @@ from evener.launch.local import run_local
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.seat import Seat
 from evener.models.unet import UNet
-from evener.oracle.strategies import Arrangement, Replica
+from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.divided import DividedModel
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.memory import LiveBytes

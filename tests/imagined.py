@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evener.graph import ModelGraph
-from evener.oracle.forecast.scenario import Job, Scenario
+from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, Throughput
 from evener.zoo.sketch import Sketch
 
@@ -56,7 +56,7 @@ def convolutions(depth: int = 4, width: int = 16, rows: int = 16, norm: bool = F
     return net.graph()
 
 
-def scenario(
+def model(
     speeds: Sequence[float] = (1.0,),
     graph: ModelGraph | None = None,
     batch_size: int = 64,
@@ -65,7 +65,7 @@ def scenario(
     beta: float = 1e-9,
     memory: int = MANY,
     overlap: bool = True,
-) -> Scenario:
+) -> CostModel:
     """A job on a cluster; without a graph, one of four convolutions."""
-    job = Job(graph=graph or convolutions(), batch_size=batch_size, optimizer="sgd", overlap=overlap)
-    return Scenario(job, cluster(speeds, per_node, alpha, beta, memory))
+    job = TrainingJob(graph=graph or convolutions(), batch_size=batch_size, optimizer="sgd", overlap=overlap)
+    return CostModel(job, cluster(speeds, per_node, alpha, beta, memory))

@@ -19,9 +19,9 @@ from evener.benchmark.silence import silent_group
 from evener.benchmark.transport import measure_exchanges, spread_out
 from evener.comm.group import Group
 from evener.comm.pace import Pace
-from evener.oracle.exchange_timing import ExchangeTiming
-from evener.oracle.replay import Beat, replay
-from evener.oracle.strategies import Arrangement, Division, Replica
+from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.rules import Division
+from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
 from evener.parallel.divided import DividedModel
 from evener.parallel.normalisation import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
@@ -72,12 +72,12 @@ def silent(place: ProcessMesh, score: Score) -> ProcessMesh:
 @pytest.mark.parametrize(
     ("division", "replicas"),
     [
-        ("out", [(1, 1)]),
-        ("in", [(2, 1)]),
+        ("filter", [(1, 1)]),
+        ("channel", [(2, 1)]),
         ("hybrid", [(1, 1, 1)]),
         ("sharded", [(3, 1)]),
         ("spatial", [(2, 1, 1)]),
-        ("out", [(1, 1), (1,)]),
+        ("filter", [(1, 1), (1,)]),
         ("sharded", [(1,), (1, 1)]),
         ("spatial", [(1, 1), (1,)]),
     ],
@@ -85,7 +85,7 @@ def silent(place: ProcessMesh, score: Score) -> ProcessMesh:
 def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas: Sequence[tuple[float, ...]]) -> None:
     arrangement = Arrangement(division=division, replicas=tuple(Replica(shares=shares) for shares in replicas))
 
-    def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[Beat, ...]]:
+    def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[TraceEvent, ...]]:
         place, score = form_process_mesh(group, arrangement), Score(CPU)
         aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION, reader=READER)
         alone = DividedModel(copy.deepcopy(MODEL), silent(place, score), IMAGES, CRITERION, reader=READER)

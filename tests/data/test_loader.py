@@ -12,7 +12,7 @@ from evener.data.division import Division
 from evener.data.loader import Loader, collect, sample_seeds, split_batch
 from evener.data.sampler import ShuffledSampler
 from evener.errors import InvalidInput
-from evener.oracle.data_parallel import weights_to_workers
+from evener.oracle.apportion import weights_to_workers
 
 
 class Noisy(Dataset[Any]):

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from evener.data.division import Division
 from evener.data.sampler import ShuffledSampler, StationarySampler, stream
-from evener.oracle.apportion import Worker
-from evener.oracle.data_parallel import weights_to_workers
+from evener.oracle.apportion import Worker, weights_to_workers
 
 
 def team(*weights: float) -> list[Worker]:

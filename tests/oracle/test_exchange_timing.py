@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.oracle.exchange_timing import ExchangePoint, ExchangeTiming
+from evener.oracle.replay import ExchangePoint, ExchangeTiming
 
 TIMING = ExchangeTiming(
     kind="exchange",

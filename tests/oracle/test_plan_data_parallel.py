@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker
-from evener.oracle.communication import all_reduce_seconds, ring_bytes
-from evener.oracle.data_parallel import Candidate, Exchange, plan_data_parallel
+from evener.oracle.cost.topology import all_reduce_seconds
+from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
+from evener.oracle.division.layout import ring_bytes
 
-FREE = Exchange(gradient_bytes=0)
+FREE = GradientSync(gradient_bytes=0)
 
 
 def node(i: int, unit: float, fixed: float = 0.0, most: int | None = None) -> Candidate:
@@ -25,7 +26,7 @@ def test_three_uneven_nodes_share_in_proportion_to_speed() -> None:
 
 
 def test_a_node_that_costs_more_than_it_brings_is_left_out_with_its_reason() -> None:
-    slow_link = Exchange(gradient_bytes=100, alpha=30.0, beta=0.0)
+    slow_link = GradientSync(gradient_bytes=100, alpha=30.0, beta=0.0)
     plan = plan_data_parallel([node(0, 1.0), node(1, 4.0)], 64, slow_link)
     assert [a.node for a in plan.assignments] == ["n0"]
     assert plan.strategy == "serial"
@@ -79,7 +80,7 @@ def test_named_shares_are_taken_as_they_are() -> None:
 def test_a_plan_is_never_predicted_slower_than_the_best_device_alone(
     units: list[float], batch: int, alpha: float, beta: float
 ) -> None:
-    exchange = Exchange(gradient_bytes=10_000, statistics=3, message_seconds=alpha, alpha=alpha, beta=beta)
+    exchange = GradientSync(gradient_bytes=10_000, statistics=3, message_seconds=alpha, alpha=alpha, beta=beta)
     prediction = plan_data_parallel([node(i, u) for i, u in enumerate(units)], batch, exchange).prediction
     assert prediction is not None
     assert prediction.alone_seconds is not None

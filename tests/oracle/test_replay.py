@@ -5,22 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.oracle.exchange_timing import ExchangeKind
-from evener.oracle.replay import Beat, replay
+from evener.oracle.replay import ExchangeKind, TraceEvent, replay
 
 Ranks = tuple[int, ...]
 
 
-def begins(computing: float, number: int = 0, ranks: Ranks = (0, 1), kind: ExchangeKind = "exchange") -> Beat:
-    return Beat(computing=computing, act="begin", exchange=number, ranks=ranks, kind=kind, nbytes=8)
+def begins(computing: float, number: int = 0, ranks: Ranks = (0, 1), kind: ExchangeKind = "exchange") -> TraceEvent:
+    return TraceEvent(computing=computing, act="begin", exchange=number, ranks=ranks, kind=kind, nbytes=8)
 
 
-def needs(computing: float = 0.0, number: int = 0) -> Beat:
-    return Beat(computing=computing, act="need", exchange=number)
+def needs(computing: float = 0.0, number: int = 0) -> TraceEvent:
+    return TraceEvent(computing=computing, act="need", exchange=number)
 
 
-def ends(computing: float) -> Beat:
-    return Beat(computing=computing)
+def ends(computing: float) -> TraceEvent:
+    return TraceEvent(computing=computing)
 
 
 def one_second(_kind: ExchangeKind, _ranks: Ranks, _nbytes: int, _meanwhile: float) -> float:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations, permutations
-from statistics import pvariance
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit, InvalidValue
-from evener.oracle.stages import Division, Held, Team, Unit, divide, least_variance
+from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
 
 ONE_EACH = Held(waiting=(1,) * 8, kept=(1,) * 8)
 
@@ -25,8 +24,8 @@ def units(costs: Sequence[float], speeds: Sequence[float], boundaries: Sequence[
     ]
 
 
-def team(size: int, in_order: bool = False) -> Team:
-    return Team(memory=(math.inf,) * size, in_order=in_order)
+def team(size: int, in_order: bool = False) -> DeviceGroup:
+    return DeviceGroup(memory=(math.inf,) * size, in_order=in_order)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_literal_divisions(
     assert (found.ends, found.devices, found.pace) == (ends, devices, pace)
 
 
-def cost_of(division: Division, chain: Sequence[Unit], with_links: Team, held: Held) -> tuple[float, float]:
+def cost_of(division: StageCut, chain: Sequence[Unit], with_links: DeviceGroup, held: Held) -> tuple[float, float]:
     """(pace, seconds of one micro-batch); infinite where a stage is empty or does not fit."""
     busy: list[float] = []
     for k, (begin, end, device) in enumerate(zip((0, *division.ends), division.ends, division.devices, strict=False)):
@@ -62,17 +61,17 @@ def cost_of(division: Division, chain: Sequence[Unit], with_links: Team, held: H
     return max(busy), sum(busy)
 
 
-def every_division(size: int, stages: int, with_links: Team) -> list[Division]:
+def every_division(size: int, stages: int, with_links: DeviceGroup) -> list[StageCut]:
     orders = [tuple(range(stages))] if with_links.in_order else permutations(range(with_links.size), stages)
     return [
-        Division(ends=(*cuts, size), devices=order, pace=0, seconds=0)
+        StageCut(ends=(*cuts, size), devices=order, pace=0, seconds=0)
         for order in orders
         for cuts in combinations(range(1, size), stages - 1)
     ]
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[Unit], Team, Held, int]:
+def problems(draw: st.DrawFn) -> tuple[list[Unit], DeviceGroup, Held, int]:
     size, devices = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     speeds = draw(st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=devices, max_size=devices))
     small = st.integers(0, 5)
@@ -86,7 +85,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Unit], Team, Held, int]:
     table = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=devices, max_size=devices).map(tuple)
     square = st.lists(table, min_size=devices, max_size=devices).map(tuple)
     linked = draw(st.booleans())
-    members = Team(
+    members = DeviceGroup(
         memory=tuple(draw(st.sampled_from([25.0, math.inf])) for _ in range(devices)),
         alpha=draw(square) if linked else (),
         beta=draw(square) if linked else (),
@@ -98,7 +97,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Unit], Team, Held, int]:
 
 @settings(max_examples=200, deadline=None)
 @given(problems())
-def test_no_other_division_is_faster(problem: tuple[list[Unit], Team, Held, int]) -> None:
+def test_no_other_division_is_faster(problem: tuple[list[Unit], DeviceGroup, Held, int]) -> None:
     chain, members, held, stages = problem
     every = [cost_of(division, chain, members, held) for division in every_division(len(chain), stages, members)]
     best = min(every)
@@ -112,17 +111,17 @@ def test_no_other_division_is_faster(problem: tuple[list[Unit], Team, Held, int]
 
 
 def test_devices_that_would_not_pay_are_left_out_if_the_number_is_free() -> None:
-    slow_link = Team(memory=(math.inf,) * 2, alpha=((0, 9), (9, 0)), beta=((0, 0), (0, 0)))
+    slow_link = DeviceGroup(memory=(math.inf,) * 2, alpha=((0, 9), (9, 0)), beta=((0, 0), (0, 0)))
     found = divide(units([1, 1, 1], [1, 1]), slow_link, ONE_EACH)
     assert (found.ends, len(found.devices), found.pace) == ((3,), 1, 3.0)
 
 
 def test_memory_moves_a_cut_away_from_the_fastest_place() -> None:
     chain = [Unit(seconds=(1.0, 1.0), weight_bytes=10) for _ in range(4)]
-    tight = Team(memory=(10, 30))
+    tight = DeviceGroup(memory=(10, 30))
     assert divide(chain, tight, ONE_EACH, 2).ends == (1, 4)
     with pytest.raises(DoesNotFit, match="into 2 stages fits the devices' memory"):
-        divide(chain, Team(memory=(10, 20)), ONE_EACH, 2)
+        divide(chain, DeviceGroup(memory=(10, 20)), ONE_EACH, 2)
 
 
 def test_a_step_is_one_way_through_and_the_others_at_the_pace() -> None:
@@ -135,30 +134,9 @@ def test_thousands_of_units_on_eight_equal_devices_take_seconds_at_most() -> Non
     assert found.pace == pytest.approx(sum(1.0 + i % 7 for i in range(1200)) / 8, rel=0.02)
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.data())
-def test_no_other_stages_have_less_variance(costs: list[int], data: st.DataObject) -> None:
-    stages = data.draw(st.integers(1, len(costs)))
-
-    def variance(ends: tuple[int, ...]) -> float:
-        return float(pvariance([float(sum(costs[a:b])) for a, b in zip((0, *ends), ends, strict=False)]))
-
-    best = min(variance((*cuts, len(costs))) for cuts in combinations(range(1, len(costs)), stages - 1))
-    assert variance(least_variance(costs, stages)) == pytest.approx(best)
-
-
-def test_least_variance_is_not_always_the_fastest() -> None:
-    """GPipe's rule looks at all stages; the pace is that of the slowest."""
-    costs = [4.0, 4.0, 6.0, 2.0, 2.0, 6.0]
-    ends = least_variance(costs, 3)
-    slowest = max(sum(costs[a:b]) for a, b in zip((0, *ends), ends, strict=False))
-    assert divide(units(costs, [1] * 3), team(3), ONE_EACH, 3).pace <= slowest
-
-
 @pytest.mark.parametrize(
     ("stages", "message"), [(0, "stages must be 1 to 2, or None, got 0"), (3, "stages must be 1 to 2")]
 )
 def test_impossible_numbers_of_stages_are_refused(stages: int, message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         divide(units([1, 1], [1, 1, 1]), team(3), ONE_EACH, stages)
-    with pytest.raises(InvalidValue, match="stages must be 1 to 2, the number of places to cut and one"):
-        least_variance([1.0, 1.0], stages)

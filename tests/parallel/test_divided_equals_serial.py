@@ -15,12 +15,13 @@ from torch import nn
 import torchvision_operators  # noqa: F401
 from compare_divided import Serial, close, gradient_of_inputs, hold_against, serial, train
 from division_networks import CASES, YoloV8
-from evener.oracle.strategies import Arrangement, Division, Replica
+from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.rules import Division
 from thread_ranks import together
 
 import torchvision  # isort: skip
 
-PUBLISHED: list[Division] = ["out", "in", "hybrid"]
+PUBLISHED: list[Division] = ["filter", "channel", "hybrid"]
 OURS: list[Division] = ["sharded", "spatial"]
 WAYS: dict[str, tuple[Replica, ...]] = {
     "alone": (Replica(shares=(1,)),),
@@ -61,7 +62,7 @@ def test_rows_and_columns(name: str) -> None:
     hold(serial(name), "spatial", GRID)
 
 
-@pytest.mark.parametrize("division", ["out", *OURS])
+@pytest.mark.parametrize("division", ["filter", *OURS])
 @pytest.mark.parametrize("name", ["residual", "mixed"])
 def test_with_activation_checkpointing(name: str, division: Division) -> None:
     hold(serial(name), division, WAYS["idle"], chunks=3)

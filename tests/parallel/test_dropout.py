@@ -14,7 +14,7 @@ from evener.errors import EvenerError
 from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
 from evener.launch.seat import Seat
-from evener.oracle.strategies import Arrangement, Replica
+from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModel
@@ -53,7 +53,7 @@ def hold(seat: Seat, _order: None) -> None:
     for arrangement, samples in (
         (Arrangement(division="sharded", replicas=(Replica(shares=(2, 1, 1)),)), [5]),
         (Arrangement(division="spatial", replicas=(Replica(shares=(1, 3, 1)),)), [5]),
-        (Arrangement(division="out", replicas=(Replica(shares=(1, 2)), Replica(shares=(1,)))), [3, 2]),
+        (Arrangement(division="filter", replicas=(Replica(shares=(1, 2)), Replica(shares=(1,)))), [3, 2]),
     ):
         model, x = made()
         torch.manual_seed(7)

@@ -9,7 +9,8 @@ from test_random_networks import networks
 from torch import nn
 
 from compare_divided import close, gradient_of_inputs, hold_against, train
-from evener.oracle.strategies import Arrangement, Division, Replica
+from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.rules import Division
 from thread_ranks import together
 
 shares = st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(any).map(tuple)
@@ -18,7 +19,7 @@ columns = st.sampled_from([(1.0,), (1.0,), (2.0, 1.0)])
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("division", ["spatial", "sharded", "out", "in", "hybrid"])
+@pytest.mark.parametrize("division", ["spatial", "sharded", "filter", "channel", "hybrid"])
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     model=networks(),

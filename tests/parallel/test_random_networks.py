@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compare_divided import close, gradient_of_inputs, hold_against, train
-from evener.oracle.strategies import Arrangement, Division, Replica
+from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.rules import Division
 from thread_ranks import together
 
 Layers = list[nn.Module]
@@ -73,7 +74,7 @@ class Twice(nn.Module):
 replicas = st.builds(lambda shares: Replica(shares=tuple(shares)), st.lists(st.integers(1, 5), min_size=1, max_size=3))
 
 
-@pytest.mark.parametrize("division", ["spatial", "sharded", "out", "in"])
+@pytest.mark.parametrize("division", ["spatial", "sharded", "filter", "channel"])
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(model=networks(), ranks=st.lists(replicas, min_size=1, max_size=2), size=st.tuples(*[st.integers(5, 9)] * 2))
 def test_any_network_in_any_arrangement(

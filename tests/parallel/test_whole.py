@@ -13,7 +13,7 @@ from compare_divided import close
 from division_networks import residual_net
 from evener.comm.group import Group
 from evener.errors import InvalidInput
-from evener.oracle.strategies import Arrangement, Replica
+from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.read import Reader
@@ -23,9 +23,9 @@ from thread_ranks import together
 
 WAYS = {
     "sharded": Arrangement(division="sharded", replicas=(Replica(shares=(5, 2, 1)),)),
-    "idle": Arrangement(division="out", replicas=(Replica(shares=(1, 0, 2)),)),
+    "idle": Arrangement(division="filter", replicas=(Replica(shares=(1, 0, 2)),)),
     "spatial": Arrangement(division="spatial", replicas=(Replica(shares=(2, 3)),)),
-    "data+channel": Arrangement(division="in", replicas=(Replica(shares=(2, 1)), Replica(shares=(1,)))),
+    "data+channel": Arrangement(division="channel", replicas=(Replica(shares=(2, 1)), Replica(shares=(1,)))),
 }
 BATCHES = [torch.randn(4, 3, 13, 15, generator=torch.Generator().manual_seed(i)).double() for i in range(4)]
 

@@ -16,8 +16,8 @@ from evener.experiments.strategies import DEFAULT, Sweep, resnet152_strategies
 from evener.experiments.strategies_nodes import equal_nodes, numbers
 from evener.experiments.strategies_report import Row, show, speed_up, table
 from evener.experiments.strategies_run import Cell, Network, Timing
-from evener.oracle.strategies import Arrangement, Replica, plan_replicas
-from evener.oracle.traffic import step_traffic
+from evener.oracle.division.planner import Arrangement, Replica, plan_replicas
+from evener.oracle.division.traffic import step_traffic
 from evener.parallel.read import Reader
 from evener.run.strategy import division_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evener.oracle.line import line
+from evener.oracle.fit import fit_line
 from evener.profile import TaskTiming
 
 
@@ -11,5 +11,5 @@ def affine(timing: TaskTiming) -> tuple[float, float]:
 
     The seconds of the optimiser's update are added to the fixed part.
     """
-    fixed, each = line((batch.samples, batch.seconds) for batch in timing.batches)
+    fixed, each = fit_line((batch.samples, batch.seconds) for batch in timing.batches)
     return fixed + timing.update_seconds, each

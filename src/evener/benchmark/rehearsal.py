@@ -14,7 +14,7 @@ from typing import TypeAlias
 from evener.benchmark.score import Score
 from evener.comm.group import Group
 from evener.errors import require
-from evener.oracle.replay import Beat
+from evener.oracle.replay import TraceEvent
 
 WARM_UP = 2
 """Steps that do not count: DistributedDataParallel sorts its buckets anew after the first one."""
@@ -25,7 +25,7 @@ Step: TypeAlias = Callable[[], object]
 
 def rehearse(
     group: Group, score: Score, prepare: Callable[[], Step], seconds: float, rounds: int = _MOST_ROUNDS
-) -> list[tuple[Beat, ...]]:
+) -> list[tuple[TraceEvent, ...]]:
     """The beats of some steps, as many on every rank.
 
     Args:
@@ -67,7 +67,7 @@ def _warm_up(score: Score, prepare: Callable[[], Step]) -> tuple[Step | None, fl
     return step, taken
 
 
-def _round(score: Score, step: Step) -> tuple[Beat, ...]:
+def _round(score: Score, step: Step) -> tuple[TraceEvent, ...]:
     score.start()
     step()
     return score.finish()

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from evener.benchmark.clock import now
-from evener.oracle.exchange_timing import ExchangeKind
-from evener.oracle.replay import Beat
+from evener.oracle.replay import ExchangeKind, TraceEvent
 
 
 class Score:
@@ -29,7 +28,7 @@ class Score:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.kind = ""
-        self._beats: list[Beat] = []
+        self._beats: list[TraceEvent] = []
         self._begun = 0
         self._open: set[int] = set()
         self._computing = 0.0
@@ -58,7 +57,7 @@ class Score:
         """An exchange begins; its number."""
         number, self._begun = self._begun, self._begun + 1
         self._beats.append(
-            Beat(computing=self._taken(), act="begin", exchange=number, kind=kind, ranks=ranks, nbytes=nbytes)
+            TraceEvent(computing=self._taken(), act="begin", exchange=number, kind=kind, ranks=ranks, nbytes=nbytes)
         )
         self._open.add(number)
         return number
@@ -67,18 +66,18 @@ class Score:
         """The result of an exchange is needed now."""
         if number in self._open:
             self._open.remove(number)
-            self._beats.append(Beat(computing=self._taken(), act="need", exchange=number))
+            self._beats.append(TraceEvent(computing=self._taken(), act="need", exchange=number))
 
     def need_all(self) -> None:
         """The results of all exchanges are needed now that have begun."""
         for number in sorted(self._open):
             self.need(number)
 
-    def finish(self) -> tuple[Beat, ...]:
+    def finish(self) -> tuple[TraceEvent, ...]:
         """The step is over; its beats. The next one begins."""
         self.stop()
         self.need_all()
-        beats = (*self._beats, Beat(computing=self._taken()))
+        beats = (*self._beats, TraceEvent(computing=self._taken()))
         self._beats, self._begun = [], 0
         return beats
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from evener.benchmark.score import Score
 from evener.comm.group import Group, Traffic
 from evener.comm.pace import Pace
-from evener.oracle.exchange_timing import ExchangeKind
+from evener.oracle.replay import ExchangeKind
 
 _ANY_COUNT = 2.0
 """As statistics that come from the others: BatchNorm refuses a single value a channel."""

@@ -23,7 +23,7 @@ from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
 from evener.comm.pace import Pace
 from evener.comm.regions import Region
-from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
+from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming
 
 _Begin: TypeAlias = Callable[[], Callable[[], object]]
 _Beginning: TypeAlias = Callable[[Group, int], _Begin]

@@ -12,9 +12,9 @@ from evener.cli.options import Json
 
 def oracle_abci(csv: Annotated[Path, typer.Option(help="File to write.")] = Path("oracle-abci.csv")) -> None:
     """Predict the iterations of the published measurements on up to 1024 V100s."""
-    from evener.run import planning
+    from evener.experiments import abci
 
-    planning.oracle_abci(csv)
+    abci.run(csv)
 
 
 def nfnn(

@@ -23,7 +23,7 @@ from evener.experiments.gpipe_published import NAIVE
 from evener.experiments.strategies_nodes import equal_nodes
 from evener.launch.local import run_local
 from evener.launch.seat import Seat
-from evener.oracle.stages import Team
+from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.batches import resized, sizes_of
 from evener.parallel.pipeline.design import Wish, design
 from evener.parallel.pipeline.memory import LiveBytes
@@ -111,8 +111,8 @@ def _wish(scale: Scale, stages: int) -> Wish:
     )
 
 
-def _team(scale: Scale, stages: int) -> Team:
-    return Team(memory=(scale.memory,) * max(1, stages))
+def _team(scale: Scale, stages: int) -> DeviceGroup:
+    return DeviceGroup(memory=(scale.memory,) * max(1, stages))
 
 
 def _fits(scale: Scale, stages: int, layers: int) -> bool:

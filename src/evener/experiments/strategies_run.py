@@ -21,8 +21,8 @@ from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
 from evener.launch.seat import Seat
 from evener.models.resnet import resnet152
-from evener.oracle.divided import samples_of_replicas
-from evener.oracle.strategies import Arrangement, Replica
+from evener.oracle.data_parallel import samples_of_replicas
+from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.divided import DividedModel
 from evener.parallel.normalisation import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel

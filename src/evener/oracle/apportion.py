@@ -69,6 +69,13 @@ def apportion(total: int, workers: Sequence[Worker]) -> tuple[int, ...]:
     return tuple(units)
 
 
+def weights_to_workers(weights: Sequence[float], most: Sequence[int | None]) -> list[Worker]:
+    """Workers whose speeds are `weights`, to divide by given shares; a weight of zero gets nothing."""
+    return [
+        Worker(unit_seconds=1 / w if w > 0 else 1.0, most=m if w > 0 else 0) for w, m in zip(weights, most, strict=True)
+    ]
+
+
 def finish_seconds(shares: Sequence[int], workers: Sequence[Worker]) -> float:
     """Seconds until the last worker has done its share."""
     return max(worker.seconds(n) for worker, n in zip(workers, shares, strict=True))

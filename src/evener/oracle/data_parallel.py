@@ -1,7 +1,7 @@
-"""Who takes part in data parallelism, and with how many samples: the plan that finishes a step soonest.
+"""Plans by what the nodes of a run were measured to take: data parallelism, and replicas that hold a model together.
 
-The candidates are taken from the fastest on; one more joins as long as the predicted step gets shorter by it.
-A step takes the slowest rank's computing plus the exchange that is not hidden behind the backward pass.
+Of data parallelism, the candidates are taken from the fastest on; one more joins as long as the predicted step gets
+shorter by it. A step takes the slowest rank's computing plus the exchange that no backward pass hides.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evener.errors import DoesNotFit, require
-from evener.oracle.apportion import Worker, apportion, finish_seconds
-from evener.oracle.communication import all_reduce_seconds, ring_bytes
-from evener.plan import Assignment, Plan, Prediction, Rejected
+from evener.oracle.apportion import Worker, apportion, finish_seconds, weights_to_workers
+from evener.oracle.cost.topology import all_reduce_seconds
+from evener.oracle.division.layout import ring_bytes
+from evener.plan import Assignment, Plan, Prediction, Rejected, Strategy
 
 _WORTH = 0.99
 """One more node has to bring a step to this fraction of what it was: a predicted gain below 1 % is noise."""
@@ -34,7 +35,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class GradientSync:
     """What the ranks have to tell each other in a step, and over what.
 
     Attributes:
@@ -69,7 +70,7 @@ class Exchange:
 def plan_data_parallel(
     candidates: Sequence[Candidate],
     batch_size: int,
-    exchange: Exchange,
+    exchange: GradientSync,
     *,
     accumulate: int = 1,
     shares: Sequence[float] | None = None,
@@ -102,15 +103,8 @@ def plan_data_parallel(
     return _plan(candidates, members, sizes, batch_size, accumulate, exchange, rejected)
 
 
-def weights_to_workers(weights: Sequence[float], most: Sequence[int | None]) -> list[Worker]:
-    """Workers whose speeds are `weights`, to divide by given shares; a weight of zero gets nothing."""
-    return [
-        Worker(unit_seconds=1 / w if w > 0 else 1.0, most=m if w > 0 else 0) for w, m in zip(weights, most, strict=True)
-    ]
-
-
 def _best_prefix(
-    candidates: Sequence[Candidate], order: Sequence[int], micro: int, exchange: Exchange, accumulate: int
+    candidates: Sequence[Candidate], order: Sequence[int], micro: int, exchange: GradientSync, accumulate: int
 ) -> tuple[list[int], tuple[int, ...]] | None:
     """The members (in order of ranks) and their sizes of the best k fastest candidates; None if none fits."""
     best: tuple[float, list[int], tuple[int, ...]] | None = None
@@ -129,7 +123,11 @@ def _best_prefix(
 
 
 def _step_seconds(
-    candidates: Sequence[Candidate], members: Sequence[int], sizes: Sequence[int], exchange: Exchange, accumulate: int
+    candidates: Sequence[Candidate],
+    members: Sequence[int],
+    sizes: Sequence[int],
+    exchange: GradientSync,
+    accumulate: int,
 ) -> float:
     computing = finish_seconds(sizes, [candidates[i].worker for i in members])
     return accumulate * computing + exchange.seconds(len(members))
@@ -140,7 +138,7 @@ def _left_out(
     members: Sequence[int],
     order: Sequence[int],
     micro: int,
-    exchange: Exchange,
+    exchange: GradientSync,
     accumulate: int,
 ) -> tuple[Rejected, ...]:
     """One entry a candidate that is no member, with what the step would take with it."""
@@ -162,7 +160,7 @@ def _plan(
     sizes: Sequence[int],
     batch_size: int,
     accumulate: int,
-    exchange: Exchange,
+    exchange: GradientSync,
     rejected: tuple[Rejected, ...],
 ) -> Plan:
     chosen = [candidates[i] for i in members]
@@ -202,7 +200,7 @@ def _prediction(
     sizes: Sequence[int],
     batch_size: int,
     accumulate: int,
-    exchange: Exchange,
+    exchange: GradientSync,
 ) -> Prediction:
     compute = accumulate * finish_seconds(sizes, [candidates[i].worker for i in members])
     communication = exchange.seconds(len(members))
@@ -225,3 +223,68 @@ def _divide(micro: int, workers: Sequence[Worker], batch_size: int) -> tuple[int
         room = sum(int(w.room) for w in workers)
         advice = f"; use --accumulate {-(-batch_size // room)}" if room else ""
         raise DoesNotFit(f"{error}{advice}") from error
+
+
+Rows = Sequence[Sequence[int]]
+"""The ranks of every replica."""
+
+
+def samples_of_replicas(rows: Rows, speeds: Sequence[float], samples: int) -> tuple[int, ...]:
+    """How many of `samples` each replica takes: one is as fast as its ranks together.
+
+    Args:
+        rows: of every replica, its ranks.
+        speeds: of the ranks, in any unit.
+        samples: of a micro-batch.
+
+    Raises:
+        InvalidValue: there are fewer samples than replicas, or a replica whose ranks have no speed.
+    """
+    require(samples >= len(rows), "--batch-size", samples, f"at least the {len(rows)} replicas, for every micro-batch")
+    together = [sum(speeds[rank] for rank in row) for row in rows]
+    require(min(together) > 0, "--shares", list(speeds), "positive for a node of every replica")
+    return apportion(samples, [Worker(unit_seconds=1 / speed) for speed in together])
+
+
+def plan_divided(
+    strategy: Strategy,
+    candidates: Sequence[Candidate],
+    rows: Rows,
+    speeds: Sequence[float],
+    batch_size: int,
+    *,
+    accumulate: int = 1,
+) -> Plan:
+    """The plan of `strategy`, in which ranks of a replica have shares of its work in proportion to their speeds.
+
+    Args:
+        strategy: with filters, channels, rows or layers divided.
+        candidates: all ranks.
+        rows: of every replica, its ranks.
+        speeds: relative, one a rank.
+        batch_size: samples of a step over all replicas.
+        accumulate: micro-batches of a step.
+
+    Raises:
+        InvalidValue: there is not a sample for every replica, or a replica has no speed.
+    """
+    sizes = samples_of_replicas(rows, speeds, -(-batch_size // accumulate))
+    assignments = []
+    for index, (row, samples) in enumerate(zip(rows, sizes, strict=True)):
+        together = sum(speeds[rank] for rank in row)
+        for rank in row:
+            one, share = candidates[rank], speeds[rank] / together
+            assignments.append(
+                Assignment(
+                    rank=rank,
+                    node=one.node,
+                    device=one.device,
+                    samples=samples,
+                    fixed_seconds=one.worker.fixed_seconds,
+                    sample_seconds=one.worker.unit_seconds,
+                    reason=f"{share:.0%} of the speed of its replica",
+                    replica=index,
+                    share=share,
+                )
+            )
+    return Plan(strategy=strategy, batch_size=batch_size, accumulate=accumulate, assignments=tuple(assignments))

@@ -21,7 +21,7 @@ AT_FIRST: tuple[tuple[int, float], ...] = ((4, 0.04),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class Rebalancing:
     """What to do now.
 
     Attributes:
@@ -60,16 +60,16 @@ class Balance:
         )
         return replace(self, factors=factors)
 
-    def decide(self) -> Decision:
+    def decide(self) -> Rebalancing:
         """Divide anew if that is predicted to pay, by as many of the last steps as the gain needs to be believed."""
-        decision, tried = Decision(balance=self), self.is_tried
+        decision, tried = Rebalancing(balance=self), self.is_tried
         for steps, least_gain in CONFIDENCE if self.is_tried else AT_FIRST:
             if not self._has_seen(steps):
                 break
             tried, decision = True, self._divide(self._workers_now(steps))
             if decision.shares is not None and decision.gain > least_gain:
                 return decision
-        return Decision(balance=replace(self, is_tried=tried), gain=decision.gain)
+        return Rebalancing(balance=replace(self, is_tried=tried), gain=decision.gain)
 
     def _has_seen(self, steps: int) -> bool:
         """Whether every node that has samples was timed in so many steps."""
@@ -84,11 +84,11 @@ class Balance:
             for worker, past in zip(self.workers, self.factors, strict=True)
         )
 
-    def _divide(self, workers: tuple[Worker, ...]) -> Decision:
+    def _divide(self, workers: tuple[Worker, ...]) -> Rebalancing:
         shares = apportion(sum(self.shares), workers)
         gain = finish_seconds(self.shares, workers) / finish_seconds(shares, workers) - 1
         balance = replace(self, workers=workers, shares=shares, factors=(), is_tried=True)
-        return Decision(balance=balance, shares=shares if shares != self.shares else None, gain=gain)
+        return Rebalancing(balance=balance, shares=shares if shares != self.shares else None, gain=gain)
 
 
 def _scaled(worker: Worker, factor: float) -> Worker:

@@ -48,7 +48,7 @@ class Unit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Team:
+class DeviceGroup:
     """The devices and what joins them.
 
     Attributes:
@@ -68,14 +68,14 @@ class Team:
         """Number of devices."""
         return len(self.memory)
 
-    def of(self, devices: Sequence[int]) -> Team:
-        """The team of `devices` of this one, in that order."""
+    def of(self, devices: Sequence[int]) -> DeviceGroup:
+        """Some `devices` of this group, in that order."""
         alpha, beta = (
             tuple(tuple(table[i][j] for j in devices) for i in devices) if table else ()
             for table in (self.alpha, self.beta)
         )
         memory = tuple(self.memory[device] for device in devices)
-        return Team(memory=memory, alpha=alpha, beta=beta, in_order=self.in_order)
+        return DeviceGroup(memory=memory, alpha=alpha, beta=beta, in_order=self.in_order)
 
     def link_seconds(self, sender: int, receiver: int, nbytes: _Floats) -> _Floats:
         """Seconds of messages of `nbytes`."""
@@ -98,7 +98,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class StageCut:
     """A chain of units, divided.
 
     Attributes:
@@ -118,43 +118,27 @@ class Division:
         return self.seconds + (micro_batches - 1) * self.pace
 
 
-def divide(units: Sequence[Unit], team: Team, held: Held, stages: int | None = None) -> Division:
+def divide(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut:
     """The division of `units` into stages of the fastest pace.
 
     Args:
         units: in order.
-        team: devices; every unit has as many `seconds`.
+        group: devices; every unit has as many `seconds`.
         held: by stage, for as many stages as there may be.
         stages: their number; by default as many as pay, at most one a device.
 
     Raises:
         DoesNotFit: no division fits the memory of the devices.
     """
-    most = min(team.size, len(units), len(held.kept))
+    most = min(group.size, len(units), len(held.kept))
     require(stages is None or 1 <= stages <= most, "stages", stages, f"1 to {most}, or None")
-    chain = _Chain(units, team, held)
+    chain = _Chain(units, group, held)
     counts = range(1, most + 1) if stages is None else [stages]
     fastest = min((chain.best(count, np.maximum, inf) for count in counts), key=lambda way: way.value, default=None)
     if fastest is None or fastest.value == inf:
         raise DoesNotFit(f"no division of the model into {stages or 'any number of'} stages fits the devices' memory")
     way = min((chain.best(count, np.add, fastest.value) for count in counts), key=lambda way: way.value)
-    return Division(ends=way.ends, devices=way.devices, pace=fastest.value, seconds=way.value)
-
-
-def least_variance(costs: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Ends of consecutive stages whose summed `costs` have the least variance (Huang et al., 2019, section 2.2)."""
-    require(1 <= stages <= len(costs), "stages", stages, f"1 to {len(costs)}, the number of places to cut and one")
-    total = np.concatenate(([0.0], np.cumsum(costs)))
-    square = np.where(np.tri(len(total), k=-1, dtype=bool).T, (total[None, :] - total[:, None]) ** 2, inf)
-    best, froms = square[0], list[npt.NDArray[np.intp]]()
-    for _ in range(stages - 1):  # the mean is fixed, so the least sum of squares is the least variance
-        ways = best[:, None] + square
-        froms.append(ways.argmin(0))
-        best = ways.min(0)
-    ends = [len(costs)]
-    for origin in reversed(froms):
-        ends.append(int(origin[ends[-1]]))
-    return tuple(reversed(ends))
+    return StageCut(ends=way.ends, devices=way.devices, pace=fastest.value, seconds=way.value)
 
 
 @dataclass(frozen=True)
@@ -173,9 +157,9 @@ _State = tuple[tuple[int, ...], int]
 class _Chain:
     """The units as prefix sums, and the search over them."""
 
-    def __init__(self, units: Sequence[Unit], team: Team, held: Held) -> None:
-        self._team, self._held = team, held
-        self._kinds = _kinds(units, team)
+    def __init__(self, units: Sequence[Unit], group: DeviceGroup, held: Held) -> None:
+        self._group, self._held = group, held
+        self._kinds = _kinds(units, group)
         self._seconds = _prefix([unit.seconds for unit in units])
         self._weights, self._kept = (
             _prefix([(u.weight_bytes,) for u in units])[:, 0],
@@ -228,7 +212,7 @@ class _Chain:
     def _next(self, state: _State, stage: int) -> Iterator[int]:
         """Kinds of devices that may compute the next stage."""
         for kind, members in enumerate(self._kinds):
-            if state[0][kind] < len(members) and (not self._team.in_order or stage in members):
+            if state[0][kind] < len(members) and (not self._group.in_order or stage in members):
                 yield kind
 
     def _link(self, sender: int, receiver: int, bound: float) -> _Floats:
@@ -236,7 +220,7 @@ class _Chain:
         if sender < 0:
             return np.zeros(self._size)
         one, other = self._kinds[sender][0], self._kinds[receiver][-1]
-        seconds = self._team.link_seconds(one, other, self._boundary)
+        seconds = self._group.link_seconds(one, other, self._boundary)
         return np.where(seconds <= bound, seconds, inf)
 
     def _busy(self, kind: int, stage: int, bound: float) -> _Floats:
@@ -251,7 +235,7 @@ class _Chain:
         seconds = self._seconds[None, :, device] - self._seconds[:, None, device]
         needed = self._pair_weights + self._pair_kept * self._held.kept[stage]
         needed += self._boundary[:, None] * self._held.waiting[stage]
-        allowed = self._is_later & (needed <= self._team.memory[device]) & (seconds <= bound)
+        allowed = self._is_later & (needed <= self._group.memory[device]) & (seconds <= bound)
         return np.where(allowed, seconds, inf)
 
 
@@ -260,13 +244,13 @@ def _prefix(rows: Sequence[Sequence[float]]) -> _Floats:
     return np.concatenate((np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)))
 
 
-def _kinds(units: Sequence[Unit], team: Team) -> list[list[int]]:
+def _kinds(units: Sequence[Unit], group: DeviceGroup) -> list[list[int]]:
     """Devices, those together that may be swapped without any difference."""
-    if team.in_order:
-        return [[device] for device in range(team.size)]
+    if group.in_order:
+        return [[device] for device in range(group.size)]
     kinds: list[list[int]] = []
-    for device in range(team.size):
-        same = next((members for members in kinds if _alike(members[0], device, units, team)), None)
+    for device in range(group.size):
+        same = next((members for members in kinds if _alike(members[0], device, units, group)), None)
         if same is None:
             kinds.append([device])
         else:
@@ -274,17 +258,17 @@ def _kinds(units: Sequence[Unit], team: Team) -> list[list[int]]:
     return kinds
 
 
-def _alike(one: int, other: int, units: Sequence[Unit], team: Team) -> bool:
+def _alike(one: int, other: int, units: Sequence[Unit], group: DeviceGroup) -> bool:
     swap = {one: other, other: one}
     links = all(
         table[i][j] == table[swap.get(i, i)][swap.get(j, j)]
-        for table in (team.alpha, team.beta)
+        for table in (group.alpha, group.beta)
         if table
-        for i, j in product(range(team.size), repeat=2)
+        for i, j in product(range(group.size), repeat=2)
         if i != j
     )
     return (
         links
-        and team.memory[one] == team.memory[other]
+        and group.memory[one] == group.memory[other]
         and all(unit.seconds[one] == unit.seconds[other] for unit in units)
     )

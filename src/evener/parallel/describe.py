@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from evener.oracle.division.layout import Shape
-from evener.oracle.division.network import Kind, Role, Weight
-from evener.oracle.division.windows import Adaptive, Linear, Nearest, Sliding, Spreading, Window
+from evener.oracle.division.network import Adaptive, Kind, Linear, Nearest, Role, Sliding, Spreading, Weight, WindowRule
 
 
 class Description(TypedDict, total=False):
     """Fields of an Operation that depend on its type; `other` if `kind` is missing."""
 
     kind: Kind
-    windows: tuple[Window, ...]
+    windows: tuple[WindowRule, ...]
     groups: int
     filter_dim: int
     weights: tuple[Weight, ...]
@@ -101,7 +100,7 @@ def _resize(module: Any, given: Shape, output: Shape) -> Description:
         return {}
     factors = _pair(None if module.recompute_scale_factor else module.scale_factor)
     sides = list(zip(given[2:], output[2:], factors, strict=True))
-    windows: tuple[Window, ...] = ()
+    windows: tuple[WindowRule, ...] = ()
     if module.mode == "nearest":
         windows = tuple(Nearest(n, 1 / f if f else n / m) for n, m, f in sides)
     elif module.mode == "bilinear" and module.align_corners:

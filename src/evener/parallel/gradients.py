@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from evener.oracle.division.gradients import holders, owners
+from evener.oracle.division.weights import holders, owners
 from evener.parallel.sharded import ShardedModel
 
 _BUCKET_BYTES = 25 * 2**20

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from evener.oracle.division.layout import Layout, Region, Shape, length
-from evener.oracle.division.network import Kind, Operation
-from evener.oracle.division.windows import Linear, Nearest, Spreading
-from evener.oracle.strategies import Step
+from evener.oracle.division.network import Kind, Linear, Nearest, Operation, Spreading
+from evener.oracle.division.planner import OperationPlan
 from evener.parallel import rectangle_ops
 from evener.parallel.divided_layers import ChannelParallel, FilterParallel, dropout, empty_output
 from evener.parallel.group_norm import group_norm
@@ -44,7 +43,7 @@ class Workbench:
 
     operation: Operation
     inputs: tuple[Operation, ...]
-    step: Step
+    step: OperationPlan
     call: Call
     model: nn.Module
     place: ProcessMesh

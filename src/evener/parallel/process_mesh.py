@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evener.comm.group import Group
 from evener.errors import require
-from evener.oracle.strategies import Arrangement, Replica
+from evener.oracle.division.planner import Arrangement, Replica
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.oracle.division.layout import Interval, Layout
-from evener.oracle.division.windows import Adaptive, Linear, Nearest, Sliding, Spreading, Window
+from evener.oracle.division.network import Adaptive, Linear, Nearest, Sliding, Spreading, WindowRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def held_by(layout: Layout, rank: int, shape: Sequence[int]) -> Rectangle:
     return Rectangle(_one(rows), _one(columns))
 
 
-def reached(windows: Sequence[Window], outputs: Rectangle) -> Rectangle:
+def reached(windows: Sequence[WindowRule], outputs: Rectangle) -> Rectangle:
     """What the windows of `outputs` reach, also beyond the image."""
     return Rectangle(windows[0].reach(*outputs.rows), windows[1].reach(*outputs.columns))
 

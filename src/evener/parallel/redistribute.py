@@ -19,8 +19,7 @@ from evener.comm.differentiable import (
 )
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from evener.oracle.division.layout import Layout, Region, Shape
-from evener.oracle.division.moves import Move
+from evener.oracle.division.layout import Layout, Move, Region, Shape
 
 
 def mover(move: Move, group: Group) -> Callable[[Tensor], Tensor]:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
 from evener.oracle.division.layout import Layout, Shape
-from evener.oracle.division.windows import Sliding
+from evener.oracle.division.network import Sliding
 from evener.parallel.divided_layers import compute_dtype
 from evener.parallel.rectangle_ops import Rectangle, held_by, margins, reached, surround, touched
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from evener.oracle.forecast.quote import Quote
-from evener.oracle.forecast.scale import Curve
-from evener.oracle.forecast.search import Outlook
+from evener.oracle.advice import Curve
+from evener.oracle.cost.estimate import CostEstimate
+from evener.oracle.search import Ranking
 from evener.plan import Plan
 from evener.report.canvas import COLORS, LINES, canvas
 from evener.report.grid import Row, grid
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def outlook_table(outlook: Outlook) -> Table:
+def ranking_table(ranking: Ranking) -> Table:
     """Every strategy's best way, fastest first; below, those that cannot run, with the reason."""
-    rows: list[Row] = [_quote_row(outlook, quote) for quote in outlook.ranked]
-    rejected: list[Row] = [(one.what, "-", "-", "-", "-", "-", "-", "-", "-", one.reason) for one in outlook.rejected]
-    job = outlook.scenario.job
+    rows: list[Row] = [_estimate_row(ranking, estimate) for estimate in ranking.ranked]
+    rejected: list[Row] = [(one.what, "-", "-", "-", "-", "-", "-", "-", "-", one.reason) for one in ranking.rejected]
+    job = ranking.model.job
     return grid(
         f"Ways to train {job.graph.name}, {job.batch_size} samples a step",
         (
@@ -36,20 +36,20 @@ def outlook_table(outlook: Outlook) -> Table:
     )  # fmt: skip
 
 
-def _quote_row(outlook: Outlook, quote: Quote) -> Row:
-    speedup = outlook.speedup(quote)
-    steps = f", {quote.local_steps} local steps" if quote.local_steps > 1 else ""
+def _estimate_row(ranking: Ranking, estimate: CostEstimate) -> Row:
+    speedup = ranking.speedup(estimate)
+    steps = f", {estimate.local_steps} local steps" if estimate.local_steps > 1 else ""
     return (
-        ("> " if quote is outlook.best else "") + quote.strategy + steps,
-        str(len(quote.devices)),
-        human_seconds(quote.step_seconds),
-        human_seconds(quote.compute_seconds),
-        human_seconds(quote.communication_seconds),
-        human_seconds(quote.waiting_seconds),
+        ("> " if estimate is ranking.best else "") + estimate.strategy + steps,
+        str(len(estimate.devices)),
+        human_seconds(estimate.step_seconds),
+        human_seconds(estimate.compute_seconds),
+        human_seconds(estimate.communication_seconds),
+        human_seconds(estimate.waiting_seconds),
         f"{speedup:.2f}" if speedup is not None else "-",
-        human_bytes(quote.sent_bytes),
-        human_bytes(quote.peak_bytes),
-        quote.bottleneck,
+        human_bytes(estimate.sent_bytes),
+        human_bytes(estimate.peak_bytes),
+        estimate.bottleneck,
     )
 
 
@@ -79,7 +79,7 @@ def scale_table(curves: Sequence[Curve]) -> Table:
     sizes = sorted({point.devices for curve in curves for point in curve.points})
     rows: list[Row] = []
     for curve in curves:
-        seconds = {point.devices: human_seconds(point.quote.step_seconds) for point in curve.points}
+        seconds = {point.devices: human_seconds(point.estimate.step_seconds) for point in curve.points}
         rows.append((curve.strategy, *(seconds.get(size, "-") for size in sizes), f"{curve.pays_up_to or '-'}"))
     return grid("Seconds a step", ("strategy", *(f">{size}" for size in sizes), "pays up to"), rows)
 
@@ -109,9 +109,9 @@ def _draw(panels: Sequence[Axes], curve: Curve, color: str, line: str) -> None:
     """One strategy; a dot marks where it stops paying."""
     sizes = [point.devices for point in curve.points]
     values = (
-        [point.quote.step_seconds for point in curve.points],
+        [point.estimate.step_seconds for point in curve.points],
         [point.efficiency for point in curve.points],
-        [point.quote.peak_bytes / 1e9 for point in curve.points],
+        [point.estimate.peak_bytes / 1e9 for point in curve.points],
     )
     last = sizes.index(curve.pays_up_to) if curve.pays_up_to in sizes else 0
     for axes, column in zip(panels, values, strict=True):

@@ -10,8 +10,8 @@ import torch
 from evener.comm.group import Group
 from evener.errors import DoesNotFit, InvalidInput, TrainingFailed
 from evener.launch.seat import Seat
-from evener.oracle.forecast.scenario import Job, Scenario
-from evener.oracle.forecast.search import search
+from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.search import search
 from evener.plan import Strategy
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
 from evener.run.order import Order
@@ -42,18 +42,18 @@ def better_strategy(
     memories = [float(row) for row in world.all_gather_bytes(str(memory_limit(seat) or 1 << 62).encode())]
     try:
         graph = trace(work.model, example(work, 2), timings[0].task)
-        job = Job(
+        job = TrainingJob(
             graph=graph,
             batch_size=-(-work.settings.batch_size // work.settings.accumulate),
             optimizer=_optimizer(work),
             precision=work.settings.precision,
             task=timings[0].task,
         )
-        outlook = search(Scenario(job, _profile(seat, timings, memories, link)), ("serial", "data", *allowed))
+        ranking = search(CostModel(job, _profile(seat, timings, memories, link)), ("serial", "data", *allowed))
     except (TrainingFailed, DoesNotFit):
         return "data"
-    divided = next((quote for quote in outlook.ranked if quote.strategy in allowed), None)
-    whole = next((q for q in outlook.ranked if q.strategy not in allowed and q.accumulate == 1), None)  # fits as it is
+    divided = next((estimate for estimate in ranking.ranked if estimate.strategy in allowed), None)
+    whole = next((q for q in ranking.ranked if q.strategy not in allowed and q.accumulate == 1), None)  # fits as it is
     if divided is None or (whole is not None and whole.step_seconds <= MUCH * divided.step_seconds):
         return "data"
     return divided.strategy

@@ -9,7 +9,7 @@ from evener.comm.group import Group
 from evener.errors import DoesNotFit, require
 from evener.launch.seat import Seat
 from evener.oracle.apportion import Worker
-from evener.oracle.data_parallel import Candidate, Exchange, plan_data_parallel
+from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.parallel.normalisation import statistics_exchanges
 from evener.plan import Plan
 from evener.run.choose import alternatives, better_strategy
@@ -40,7 +40,9 @@ def _decide_data(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
         worker = Worker(unit_seconds=1.0)
         lone = [Candidate(node=seat.node.name, device=seat.node.device, worker=worker)]
         return msgspec.structs.replace(
-            plan_data_parallel(lone, settings.batch_size, Exchange(gradient_bytes=0), accumulate=settings.accumulate),
+            plan_data_parallel(
+                lone, settings.batch_size, GradientSync(gradient_bytes=0), accumulate=settings.accumulate
+            ),
             prediction=None,
         )
     try:
@@ -59,7 +61,7 @@ def _decide_data(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
             world.pace.reference = None  # which is of steps with the whole model
             return decide_division(work, world, seat, msgspec.structs.replace(order, strategy=strategy), workers)
     statistics, statistics_bytes = statistics_exchanges(work.model)
-    exchange = Exchange(
+    exchange = GradientSync(
         gradient_bytes=gradient_bytes,
         statistics=statistics * settings.accumulate,
         statistics_bytes=statistics_bytes * settings.accumulate,

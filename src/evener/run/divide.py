@@ -8,8 +8,7 @@ from evener.comm.group import Group
 from evener.errors import require
 from evener.launch.seat import Seat
 from evener.oracle.apportion import Worker
-from evener.oracle.data_parallel import Candidate
-from evener.oracle.divided import Rows, plan_divided
+from evener.oracle.data_parallel import Candidate, Rows, plan_divided
 from evener.plan import Plan
 from evener.run.order import Order
 from evener.run.prepare import Work

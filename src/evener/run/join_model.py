@@ -6,8 +6,8 @@ from math import isqrt
 
 from evener.comm.group import Group
 from evener.launch.seat import Seat
-from evener.oracle.stages import Team
-from evener.oracle.strategies import Arrangement, Replica
+from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided import DividedModel
 from evener.parallel.normalisation import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
@@ -79,8 +79,8 @@ def staged(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> St
     )
 
 
-def _team(group: Group, seat: Seat) -> Team | None:
+def _team(group: Group, seat: Seat) -> DeviceGroup | None:
     """The memory that the user granted the ranks; None where he said nothing: then what is free."""
     rows = group.all_gather_bytes(str(seat.node.memory_bytes or 0).encode())
     granted = [int(row) for row in rows]
-    return Team(memory=tuple(map(float, granted))) if all(granted) else None
+    return DeviceGroup(memory=tuple(map(float, granted))) if all(granted) else None

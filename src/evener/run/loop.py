@@ -18,8 +18,7 @@ from pathlib import Path
 from evener.comm.pace import StepTiming
 from evener.data.loader import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
-from evener.oracle.apportion import apportion
-from evener.oracle.data_parallel import weights_to_workers
+from evener.oracle.apportion import apportion, weights_to_workers
 from evener.record import Event, Step, Validation
 from evener.run.checkpoint import Checkpoints, RunState, refuse_other_run
 from evener.run.evaluate import evaluate

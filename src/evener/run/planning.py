@@ -1,4 +1,4 @@
-"""What `evener plan` and `evener experiment oracle-abci` do: from the user's words to forecasts, without a GPU."""
+"""What `evener plan` does: from the user's words to forecasts, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from evener.atomic import atomic_write
 from evener.errors import InvalidInput, InvalidValue, require
 from evener.graph import ModelGraph
-from evener.oracle.forecast import abci
-from evener.oracle.forecast.advice import advice, plan_of
-from evener.oracle.forecast.learn import learn as corrected
-from evener.oracle.forecast.machines import imagine
-from evener.oracle.forecast.scale import scale as curves_of
-from evener.oracle.forecast.scenario import Job, Scenario
-from evener.oracle.forecast.search import EVERY_STRATEGY, search
+from evener.oracle.advice import advice, plan_of
+from evener.oracle.advice import scale as curves_of
+from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.fit import fit_profile
+from evener.oracle.machines import imagine
+from evener.oracle.search import EVERY_STRATEGY, search
 from evener.plan import Strategy
 from evener.profile import PRECISIONS, ClusterProfile, Precision
 from evener.record import TrainRecord
-from evener.report.forecast import outlook_table, parts_table, scale_figure, scale_table
+from evener.report.forecast import parts_table, ranking_table, scale_figure, scale_table
 from evener.run.console import open_console, print_line
 from evener.schema import read_noun, write_noun
 from evener.zoo.registry import ZOO, draw
@@ -70,7 +68,7 @@ def plan(question: Question, *, save: Path | None, scale: str | None, as_json: b
         require(strategy in get_args(Strategy), "--strategy", strategy, f"one of {', '.join(get_args(Strategy))}")
     profile = _profile(question)
     graph, task, batch_size = _model(question)
-    job = Job(
+    job = TrainingJob(
         graph=graph,
         batch_size=question.batch_size or batch_size or 32 * len(profile.devices),
         optimizer=question.optimizer,
@@ -86,9 +84,9 @@ def plan(question: Question, *, save: Path | None, scale: str | None, as_json: b
             scale_figure(curves).savefig(save)
             console.print(f"wrote {save}")
         return
-    outlook = search(Scenario(job, profile), strategies)
-    chosen = plan_of(outlook)
-    console.print(outlook_table(outlook))
+    ranking = search(CostModel(job, profile), strategies)
+    chosen = plan_of(ranking)
+    console.print(ranking_table(ranking))
     console.print(parts_table(chosen))
     if save is not None:
         write_noun(chosen, save)
@@ -96,13 +94,7 @@ def plan(question: Question, *, save: Path | None, scale: str | None, as_json: b
     if as_json:
         print_line(msgspec.json.encode(chosen).decode())
     else:
-        print_line(advice(outlook))
-
-
-def oracle_abci(csv: Path) -> None:
-    """`evener experiment oracle-abci`: predictions of the published settings, as a CSV file."""
-    atomic_write(csv, abci.csv_text(abci.predictions(abci.calibrate())).encode())
-    print_line(f"wrote {csv}")
+        print_line(advice(ranking))
 
 
 def _profile(question: Question) -> ClusterProfile:
@@ -111,7 +103,7 @@ def _profile(question: Question) -> ClusterProfile:
     path = question.profile or (Path("cluster.json") if question.machines is None else None)
     profile = imagine(question.machines or "", question.network) if path is None else read_noun(path, ClusterProfile)
     for record in question.learn:
-        profile = corrected(profile, read_noun(record, TrainRecord))
+        profile = fit_profile(profile, read_noun(record, TrainRecord))
     if question.learn and path is not None:
         write_noun(profile, path)
     return _only(profile, question.devices) if question.devices else profile

@@ -26,8 +26,7 @@ from evener.comm.group import Group
 from evener.comm.pace import Pace
 from evener.data.loader import to_device
 from evener.launch.seat import Seat
-from evener.oracle.exchange_timing import ExchangeKind, ExchangePoint, ExchangeTiming
-from evener.oracle.replay import Beat, Played, replay
+from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
 from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.plan import Plan, Prediction
@@ -42,7 +41,7 @@ _PART = 1 / 20
 """Of the steps of a run that are rehearsed at most, so that a short one begins soon."""
 
 _Ranks = tuple[int, ...]
-_Round = tuple[Beat, ...]
+_Round = tuple[TraceEvent, ...]
 
 
 class _Heard(msgspec.Struct, frozen=True):
@@ -196,14 +195,14 @@ def _sizes(parts: Sequence[_Round], ranks: _Ranks) -> dict[ExchangeKind, set[int
     return sizes
 
 
-def _play(parts: Sequence[_Round], heard: dict[_Ranks, list[ExchangeTiming]]) -> list[Played]:
+def _play(parts: Sequence[_Round], heard: dict[_Ranks, list[ExchangeTiming]]) -> list[RankStep]:
     def cost(kind: ExchangeKind, ranks: _Ranks, nbytes: int, meanwhile: float) -> float:
         return next(timing for timing in heard[ranks] if timing.kind == kind).seconds(nbytes, meanwhile)
 
     return replay(parts, cost)
 
 
-def _prediction(played: Sequence[Played], sent: float) -> Prediction:
+def _prediction(played: Sequence[RankStep], sent: float) -> Prediction:
     seconds = max(rank.seconds for rank in played)
     slowest = max(played, key=lambda rank: rank.computing)
     words = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evener.errors import InvalidInput, InvalidValue, require
+from evener.oracle.division.rules import Division
 from evener.oracle.schedule import SCHEDULES
-from evener.oracle.strategies import Division
 from evener.parallel.pipeline.rematerialise import POLICIES
 from evener.run.order import Order
 
 DIVISIONS: dict[str, Division] = {
-    "filter": "out",
-    "channel": "in",
+    "filter": "filter",
+    "channel": "channel",
     "hybrid": "hybrid",
     "sharded": "sharded",
     "spatial": "spatial",

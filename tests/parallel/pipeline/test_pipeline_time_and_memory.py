@@ -22,7 +22,7 @@ from evener.errors import DoesNotFit, EvenerError
 from evener.launch.seat import Seat
 from evener.models.amoebanet import AmoebaNetD
 from evener.oracle.schedule import bubble
-from evener.oracle.stages import Team
+from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.design import ON_THEIR_WAY
 from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.pipeline.pipeline import Pipeline
@@ -181,7 +181,7 @@ def test_what_is_there_for_a_moment_has_to_fit_the_memory() -> None:
     for more, fits in ((0.1e6, False), (5e6, True)):  # backward makes another gradient of the weights first
         options: dict[str, Any] = {"on": [CPU], "costs": "estimated", "micro_batches": 1}
         with nullcontext() if fits else pytest.raises(DoesNotFit):
-            Pipeline(model, x, F.mse_loss, team=Team(memory=(kept + more,)), **options)
+            Pipeline(model, x, F.mse_loss, team=DeviceGroup(memory=(kept + more,)), **options)
 
 
 def test_the_stage_that_computes_a_slow_loss_gets_fewer_layers() -> None:
@@ -204,7 +204,7 @@ def test_auto_recomputes_as_much_as_the_memory_asks_for() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(10)), nn.Flatten(), nn.Linear(3072, 4))
         options: dict[str, Any] = {"schedule": "gpipe", "micro_batches": 8, "costs": "estimated"}
-        pipeline = Pipeline(model, x, F.cross_entropy, on=[CPU], team=Team(memory=(memory,)), **options)
+        pipeline = Pipeline(model, x, F.cross_entropy, on=[CPU], team=DeviceGroup(memory=(memory,)), **options)
         pipeline.step(x, y)
         with LiveBytes() as live:
             pipeline.step(x, y)

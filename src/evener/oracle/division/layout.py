@@ -1,7 +1,19 @@
-"""Where a value is: whole on every rank, or divided along some of its dims into intervals, evenly or not.
+"""Where a value is (whole on every rank, or divided into intervals, evenly or not), and what it moves to change that.
 
 A rank's part along a dim is a tuple of intervals; the tensor that it holds is their concatenation. Several intervals
 come from concatenations: of two values of 8 channels, each in two halves, rank 0 has channels 0-3 and 8-11.
+
+from      to        forward         backward
+split     split     own -> needed   sum to the owners       a halo, if needed regions overlap; else a re-partition
+split     whole     own -> all      sum to the owners       a gather
+split     alike     own -> all      the own part
+partial   split     sum to owners   own -> all              a reduce-scatter
+partial   whole     all-reduce      all-reduce
+partial   alike     all-reduce      -
+alike     split     the own part    own -> all
+alike     whole     -               all-reduce
+whole     split     the own part    zeros elsewhere
+whole     alike     -               1 / ranks
 """
 
 from __future__ import annotations
@@ -12,8 +24,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, TypeAlias
 
-from evener.oracle.apportion import apportion
-from evener.oracle.data_parallel import weights_to_workers
+from evener.oracle.apportion import apportion, weights_to_workers
 
 Interval: TypeAlias = tuple[int, int]
 Intervals: TypeAlias = tuple[Interval, ...]
@@ -120,3 +131,89 @@ def joined(intervals: Sequence[Interval]) -> Intervals:
         elif a < b:
             joined.append((a, b))
     return tuple(joined)
+
+
+def ring_bytes(nbytes: int, size: int) -> float:
+    """Bytes that each rank sends in a ring all-reduce of `nbytes`: 2 (p-1)/p n."""
+    return 2 * (size - 1) * nbytes / size
+
+
+Pattern: TypeAlias = Literal["spread", "collect", "reduce"]
+"""`spread`: from owners to all who need it; `collect`: the sum of what these have, to the owners."""
+
+_PATTERNS: dict[tuple[State, State], tuple[Pattern | None, Pattern | None]] = {
+    ("split", "split"): ("spread", "collect"),
+    ("split", "whole"): ("spread", "collect"),
+    ("split", "alike"): ("spread", None),
+    ("partial", "split"): ("collect", "spread"),
+    ("partial", "whole"): ("reduce", "reduce"),
+    ("partial", "alike"): ("reduce", None),
+    ("alike", "split"): (None, "spread"),
+    ("alike", "whole"): (None, "reduce"),
+    ("whole", "split"): (None, None),
+    ("whole", "alike"): (None, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value changes its layout.
+
+    Attributes:
+        value: index of the operation that made it.
+        shape: of the value.
+        size: number of ranks.
+        have: its layout.
+        need: the layout that an operation wants.
+    """
+
+    value: int
+    shape: Shape
+    size: int
+    have: Layout
+    need: Layout
+
+    @property
+    def owners(self) -> Layout:
+        """Who owns which part in the exchange behind this move, if there is one."""
+        return self.have if self.have.state == "split" else self.need
+
+    @property
+    def needers(self) -> Layout:
+        """Who needs which part in that exchange."""
+        return self.need if self.have.state == "split" else WHOLE
+
+    @property
+    def kind(self) -> str:
+        """Under which its bytes are counted."""
+        if "partial" in (self.have.state,) and self.need.state == "split":
+            return "reduce-scatter"
+        if "split" not in (self.have.state, self.need.state) or self.have.state == "whole":
+            return "all-reduce"
+        if self.have.state == self.need.state:
+            return "re-partition" if is_disjoint(self.need, self.shape) else "halo"
+        return "gather"
+
+    def elements(self, rank: int, backward: bool) -> tuple[float, float]:
+        """(sent, received) by `rank`, in one direction of a pass."""
+        pattern = _PATTERNS[self.have.state, self.need.state][backward]
+        if pattern is None:
+            return 0, 0
+        if pattern == "reduce":
+            volume = 1
+            for extent in self.shape:
+                volume *= extent
+            return ring_bytes(volume, self.size), ring_bytes(volume, self.size)
+        own = [self.owners.region(r, self.shape) for r in range(self.size)]
+        need = [self.needers.region(r, self.shape) for r in range(self.size)]
+        others = [r for r in range(self.size) if r != rank]
+        given, taken = sum(common(own[rank], need[r]) for r in others), sum(common(own[r], need[rank]) for r in others)
+        return (given, taken) if pattern == "spread" else (taken, given)
+
+    def cost(self) -> float:
+        """Elements that the busiest rank sends or receives, forward and backward together."""
+        if self.have == self.need:
+            return 0
+        passes = (False, True)
+        ways = ([sum(self.elements(r, b)[way] for b in passes) for r in range(self.size)] for way in (0, 1))
+        return max(max(way) for way in ways)

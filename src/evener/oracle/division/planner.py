@@ -1,16 +1,22 @@
-"""Walks through a network and decides, operation by operation, how it is divided and what has to move before it."""
+"""Walks through a network and decides, operation by operation, how it is divided and what has to move before it.
+
+With several replicas every division is a hybrid with data parallelism: groups of ranks that hold one model together,
+each with samples of its own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
+from evener.errors import require
 from evener.oracle.division import rules
-from evener.oracle.division.layout import WHOLE, Layout, divide, is_disjoint, split
-from evener.oracle.division.moves import Move
+from evener.oracle.division.layout import WHOLE, Layout, Move, divide, is_disjoint, split
 from evener.oracle.division.network import Kind, Network, Operation
-from evener.oracle.division.rules import Choice, Rule, Situation
-from evener.oracle.division.weights import weight_layouts
+from evener.oracle.division.rules import TABLE, Choice, Division, Rule, Situation
+from evener.oracle.division.weights import Shard, weight_layouts
+from evener.schema import Part
 
 _DIVIDES = (rules.by_filter, rules.by_channel, rules.by_enough_channels, rules.by_narrower_side, rules.by_window)
 _BY_MODE = {"filter": rules.by_filter, "channel": rules.by_channel}
@@ -18,7 +24,7 @@ _KEEPS_CHANNELS = ("pool", "resize", "average", "pointwise", "batch_norm", "grou
 
 
 @dataclass(frozen=True)
-class Step:
+class OperationPlan:
     """One operation of a plan.
 
     Attributes:
@@ -63,7 +69,7 @@ class Planner:
         self.ending = _ending(self.network, self.table)
         self.segments = _segments(self.network)
 
-    def step(self, index: int) -> Step:
+    def step(self, index: int) -> OperationPlan:
         """Decide on operation `index`, the next one."""
         operation = self.network.operations[index]
         choice = self.choices.get(operation.name) if operation.weights and not self.divides_images else None
@@ -72,7 +78,7 @@ class Planner:
             choice = self.choices[operation.name] = rule(self._situation(index))
         moves = [move for pair in zip(operation.inputs, choice.needs, strict=True) for move in self._bring(*pair)]
         self.present.append([choice.gives])
-        return Step(choice, tuple(moves), self._halo(operation, choice), weight_layouts(operation, choice))
+        return OperationPlan(choice, tuple(moves), self._halo(operation, choice), weight_layouts(operation, choice))
 
     def _halo(self, operation: Operation, choice: Choice) -> Move | None:
         if choice.reach is None:
@@ -151,3 +157,140 @@ def _segments(network: Network) -> dict[int, tuple[int, ...]]:
 
 def _is_part(network: Network, index: int) -> bool:
     return network.operations[index].kind == "part"
+
+
+class Replica(Part, frozen=True, kw_only=True):
+    """Ranks that hold one model together.
+
+    Attributes:
+        shares: of the work, one a rank, in any unit: relative speeds. With columns, of the rows of ranks.
+        columns: shares of the columns of ranks, where images are divided both ways.
+    """
+
+    shares: tuple[float, ...]
+    columns: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for name, shares in (("shares", self.shares), ("columns", self.columns)):
+            allowed = "at least one, zero or more each, not all zero"
+            require(bool(shares) and min(shares) >= 0 and sum(shares) > 0, name, shares, allowed)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.shares) * len(self.columns)
+
+
+class Arrangement(Part, frozen=True, kw_only=True):
+    """How the ranks of a run divide a model and the samples.
+
+    Attributes:
+        division: of the model, within each replica.
+        replicas: in order of ranks: the first one's ranks, then the second one's ...
+    """
+
+    division: Division
+    replicas: tuple[Replica, ...]
+
+    def __post_init__(self) -> None:
+        require(bool(self.replicas), "replicas", self.replicas, "at least one")
+        for replica in self.replicas:
+            square = self.division == "spatial" or len(replica.columns) == 1
+            require(square, "columns", replica.columns, f"(1.0,) for division {self.division}: only images have any")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(replica.size for replica in self.replicas)
+
+    def ranks_of(self, replica: int) -> range:
+        """The ranks of a replica."""
+        first = sum(one.size for one in self.replicas[:replica])
+        return range(first, first + self.replicas[replica].size)
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """What the ranks of a replica do, operation by operation.
+
+    Attributes:
+        network: that they hold together.
+        size: number of ranks.
+        steps: one an operation.
+    """
+
+    network: Network
+    size: int
+    steps: tuple[OperationPlan, ...]
+
+    @cached_property
+    def choices(self) -> dict[str, Choice]:
+        """How operations with weights are done, by name."""
+        pairs = zip(self.network.operations, self.steps, strict=True)
+        return {op.name: step.choice for op, step in pairs if op.weights}
+
+    @cached_property
+    def shards(self) -> dict[str, Shard]:
+        """All weights of the operations, by name, in the order of their first use."""
+        shards: dict[str, Shard] = {}
+        for operation, step in zip(self.network.operations, self.steps, strict=True):
+            for weight, layout in zip(operation.weights, step.weights, strict=True):
+                name = f"{operation.name}.{weight.name}" if weight.name else operation.name
+                shards.setdefault(name, Shard(name, weight.shape, layout, weight.trainable))
+        return shards
+
+    @property
+    def exchanges(self) -> int:
+        """Times that the ranks of the replica move values in a forward and a backward pass."""
+        return 2 * sum(len(step.moves) + (step.halo is not None) for step in self.steps)
+
+    @cached_property
+    def gathers(self) -> tuple[str, ...]:
+        """Names of what is not divided, for which a divided value has to be gathered."""
+        pairs = zip(self.network.operations, self.steps, strict=True)
+        return tuple(
+            op.name
+            for op, step in pairs
+            if op.kind != "output" and not step.choice.mode and any(move.kind == "gather" for move in step.moves)
+        )
+
+
+def plan_replicas(network: Network, arrangement: Arrangement) -> tuple[ReplicaPlan, ...]:
+    """How each replica divides `network`: all of them do each operation by filter, or all by channel.
+
+    Args:
+        network: with the shapes of a batch.
+        arrangement: of all ranks.
+    """
+    first, *others = arrangement.replicas
+    leading = plan_replica(network, arrangement.division, first)
+    return leading, *(plan_replica(network, arrangement.division, one, leading=leading) for one in others)
+
+
+def plan_replica(
+    network: Network,
+    division: Division,
+    replica: Replica,
+    *,
+    before: ReplicaPlan | None = None,
+    leading: ReplicaPlan | None = None,
+) -> ReplicaPlan:
+    """How the ranks of `replica` divide `network`.
+
+    Args:
+        network: with the shapes of a batch.
+        division: the column of THE TABLE.
+        replica: the ranks and their shares.
+        before: their plan for another shape, by which weights are divided already.
+        leading: another replica's plan, whose modes are to be kept.
+    """
+    planner = Planner(
+        network=network,
+        table=TABLE[division],
+        divides_images=division == "spatial",
+        shares=replica.shares,
+        columns=replica.columns,
+        choices=dict(before.choices) if before else {},
+        modes={name: choice.mode for name, choice in leading.choices.items()} if leading else {},
+    )
+    return ReplicaPlan(network, replica.size, tuple(planner.step(i) for i in range(len(network.operations))))

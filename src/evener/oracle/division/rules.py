@@ -1,4 +1,8 @@
-"""How each kind of operation is divided: from the layouts of its inputs to those that it needs, and what it gives.
+"""THE TABLE: how each strategy divides each kind of operation, from its inputs' layouts to those needed and given.
+
+    filter, channel, hybrid   as published: every value is gathered, so that the ranks do the rest alike
+    sharded                   values stay divided by channel, convolutions move their narrower side
+    spatial                   rows and columns of images
 
 Two families. By channel: every rank has some channels of every value; only convolutions and linear layers mix them, as
 `filter` (own filters, from all channels that these read) or as `channel` (addends of all filters, from own channels).
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from evener.oracle.division.layout import (
     ALIKE,
@@ -18,6 +22,7 @@ from evener.oracle.division.layout import (
     WHOLE,
     Intervals,
     Layout,
+    Move,
     Shape,
     cut,
     divide,
@@ -25,8 +30,7 @@ from evener.oracle.division.layout import (
     stack,
     stretch,
 )
-from evener.oracle.division.moves import Move
-from evener.oracle.division.network import Operation
+from evener.oracle.division.network import Kind, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +241,48 @@ def _reach(operation: Operation, gives: Layout, shape: Shape) -> Layout:
 def _clip(interval: tuple[int, int], size: int) -> Intervals:
     low, high = max(0, interval[0]), min(size, interval[1])
     return ((low, high),) if low < high else ()
+
+
+Division: TypeAlias = Literal["filter", "channel", "hybrid", "sharded", "spatial"]
+"""A column of THE TABLE: how the model is divided inside a replica."""
+
+_SHARDED: dict[Kind, Rule] = {
+    "input": everywhere,
+    "constant": everywhere,
+    "convolution": by_narrower_side,
+    "linear": by_narrower_side,
+    "pool": follow,
+    "resize": follow,
+    "average": follow,
+    "pointwise": join,
+    "batch_norm": normalise,
+    "group_norm": follow,
+    "concat": concatenated_channels,
+    "part": part_of_channels,
+    "flatten": flattened_channels,
+    "other": undivided,
+    "output": alike,
+}
+_PUBLISHED: dict[Kind, Rule] = {
+    **dict.fromkeys(get_args(Kind), alike),
+    "input": everywhere,
+    "constant": everywhere,
+}
+_SPATIAL: dict[Kind, Rule] = {
+    **_SHARDED,
+    "convolution": by_window,
+    "linear": undivided,
+    "pool": by_window,
+    "resize": by_window,
+    "average": averaged_rows,
+    "concat": join,
+    "part": follow,
+    "flatten": undivided,
+}
+TABLE: dict[Division, dict[Kind, Rule]] = {
+    "filter": {**_PUBLISHED, **dict.fromkeys(("convolution", "linear"), by_filter)},
+    "channel": {**_PUBLISHED, **dict.fromkeys(("convolution", "linear"), by_channel)},
+    "hybrid": {**_PUBLISHED, **dict.fromkeys(("convolution", "linear"), by_enough_channels)},
+    "sharded": _SHARDED,
+    "spatial": _SPATIAL,
+}

@@ -14,7 +14,7 @@ from torch import Tensor
 from evener.errors import InvalidValue
 from evener.memory import usable_memory
 from evener.oracle.schedule import SCHEDULES, ScheduleName, max_held
-from evener.oracle.stages import Division, Held, Team, Unit, divide
+from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
 from evener.parallel.pipeline.costs import Costs, estimated_seconds, measured_seconds, told_seconds
 from evener.parallel.pipeline.layout import Layout, lay_out, positions_of
 from evener.parallel.pipeline.rematerialise import Rematerialise, recomputed
@@ -43,7 +43,7 @@ class Wish:
     schedule: ScheduleName
     rematerialise: Rematerialise
     costs: Costs
-    team: Team | None
+    team: DeviceGroup | None
     loss: Callable[[Any], Tensor] | None = None
 
     def held(self, stages: int) -> Held:
@@ -74,7 +74,7 @@ class Design:
     """
 
     layout: Layout
-    division: Division | None
+    division: StageCut | None
     memory: tuple[float, ...]
     weight_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
@@ -131,13 +131,15 @@ def design(
     seconds = {d: _measured(model, d, wish.loss) if measured else [] for d in devices}
     own = msgspec.msgpack.encode([_Offer(usable_memory(str(d))[1], [s / speed for s in seconds[d]]) for d in devices])
     offers = list(chain(*(msgspec.msgpack.decode(row, type=list[_Offer]) for row in gather(own))))
-    team = wish.team or Team(memory=tuple(offer.memory for offer in offers))
+    team = wish.team or DeviceGroup(memory=tuple(offer.memory for offer in offers))
     rows = [offer.seconds for offer in offers] if measured else [_told(model, wish.costs)] * len(offers)
     return [_design(model, wish, ranks, team, rows) for ranks in replicas]
 
 
-def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, seconds: Sequence[Sequence[float]]) -> Design:
-    division: Division | None = None
+def _design(
+    model: Subject, wish: Wish, ranks: Sequence[int], team: DeviceGroup, seconds: Sequence[Sequence[float]]
+) -> Design:
+    division: StageCut | None = None
     if wish.begins is not None:
         positions = positions_of(model, wish.begins)
     else:
@@ -160,7 +162,7 @@ def _design(model: Subject, wish: Wish, ranks: Sequence[int], team: Team, second
     )
 
 
-def _room(model: Subject, team: Team) -> Team:
+def _room(model: Subject, team: DeviceGroup) -> DeviceGroup:
     """`team` with the memory that is left while any operation's backward pass runs, wherever it will be."""
     passing = model.passing_bytes(0, len(model.spent))
     return replace(team, memory=tuple(memory - passing for memory in team.memory))

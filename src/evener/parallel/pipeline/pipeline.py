@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from evener.comm.group import Group
 from evener.errors import InvalidValue, require
 from evener.oracle.schedule import SCHEDULES, ScheduleName
-from evener.oracle.stages import Team
+from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.announcement import Announcement, announce, decode
 from evener.parallel.pipeline.batches import divided, joined, resized, samples_in, sizes_of
 from evener.parallel.pipeline.costs import Costs
@@ -88,7 +88,7 @@ class Pipeline:
         schedule: ScheduleName = "1f1b",
         rematerialise: Rematerialise = "auto",
         costs: Costs = "measured",
-        team: Team | None = None,
+        team: DeviceGroup | None = None,
         replicas: Sequence[Sequence[int]] | None = None,
         weigh: Weigh | None = None,
         targets: Any = None,

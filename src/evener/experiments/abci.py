@@ -1,0 +1,233 @@
+"""What the oracle says of the published measurements of CNN training on up to 1024 V100s (Kahira et al., HPDC 2021).
+
+Given, and used as it is given: one iteration end to end on one GPU for two networks; one iteration of VGG-16 on eight;
+the machines. From these, four constants follow and nothing else is fitted:
+
+    conv_flops, pass_seconds    the two one-GPU iterations: one network has many small layers, the other few large ones
+    bandwidth of a ring         the iteration on eight GPUs, less its computing: what the packed all-reduce took
+    bandwidth out of a node     twice that: two adapters
+
+Published is computing per sample layer by layer, too. It is not used: timed one at a time, layers take longer than in a
+row, where the next one starts while the last one ends (ResNet-50: 64 x 3.12 ms are more than the whole iteration).
+`docs/oracle.md` has the reasons at length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from evener.atomic import atomic_write
+from evener.graph import ModelGraph
+from evener.oracle.cost.estimate import CostEstimate
+from evener.oracle.cost.mesh import price_mesh
+from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.cost.partition import Mode
+from evener.oracle.machines import NODES, V100
+from evener.profile import ClusterProfile, Fabric, Throughput
+from evener.run.console import print_line
+from evener.zoo.classifiers import resnet50, vgg16
+
+COLUMNS = ("strategy", "model", "gpus", "compute_seconds", "communication_seconds", "total_seconds")
+
+_HYBRIDS: tuple[Mode, ...] = ("filter", "spatial")
+_DIVISIONS: tuple[Mode, ...] = ("channel", "filter")
+_GPUS_OF_A_NODE = 4
+_NODES_OF_A_LEAF = 17
+_ADAPTERS = 2
+_ADAPTER_BANDWIDTH = 12.5e9
+_OVERSUBSCRIPTION = 3
+_NVLINKS, _NVLINKS_OF_A_PAIR = 6, 2
+_TOLERANCE = 1e-10
+_CALIBRATION_GPUS, _CALIBRATION_SECONDS = 8, 0.4547
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredNetwork:
+    """A network as it was measured.
+
+    Attributes:
+        graph: its layers.
+        samples: of one GPU, or of one node where a node holds one model together.
+        seconds: of one iteration on one GPU, end to end.
+    """
+
+    graph: ModelGraph
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationForecast:
+    """Predicted seconds of one iteration; the fields are the columns of the CSV file."""
+
+    strategy: str
+    model: str
+    gpus: int
+    compute_seconds: float
+    communication_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The constants of the machine.
+
+    Attributes:
+        conv_flops: FLOP/s of convolutions and matrix products.
+        pass_seconds: of starting and ending a pass of a layer.
+        ring_bandwidth: bytes per second of one ring that leaves the nodes.
+    """
+
+    conv_flops: float
+    pass_seconds: float
+    ring_bandwidth: float = _ADAPTER_BANDWIDTH
+
+    def profile(self, gpus: int) -> ClusterProfile:
+        """`gpus` GPUs: nodes filled one after the other, leaves likewise."""
+        speed = Throughput(precision="fp32", matmul_flops=self.conv_flops, conv_flops=self.conv_flops)
+        gpu = msgspec.structs.replace(V100, throughputs=(speed,), pass_seconds=self.pass_seconds)
+        devices = (
+            msgspec.structs.replace(
+                gpu,
+                node=f"node-{i // _GPUS_OF_A_NODE}",
+                device=f"cuda:{i % _GPUS_OF_A_NODE}",
+                leaf=f"leaf-{i // (_GPUS_OF_A_NODE * _NODES_OF_A_LEAF)}",
+            )
+            for i in range(gpus)
+        )
+        return ClusterProfile(devices=tuple(devices), fabrics=(_nvlink(gpus), *self._outside()))
+
+    def _outside(self) -> tuple[Fabric, Fabric]:
+        up = _NODES_OF_A_LEAF * _ADAPTERS * _ADAPTER_BANDWIDTH / _OVERSUBSCRIPTION
+        edr = Fabric(
+            name="InfiniBand EDR",
+            within="leaf",
+            alpha=7e-6,
+            beta=1 / self.ring_bandwidth,
+            shared_bandwidth=_ADAPTERS * self.ring_bandwidth,
+        )
+        return edr, msgspec.structs.replace(edr, name="fat tree", within="cluster", shared_bandwidth=up)
+
+
+def networks() -> dict[str, MeasuredNetwork]:
+    """The two networks; VGG-16 is pooled with sizes rounded up, so that its first linear layer sees 8 x 8."""
+    return {
+        "resnet50": MeasuredNetwork(graph=resnet50(), samples=64, seconds=0.1834),
+        "vgg16": MeasuredNetwork(graph=vgg16((3, 226, 226), ceil=True), samples=32, seconds=0.2619),
+    }
+
+
+def predictions(machine: Machine) -> Iterator[IterationForecast]:
+    """One row a setting."""
+    for name, net in networks().items():
+        for gpus in _powers(1, 1024):
+            yield _row("data", name, net, machine, gpus, "none", 1)
+        for mode in _HYBRIDS:
+            for gpus in _powers(16, 1024):
+                yield _row(f"data+{mode}", name, net, machine, gpus, mode, _GPUS_OF_A_NODE)
+        for mode in _DIVISIONS:
+            for gpus in _powers(4, 64):
+                yield _row(mode, name, net, machine, gpus, mode, gpus)
+
+
+def csv_text(rows: Iterable[IterationForecast]) -> str:
+    """`rows` as a CSV file: a line of `COLUMNS`, a line for each."""
+    lines = [",".join(COLUMNS)]
+    for row in rows:
+        seconds = (row.compute_seconds, row.communication_seconds, row.total_seconds)
+        lines.append(",".join((row.strategy, row.model, str(row.gpus), *(f"{value:.6f}" for value in seconds))))
+    return "\n".join(lines) + "\n"
+
+
+def run(csv: Path) -> None:
+    """`evener experiment oracle-abci`: predictions of the published settings, as a CSV file."""
+    atomic_write(csv, csv_text(predictions(calibrate())).encode())
+    print_line(f"wrote {csv}")
+
+
+def calibrate() -> Machine:
+    """The constants that follow from both networks on one GPU, and from the wide one on eight."""
+    deep, wide = networks()["resnet50"], networks()["vgg16"]
+
+    def flops(pass_seconds: float) -> float:
+        def excess(seconds_per_flop: float) -> float:
+            return _alone(wide, Machine(1 / seconds_per_flop, pass_seconds)) - wide.seconds
+
+        return 1 / _root(excess, 1e-14, 1e-12)
+
+    pass_seconds = _root(lambda start: _alone(deep, Machine(flops(start), start)) - deep.seconds, 0.0, 1e-3)
+    computing = Machine(flops(pass_seconds), pass_seconds)
+
+    def too_slow(seconds_per_byte: float) -> float:
+        machine = replace(computing, ring_bandwidth=1 / seconds_per_byte)
+        return _estimate(wide, machine, _CALIBRATION_GPUS, "none", 1).step_seconds - _CALIBRATION_SECONDS
+
+    return replace(computing, ring_bandwidth=1 / _root(too_slow, 1e-12, 1e-8))
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a continuous function is zero that is negative at `low` and positive at `high`.
+
+    By false position, halving the weight of an end that stays (the Illinois rule, Dowell & Jarratt 1971).
+    """
+    at_low, at_high, side = function(low), function(high), 0
+    for _ in range(60):
+        middle = (low * at_high - high * at_low) / (at_high - at_low)
+        value = function(middle)
+        if abs(value) < _TOLERANCE:
+            break
+        if value < 0:
+            low, at_low, at_high, side = middle, value, at_high / 2 if side < 0 else at_high, -1
+        else:
+            high, at_high, at_low, side = middle, value, at_low / 2 if side > 0 else at_low, 1
+    return middle
+
+
+def _alone(net: MeasuredNetwork, machine: Machine) -> float:
+    return _estimate(net, machine, 1, "none", 1).step_seconds
+
+
+def _estimate(net: MeasuredNetwork, machine: Machine, gpus: int, mode: Mode, members: int) -> CostEstimate:
+    """The price of one iteration in which every `members` GPUs hold one model together."""
+    job = TrainingJob(
+        graph=net.graph,
+        batch_size=net.samples * gpus // members,
+        optimizer="adam",
+        overlap=False,
+        statistics=False,
+        published=True,
+    )
+    groups = [range(first, first + members) for first in range(0, gpus, members)]
+    return price_mesh(CostModel(job, machine.profile(gpus)), groups, mode)
+
+
+def _row(
+    strategy: str, model: str, net: MeasuredNetwork, machine: Machine, gpus: int, mode: Mode, members: int
+) -> IterationForecast:
+    estimate = _estimate(net, machine, gpus, mode, members)
+    communication = estimate.communication_seconds
+    return IterationForecast(
+        strategy=strategy,
+        model=model,
+        gpus=gpus,
+        compute_seconds=estimate.step_seconds - communication,
+        communication_seconds=communication,
+        total_seconds=estimate.step_seconds,
+    )
+
+
+def _nvlink(gpus: int) -> Fabric:
+    """Inside of a node: two GPUs have the links of a pair, four use all of theirs."""
+    inside = NODES["v100-node"].inside
+    few = 2 <= gpus < _GPUS_OF_A_NODE
+    return msgspec.structs.replace(inside, beta=inside.beta * _NVLINKS / _NVLINKS_OF_A_PAIR) if few else inside
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 2

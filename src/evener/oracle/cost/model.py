@@ -1,0 +1,181 @@
+"""A job on given machines: what the forecasts of all strategies start from, with what they ask again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, log2
+
+import numpy as np
+
+from evener.errors import require
+from evener.graph import ModelGraph
+from evener.oracle.apportion import Worker
+from evener.oracle.cost.layers import Layers, Numbers, columns
+from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, LayerShare, device_of, layer_seconds
+from evener.oracle.cost.topology import Topology
+from evener.profile import ClusterProfile, Precision
+
+OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
+"""Numbers that an optimiser keeps for every parameter."""
+_MOST_UNITS = 128
+_ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
+"""Of an activation; parameters keep the size that the graph gives them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """What is to be trained.
+
+    Attributes:
+        graph: of the model.
+        batch_size: samples of one optimiser step, over all devices.
+        optimizer: `sgd`, `momentum` or `adam`: what it keeps for every parameter.
+        precision: of the arithmetic.
+        task: name under which timings are looked for in the profile.
+        overlap: whether gradients are exchanged while the backward pass goes on.
+        statistics: whether BatchNorm is that of all samples, and exchanges its statistics.
+        published: whether models are divided as Kahira et al. 2021 did it, and not as Evener does: linear layers are
+            never divided, nor channels that are fewer than ranks; every layer exchanges the gradient of its input by
+            itself, even if others have read it, too; with strips, all gradients are added up over all ranks.
+        bucket_bytes: of gradients that are exchanged together.
+    """
+
+    graph: ModelGraph
+    batch_size: int
+    optimizer: str = "momentum"
+    precision: Precision = "fp32"
+    task: str = ""
+    overlap: bool = True
+    statistics: bool = True
+    published: bool = False
+    bucket_bytes: int = 25 * 2**20
+
+    def __post_init__(self) -> None:
+        require(self.batch_size > 0, "--batch-size", self.batch_size, "positive")
+        require(self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
+        require(self.bucket_bytes > 0, "bucket_bytes", self.bucket_bytes, "positive")
+
+
+class CostModel:
+    """`job` on the machines of `profile`; devices are named by their index in it.
+
+    Args:
+        job: what to train.
+        profile: the machines.
+
+    Raises:
+        InvalidValue: a device can neither be looked up nor computed: it has no timing of the task and no speed.
+    """
+
+    def __init__(self, job: TrainingJob, profile: ClusterProfile) -> None:
+        self.job = job
+        self.profile = profile
+        self.layers: Layers = columns(job.graph, _ELEMENT_BYTES[job.precision])
+        self.parameter_bytes = job.graph.parameter_bytes
+        self.topology = Topology(profile)
+        kinds: dict[DeviceSpeed, int] = {}
+        self.kinds = [kinds.setdefault(device_of(d, job.task, job.precision), len(kinds)) for d in profile.devices]
+        self._devices = list(kinds)
+        self._seconds: dict[tuple[int, bytes], LayerSeconds] = {}
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return len(self.kinds)
+
+    def device(self, index: int) -> DeviceSpeed:
+        """What device `index` can do."""
+        return self._devices[self.kinds[index]]
+
+    def name(self, index: int) -> str:
+        """Device `index` in words."""
+        one = self.profile.devices[index]
+        return f"{one.node} {one.device}"
+
+    def seconds(self, index: int, part: LayerShare | None = None) -> LayerSeconds:
+        """Seconds of `part` of every layer on device `index`; of all by default."""
+        key = (self.kinds[index], part.key if part else b"")
+        if key not in self._seconds:
+            self._seconds[key] = layer_seconds(self.layers, self.device(index), part)
+        return self._seconds[key]
+
+    def update_seconds(self, index: int, parameter_bytes: float) -> float:
+        """Seconds of the optimiser's step over `parameter_bytes` on device `index`.
+
+        It reads parameter and gradient and writes the parameter; reads and writes what it keeps.
+        """
+        device, whole = self.device(index), self.parameter_bytes
+        if device.timing is not None and whole:
+            return device.timing.update_seconds * parameter_bytes / whole * device.learnt
+        passes = 3 + 2 * OPTIMIZERS[self.job.optimizer]
+        return passes * parameter_bytes / device.bandwidth * device.learnt
+
+    def state_bytes(self, parameter_bytes: float) -> float:
+        """Bytes of parameters, their gradients and what the optimiser keeps, with the model's buffers."""
+        return parameter_bytes * (2 + OPTIMIZERS[self.job.optimizer]) + self.job.graph.buffer_bytes
+
+    def sample_bytes(self, kept: Numbers, parts: Numbers) -> float:
+        """Bytes of one sample: what is kept for backward, and the largest layer's tensors while it computes."""
+        passing = (self.layers.input_bytes + self.layers.output_bytes) * parts
+        return float(kept.sum() + 2 * passing.max())
+
+    def most_samples(self, index: int, state_bytes: float, sample_bytes: float) -> int | None:
+        """Samples that device `index` can hold at once; None if nothing bounds them."""
+        device = self.device(index)
+        measured = device.timing.max_samples if device.timing else None
+        if device.memory_bytes >= 1 << 62:
+            return measured
+        fitting = max(0, int((device.memory_bytes - state_bytes) // max(1.0, sample_bytes)))
+        return fitting if measured is None else min(fitting, measured)
+
+    @cached_property
+    def workers(self) -> tuple[Worker, ...]:
+        """What a step of n samples of the whole model costs every device by itself."""
+        by_kind: dict[int, Worker] = {}
+        for index, kind in enumerate(self.kinds):
+            if kind not in by_kind:
+                seconds = self.seconds(index)
+                by_kind[kind] = Worker(
+                    unit_seconds=max(seconds.each, 1e-12),
+                    fixed_seconds=seconds.fixed + self.update_seconds(index, self.parameter_bytes),
+                    most=self.most_samples(index, self.whole_state_bytes, self.whole_sample_bytes),
+                )
+        return tuple(by_kind[kind] for kind in self.kinds)
+
+    @cached_property
+    def whole_state_bytes(self) -> float:
+        """`state_bytes` of the whole model."""
+        return self.state_bytes(self.parameter_bytes)
+
+    @cached_property
+    def whole_sample_bytes(self) -> float:
+        """`sample_bytes` of the whole model."""
+        return self.sample_bytes(self.layers.kept_bytes, np.ones(len(self.layers)))
+
+    @cached_property
+    def units(self) -> list[int]:
+        """First layers of the units that pipelines are cut into: neighbours of the least seconds are put together."""
+        fastest = min(range(self.size), key=lambda device: self.workers[device].unit_seconds)
+        seconds = self.seconds(fastest)
+        sums = [float(value) for value in seconds.forward_each + seconds.backward_each]
+        starts = list(range(len(sums)))
+        while len(starts) > _MOST_UNITS:
+            least = min(range(len(sums) - 1), key=lambda i: sums[i] + sums[i + 1])
+            sums[least] += sums.pop(least + 1)
+            starts.pop(least + 1)
+        return starts
+
+    def statistics_seconds(self, devices: Sequence[int]) -> float:
+        """Seconds that BatchNorm's exchanges take among `devices`: one small message a layer and pass."""
+        if len(devices) < 2 or not self.job.statistics:
+            return 0.0
+        rounds = ceil(log2(len(devices))) * self.topology.ring(devices).alpha
+        return 2 * float(self.layers.is_norm.sum()) * rounds
+
+    @cached_property
+    def statistics_bytes(self) -> int:
+        """Bytes that a rank tells each other one: mean, variance and count forward, two sums backward, in 32 bits."""
+        norms = [layer for layer in self.job.graph.layers if "BatchNorm" in layer.kind]
+        return 4 * sum(4 * layer.output_shape[0] + 1 for layer in norms) if self.job.statistics else 0

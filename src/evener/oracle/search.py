@@ -1,0 +1,249 @@
+"""Finds the best way to train: prices the candidates of every strategy and ranks them.
+
+Candidates are pruned, because there are too many of them; every division inside of one is exact:
+
+    sets of devices    the k fastest, k = 1, 2, 4 ... all; then halfway between the best k and its neighbours
+    meshes             groups of 2, 4 and 8 neighbours, and the devices of each node
+    pipelines          2, 4 and 8 times as many micro-batches as stages; of many stages, or rows of them, 4 times
+    local steps        as few as make their exchange a tenth of the computing
+
+No set of devices is ever recommended that is slower than its best member: one device alone is a candidate, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+from typing import get_args
+
+from evener.errors import DoesNotFit
+from evener.oracle.cost.averaging import price_averaging, price_server
+from evener.oracle.cost.estimate import CostEstimate
+from evener.oracle.cost.mesh import price_mesh
+from evener.oracle.cost.model import CostModel
+from evener.oracle.cost.partition import MODES
+from evener.oracle.cost.pipeline import price_pipeline
+from evener.oracle.cost.topology import all_reduce_seconds
+from evener.plan import Rejected, Strategy
+
+_MANY, _VERY_MANY = 32, 128
+_ALONE: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))
+"""Strategies in which every device holds a model of its own."""
+EVERY_STRATEGY: tuple[Strategy, ...] = get_args(Strategy)
+LEARNS_OTHERWISE: frozenset[Strategy] = frozenset(("averaging", "server", "asynchronous server"))
+"""Strategies that do not give what one process would; chosen only where they are asked for. (A synchronous server does,
+but it is a star: it is for machines that come and go.)"""
+WORTH = 0.99
+"""More devices have to bring a step to this fraction of what fewer take: a predicted gain below 1 % is noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """What is to be expected.
+
+    Attributes:
+        model: that was looked at.
+        ranked: the best estimate of every strategy that can run, fastest first.
+        rejected: strategies that cannot run, and devices left out of the best one.
+        alone: the best single device's estimate; None where the job fits none.
+        best: the estimate to take: the fastest that learns what one process would.
+    """
+
+    model: CostModel
+    ranked: tuple[CostEstimate, ...]
+    rejected: tuple[Rejected, ...]
+    alone: CostEstimate | None
+    best: CostEstimate
+
+    def speedup(self, estimate: CostEstimate) -> float | None:
+        """How many times as fast as the best single device; None where the job fits none."""
+        return self.alone.step_seconds / estimate.step_seconds if self.alone else None
+
+
+def search(model: CostModel, strategies: Collection[Strategy] = EVERY_STRATEGY) -> Ranking:
+    """The best way of each of `strategies`, and of all.
+
+    Raises:
+        DoesNotFit: nothing fits the memory of the devices, together or alone.
+    """
+    found: dict[Strategy, CostEstimate] = {}
+    rejected: list[Rejected] = []
+    alone = _best_alone(model)
+    orders = {True: [i for i in _by_speed(model) if model.workers[i].most != 0], False: _by_node(model)}
+    for strategy in strategies:
+        if strategy == "serial":
+            continue
+        best, reason = _best_of(model, strategy, orders[strategy in _ALONE])
+        if best is not None:
+            found[strategy] = best
+        elif model.size > 1:
+            rejected.append(Rejected(what=strategy, reason=reason))
+    if alone is not None:
+        found["serial"] = alone
+    else:
+        rejected.append(Rejected(what="serial", reason="no single device holds the model and one sample"))
+    ranked = tuple(sorted(found.values(), key=lambda estimate: estimate.step_seconds))
+    alike = [estimate for estimate in ranked if estimate.strategy not in LEARNS_OTHERWISE] or list(ranked)
+    if not alike:
+        reasons = "; ".join(f"{one.what}: {one.reason}" for one in rejected)
+        raise DoesNotFit(f"nothing fits the memory of the devices: {reasons}")
+    best = alike[0] if alone is None or alike[0].step_seconds < WORTH * alone.step_seconds else alone
+    return Ranking(
+        model=model,
+        ranked=ranked,
+        rejected=(*rejected, *_left_out(model, best)),
+        alone=alone,
+        best=best,
+    )
+
+
+def _by_speed(model: CostModel) -> list[int]:
+    workers = model.workers
+    return sorted(range(model.size), key=lambda i: (workers[i].unit_seconds, i))
+
+
+def _by_node(model: CostModel) -> list[int]:
+    """Devices node by node, because those of one model talk much: the fastest nodes first."""
+    members: dict[str, list[int]] = {}
+    for device in _by_speed(model):
+        members.setdefault(model.topology.nodes[device], []).append(device)
+    speeds = {
+        node: sum(1 / model.workers[device].unit_seconds for device in devices) for node, devices in members.items()
+    }
+    return [device for node in sorted(members, key=lambda node: -speeds[node]) for device in members[node]]
+
+
+def _best_alone(model: CostModel) -> CostEstimate | None:
+    """The estimate of the fastest device that can do the job by itself; one of each kind is asked."""
+    first: dict[int, int] = {}
+    for device, kind in enumerate(model.kinds):
+        first.setdefault(kind, device)
+    estimates = [estimate for device in first.values() for estimate in estimates_on(model, "serial", [device])[0]]
+    return min(estimates, key=lambda estimate: estimate.step_seconds, default=None)
+
+
+def _best_of(model: CostModel, strategy: Strategy, order: Sequence[int]) -> tuple[CostEstimate | None, str]:
+    """The fastest estimate of `strategy` over sets of the first devices of `order`, or why there is none."""
+    known: dict[int, CostEstimate] = {}
+    reason = "there is no such way to divide this model over these devices" if order else "no device holds the model"
+    sizes = _sizes(len(order), strategy)
+    while sizes:
+        for size in sizes:
+            estimates, why = estimates_on(model, strategy, order[:size])
+            reason = why or reason
+            if estimates:
+                known[size] = min(estimates, key=lambda estimate: estimate.step_seconds)
+        sizes = _between(known) if len(sizes) > 2 else []
+    if not known:
+        return None, reason
+    return min(known.values(), key=lambda estimate: estimate.step_seconds), ""
+
+
+def estimates_on(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> tuple[list[CostEstimate], str]:
+    """Estimates of every candidate on `devices` that fits, and why the last one did not that does not."""
+    estimates, reason = [], ""
+    for price in candidates(model, strategy, devices):
+        try:
+            estimates.append(price())
+        except DoesNotFit as error:
+            reason = str(error)
+    return estimates, reason
+
+
+def _sizes(size: int, strategy: Strategy) -> list[int]:
+    """1, 2, 4 ... and all devices; where that takes long, all, half and a quarter, or all and a quarter."""
+    if strategy.startswith("data+") and size > _MANY:
+        return [size // 4, size] if size > _VERY_MANY else [size // 4, size // 2, size]
+    return [*(1 << power for power in range(size.bit_length()) if 1 << power < size), size]
+
+
+def _between(known: dict[int, CostEstimate]) -> list[int]:
+    """Sizes halfway between the best one and its neighbours, even ones, so that groups can be formed of them."""
+    if not known:
+        return []
+    sizes = sorted(known)
+    best = sizes.index(min(sizes, key=lambda size: known[size].step_seconds))
+    neighbours = [sizes[i] for i in (best - 1, best + 1) if 0 <= i < len(sizes)]
+    middles = {(sizes[best] + size) // 4 * 2 for size in neighbours}
+    return sorted(middle for middle in middles if middle > 1 and middle not in known)
+
+
+def _left_out(model: CostModel, best: CostEstimate) -> list[Rejected]:
+    """One entry for every node of which the best estimate uses no device."""
+    used = {model.topology.nodes[device] for device in best.devices}
+    names = dict.fromkeys(node for node in model.topology.nodes if node not in used)
+    return [Rejected(what=node, reason="a step would be no shorter with it") for node in names]
+
+
+_GROUP_SIZES = (2, 4, 8)
+_MOST_MEMBERS = 64
+_MOST_STAGES = 64
+_FEW_STAGES = 8
+_MOST_LOCAL_STEPS = 500
+
+Price = Callable[[], CostEstimate]
+
+
+def candidates(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> Iterator[Price]:
+    """What there is to price of `strategy` on exactly `devices`, each as a function that does it."""
+    job, size = model.job, len(devices)
+    row = model.topology.ordered(devices)
+    if strategy == "serial":
+        if size == 1:
+            yield lambda: price_mesh(model, [row], "none")
+    elif size < 2:
+        return
+    elif strategy == "data":
+        yield lambda: price_mesh(model, [[device] for device in row], "none")
+    elif strategy == "averaging":
+        yield lambda: price_averaging(model, row, _local_steps(model, row))
+    elif strategy in ("server", "asynchronous server"):
+        yield lambda: price_server(model, row, row[0], asynchronous=strategy != "server")
+    elif strategy == "pipeline":
+        if size <= min(_MOST_STAGES, len(job.graph.layers)):
+            yield from _pipelines(model, [row])
+    elif strategy == "data+pipeline":
+        for groups in meshes(model, row):
+            if len({len(group) for group in groups}) == 1:
+                yield from _pipelines(model, groups)
+    else:
+        yield from _divided(model, strategy, row)
+
+
+def _divided(model: CostModel, strategy: Strategy, row: Sequence[int]) -> Iterator[Price]:
+    mode = next(mode for mode in MODES if strategy.endswith(mode))
+    if not strategy.startswith("data+"):
+        if len(row) <= _MOST_MEMBERS:
+            yield lambda: price_mesh(model, [row], mode)
+        return
+    for groups in meshes(model, row):
+        yield lambda groups=groups: price_mesh(model, groups, mode)  # type: ignore[misc]
+
+
+def _pipelines(model: CostModel, rows: Sequence[Sequence[int]]) -> Iterator[Price]:
+    for times in (2, 4, 8) if len(rows) == 1 and len(rows[0]) <= _FEW_STAGES else (4,):
+        micro_batches = times * len(rows[0])
+        if micro_batches * len(rows) <= model.job.batch_size:
+            yield lambda m=micro_batches: price_pipeline(model, rows, m)  # type: ignore[misc]
+
+
+def meshes(model: CostModel, row: Sequence[int]) -> Iterator[list[list[int]]]:
+    """Divisions of `row` into at least two groups of several neighbours."""
+    seen: set[tuple[int, ...]] = set()
+    by_node = [list(group) for _, group in groupby(row, key=lambda device: model.topology.nodes[device])]
+    chunks = ([list(row[i : i + m]) for i in range(0, len(row), m)] for m in _GROUP_SIZES if len(row) % m == 0)
+    for groups in (by_node, *chunks):
+        sizes = tuple(map(len, groups))
+        if len(groups) > 1 and min(sizes) > 1 and sizes not in seen:
+            seen.add(sizes)
+            yield groups
+
+
+def _local_steps(model: CostModel, devices: Sequence[int]) -> int:
+    """As few local steps as make the averaging a tenth of the computing, at least 2."""
+    nbytes, channel = model.parameter_bytes, model.topology.ring(devices)
+    exchange = all_reduce_seconds(nbytes, len(devices), channel.alpha, channel.beta)
+    each = model.job.batch_size / sum(1 / model.workers[device].unit_seconds for device in devices)
+    return min(_MOST_LOCAL_STEPS, max(2, ceil(10 * exchange / each)))

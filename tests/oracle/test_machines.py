@@ -1,0 +1,40 @@
+"""Machines that one does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.errors import InvalidValue
+from evener.oracle.cost.topology import Topology
+from evener.oracle.machines import NETWORKS, NODES, imagine
+
+
+def test_machines_are_counted_and_joined() -> None:
+    profile = imagine("2xv100-node, h200", "1gbe")
+    assert [device.node for device in profile.devices] == ["node-0"] * 4 + ["node-1"] * 4 + ["node-2"]
+    assert profile.devices[5].device == "cuda:1"
+    assert profile.devices[8].model == "H200-SXM"
+    topology = Topology(profile)
+    assert 1 / topology.ring(range(4)).beta > 1e11
+    assert 1 / topology.ring(range(9)).beta == pytest.approx(0.94 * 125e6)
+
+
+@pytest.mark.parametrize("kind", NODES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_template_is_a_valid_profile(kind: str, network: str) -> None:
+    profile = imagine(f"3x{kind}", network)
+    assert len(profile.devices) == 3 * NODES[kind].devices
+    assert all(device.throughput("fp32") and device.bandwidth for device in profile.devices)
+
+
+@pytest.mark.parametrize(
+    ("machines", "network", "message"),
+    [
+        ("4xtoaster", "1gbe", r"--machines must be such as 4xv100-node; known are v100, .*, got '4xtoaster'"),
+        ("0xv100", "1gbe", r"--machines must be such as 4xv100-node; .*, got '0xv100'"),
+        ("v100", "token-ring", r"--network must be one of 1gbe, 10gbe, 100gbe, infiniband, got 'token-ring'"),
+    ],
+)
+def test_what_is_not_known_is_refused(machines: str, network: str, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        imagine(machines, network)
