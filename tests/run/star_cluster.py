@@ -64,6 +64,11 @@ class Cluster:
         typed = command(*words) if has_torch else [sys.executable, "-c", _WITHOUT_TORCH, *words]
         self.nodes[name] = self._start(typed, output=f"{name}.out")
 
+    def join_unnamed(self, label: str) -> None:
+        """Start a node as the user who gives it no name; `label` is for its output."""
+        typed = ("join", self.address, "--token", self.token, "--device", "cpu", "--cache", str(self.folder / "cache"))
+        self.nodes[label] = self._start(command(*typed), output=f"{label}.out")
+
     def wait_for_nodes(self) -> dict[str, NodeStatus]:
         """All nodes by name, once all that were started are measured."""
 

@@ -224,6 +224,20 @@ def test_without_encryption_both_sides_have_to_say_so(tmp_path: Path) -> None:
         star.down()
 
 
+def test_two_nodes_without_names_join_from_one_machine_side_by_side() -> None:
+    with cluster() as star:
+        for number in range(2):
+            star.join_unnamed(f"node-{number}")
+        wait_until(lambda: sum(node.score is not None for node in star.ask().nodes) == 2, "that both nodes join")
+        names = sorted(node.name for node in star.ask().nodes)
+        assert all(process.poll() is None for process in star.nodes.values())
+        star.down()
+    base = names[0].removesuffix("-2")
+    assert re.fullmatch(rf"{re.escape(base)}(-\d+)?", names[1])
+    assert names[0] != names[1]
+    assert base.startswith(socket.gethostname())
+
+
 def test_a_home_has_one_master(tmp_path: Path) -> None:
     with cluster() as star:
         second = star.evener("up", "--home", str(star.home))

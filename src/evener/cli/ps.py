@@ -23,9 +23,9 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Be a master that nodes join, until `evener down` or Ctrl-C; started again it is the same one."""
-    from evener.run import ps_nodes
+    from evener.run import ps_master
 
-    ps_nodes.up(listen=listen, insecure=insecure, home=home_of(home), patience=patience, as_json=as_json)
+    ps_master.up(listen=listen, insecure=insecure, home=home_of(home), patience=patience, as_json=as_json)
 
 
 def join(
@@ -41,9 +41,9 @@ def join(
     thin: Annotated[bool, typer.Option("--thin", help="Compute without PyTorch, even if it is installed.")] = False,
 ) -> None:
     """Be a node of the master at ADDRESS, until it says goodbye or Ctrl-C. Needs no PyTorch to join."""
-    from evener.run import ps_join
+    from evener.run import ps_node
 
-    ps_join.join(
+    ps_node.join(
         address=address,
         token=token,
         token_file=token_file,
@@ -66,15 +66,15 @@ def nodes(
     as_json: Json = False,
 ) -> None:
     """Show the nodes of a master, and the run that goes on."""
-    from evener.run import ps_nodes, ps_options
+    from evener.run import ps_master, ps_options
 
     token = ps_options.given_token(token, token_file, os.environ if master else {})
-    ps_nodes.nodes(home=home_of(home), master=master, token=token, as_json=as_json)
+    ps_master.nodes(home=home_of(home), master=master, token=token, as_json=as_json)
 
 
 def down(home: Home = None, master: Master = None, token: Token = None, token_file: TokenFile = None) -> None:
     """End a master's run, its nodes, and the master."""
-    from evener.run import ps_nodes, ps_options
+    from evener.run import ps_master, ps_options
 
     token = ps_options.given_token(token, token_file, os.environ if master else {})
-    ps_nodes.down(home=home_of(home), master=master, token=token)
+    ps_master.down(home=home_of(home), master=master, token=token)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from evener import __version__
+from evener.host import version_of
 from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
 from evener.ps.blob_transfer import BlobReceiver
@@ -35,6 +38,11 @@ class NodeConfig(NamedTuple):
     versions: Versions
     measure: Callable[[], DeviceProfile]
     build: Build
+
+
+def versions_here() -> Versions:
+    """What runs on this machine; PyTorch is not imported."""
+    return Versions(__version__, platform.python_version(), version_of("torch"))
 
 
 def setup_for(job: Job, own: NodeConfig, parcels: BlobReceiver, between_steps: Callable[[], None]) -> EngineSetup:

@@ -22,12 +22,11 @@ from evener.launch.nodes import LocalNode
 from evener.launch.parent import end_with_parent
 from evener.ps.master import Master, MasterConfig
 from evener.ps.node import Node
-from evener.ps.node_config import NodeConfig
+from evener.ps.node_config import NodeConfig, versions_here
 from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.state_dir import StateDir
 from evener.run.ps_backends import build_engine
-from evener.run.ps_join import dialling
-from evener.run.ps_machine import versions
+from evener.run.ps_node import connector
 from evener.wire.identity import Address, Identity, Token, make_identity
 
 _PRELOAD = ["torch", "evener.ps.torch_backend", "evener.run.ps_local", "evener.run.precision"]
@@ -113,7 +112,7 @@ def local_cluster(nodes: Sequence[LocalNode], patience: float) -> Iterator[Local
 
 def _be_master(folder: Path, identity: Identity, address: Address, patience: float, ready: Pipe) -> None:
     _belong_to_parent()
-    master = Master(MasterConfig(StateDir(folder), identity, versions(), environment(), patience, _keep_silent))
+    master = Master(MasterConfig(StateDir(folder), identity, versions_here(), environment(), patience, _keep_silent))
     master.listen(address)
     ready.send_bytes(b"listening")
     ready.close()
@@ -133,11 +132,11 @@ def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None
         speed=speed,
         data=None,
         cache=cache,
-        versions=versions(),
+        versions=versions_here(),
         measure=partial(profile_numpy, node.name, speed, _MEASURE_SECONDS),
         build=build_engine,
     )
-    with dialling(address, Token.parse(token)) as dial:
+    with connector(address, Token.parse(token)) as dial:
         Node(abilities, dial, _keep_silent).serve()
 
 

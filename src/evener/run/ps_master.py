@@ -9,21 +9,25 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from evener.errors import InvalidInput, require
-from evener.host import environment
+from evener.host import environment, own_address
 from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient, find_master
+from evener.ps.node_config import versions_here
 from evener.ps.state_dir import Beacon, StateDir
-from evener.run.ps_machine import reachable_address, versions
-from evener.run.ps_service import say
-from evener.run.ps_table import run_line, situation_table
+from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
+from evener.report.grid import grid
+from evener.report.text import human_bytes
+from evener.run.ps_node import print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.frame import Limits
 from evener.wire.identity import Address
 
 DEFAULT_PORT = 7117
 _WIDTH_IN_FILES = 160
+_HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
 
 
 def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None, as_json: bool) -> None:
@@ -38,7 +42,7 @@ def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None
     with place.occupied(), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure)
         wanted = Address.parse(listen or (last.listen if last else f":{DEFAULT_PORT}"))
-        setting = MasterConfig(place, identity, versions(), environment(), patience, say)
+        setting = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice)
         master = Master(setting)
         try:
             bound = master.listen(wanted)
@@ -49,7 +53,7 @@ def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None
             _announce(reachable, token, insecure, as_json)
             master.serve()
         except KeyboardInterrupt:
-            say("the master stops; its nodes wait for `evener up`")
+            print_notice("the master stops; its nodes wait for `evener up`")
         finally:
             master.close()
 
@@ -61,7 +65,9 @@ def _announce(address: Address, token: str, insecure: bool, as_json: bool) -> No
         sys.stdout.write(f"The master is up. On every node type:\n\n    {join_line(address, token)}\n\n")
     sys.stdout.flush()
     if insecure:
-        say("warning: --insecure: nothing is encrypted, whoever hears the network can read and change everything")
+        print_notice(
+            "warning: --insecure: nothing is encrypted, whoever hears the network can read and change everything"
+        )
 
 
 def join_line(address: Address, token: str) -> str:
@@ -71,24 +77,66 @@ def join_line(address: Address, token: str) -> str:
 
 def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -> None:
     """`evener nodes`: who is here, and what goes on."""
-    with MasterClient(*find_master(StateDir(home), master, token)) as control:
-        situation = control.ask()
+    with MasterClient(*find_master(StateDir(home), master, token)) as client:
+        status = client.ask()
     if as_json:
-        sys.stdout.write(msgspec.json.encode(situation).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
         return
     console = Console(highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDTH_IN_FILES
-    console.print(situation_table(situation))
-    if situation.run is not None:
-        console.print(run_line(situation.run))
+    console.print(nodes_table(status))
+    if status.run is not None:
+        console.print(run_line(status.run))
 
 
 def down(*, home: Path, master: str | None, token: str | None) -> None:
     """`evener down`: end the run, the nodes and the master."""
-    with MasterClient(*find_master(StateDir(home), master, token)) as control:
-        control.down()
+    with MasterClient(*find_master(StateDir(home), master, token)) as client:
+        client.down()
     sys.stdout.write("the master and its nodes have ended\n")
+
+
+def nodes_table(status: ClusterStatus) -> Table:
+    """All nodes."""
+    return grid(f"Nodes of the master at {status.address}", _HEADS, [_row(node) for node in status.nodes])
+
+
+def run_line(run: RunStatus) -> str:
+    """How the run is doing, and where its results will be."""
+    accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
+    epochs = f" of {run.epochs}" if run.epochs else ""
+    return (
+        f"run {run.run} ({run.protocol}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
+        f"{accuracy}; results will be in {run.folder}"
+    )
+
+
+def reachable_address(bound: Address) -> Address:
+    """The address under which other machines find what listens at `bound`."""
+    if bound.path or bound.host not in ("", "0.0.0.0", "::"):
+        return bound
+    return Address(own_address(), bound.port)
+
+
+def _row(node: NodeStatus) -> tuple[str, ...]:
+    return (
+        node.name,
+        node.address,
+        node.device,
+        "" if node.score is None else f"{node.score:,.0f}",
+        node.doing,
+        f"{node.samples_per_second:,.0f}" if node.samples_per_second else "",
+        human_bytes(node.bytes_sent),
+        human_bytes(node.bytes_received),
+        _state(node),
+    )
+
+
+def _state(node: NodeStatus) -> str:
+    """The state of a node, with how long it lasts and why."""
+    seconds = "" if node.seconds is None else f" for {node.seconds:.0f} s"
+    return node.state if node.state == "present" else f"{node.state}{seconds}: {node.reason}"
 
 
 def _last_beacon(home: StateDir) -> Beacon | None:

@@ -6,17 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evener.errors import InvalidInput, MissingFile
 from evener.profile import DeviceProfile
+from evener.ps.admission import Versions
 from evener.run.folder import run_folder
-from evener.run.ps_join import join
-from evener.run.ps_machine import choose_device, reachable_address, versions
-from evener.run.ps_nodes import join_line
+from evener.run.ps_master import join_line, reachable_address
+from evener.run.ps_node import KNOWN_SECONDS, choose_device, join, known_profile, own_name
 from evener.run.ps_options import check_security, given_token
-from evener.run.ps_profile import KNOWN_SECONDS, measuring, remembered
 from evener.wire.identity import Address, Token
 
 
@@ -68,33 +68,73 @@ def test_user_and_token_have_to_agree_about_encryption() -> None:
 
 
 def test_a_profile_is_measured_once_a_day(tmp_path: Path) -> None:
-    file = tmp_path / "deep" / "profile.json"
     measured: list[DeviceProfile] = []
 
-    def measure() -> DeviceProfile:
+    def measure(*_: Any) -> DeviceProfile:
         measured.append(profile(cores=len(measured) + 1))
         return measured[-1]
 
-    assert remembered(file, measure, lambda: 0.0).cores == 1
+    def cores(clock: float) -> int:
+        found = known_profile("n", "cpu", 1.0, thin=True, cache=tmp_path, measure=measure, clock=lambda: clock)
+        return found.cores
+
+    assert cores(0.0) == 1
+    [file] = (tmp_path / "profiles").iterdir()
     written = file.stat().st_mtime
-    assert remembered(file, measure, lambda: written + KNOWN_SECONDS - 1).cores == 1
-    assert remembered(file, measure, lambda: written - 1).cores == 2  # a clock that was set back
-    assert remembered(file, measure, lambda: written + 2 * KNOWN_SECONDS).cores == 3
+    assert cores(written + KNOWN_SECONDS - 1) == 1
+    assert cores(written - 1) == 2  # a clock that was set back
+    assert cores(written + 2 * KNOWN_SECONDS) == 3
     file.write_text("{}")
-    assert remembered(file, measure, lambda: file.stat().st_mtime).cores == 4
+    assert cores(file.stat().st_mtime) == 4
     assert len(measured) == 4
 
 
-def test_profiles_of_different_devices_speeds_and_versions_lie_in_different_files(tmp_path: Path) -> None:
-    here = versions()
-    variants = [("n", "cpu", 1.0, True), ("m", "cpu", 1.0, True), ("n", "cuda:0", 1.0, True), ("n", "cpu", 0.5, True)]
-    files = [
-        measuring(name, device, speed, thin=thin, versions=here, cache=tmp_path).args[0]  # type: ignore[attr-defined]
-        for name, device, speed, thin in [*variants, ("n", "cpu", 1.0, False)]
-    ]
-    other = here._replace(torch="0.0")
-    files.append(measuring("n", "cpu", 1.0, thin=True, versions=other, cache=tmp_path).args[0])  # type: ignore[attr-defined]
-    assert len(set(files)) == len(files) == 6
+def test_profiles_of_different_devices_speeds_and_versions_lie_in_different_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remember(name: str = "n", device: str = "cpu", speed: float = 1.0, *, thin: bool = True) -> int:
+        known_profile(name, device, speed, thin=thin, cache=tmp_path, measure=lambda *_: profile())
+        return len(list((tmp_path / "profiles").iterdir()))
+
+    assert [remember(), remember(), remember("m"), remember(device="cuda:0"), remember(speed=0.5)] == [1, 1, 2, 3, 4]
+    assert remember(thin=False) == 5
+    monkeypatch.setattr("evener.run.ps_node.versions_here", lambda: Versions("0", "0", "0.0"))
+    assert remember() == 6
+
+
+def test_a_name_that_the_user_chose_is_taken_as_it_is(tmp_path: Path) -> None:
+    with own_name("ada", "host", tmp_path) as one, own_name("ada", "host", tmp_path) as other:
+        assert (one, other) == ("ada", "ada")
+    assert not list(tmp_path.iterdir())
+
+
+def test_nodes_of_one_machine_have_names_of_their_own_and_keep_them(tmp_path: Path) -> None:
+    with own_name(None, "host", tmp_path) as one, own_name(None, "host", tmp_path) as other:
+        assert (one, other) == ("host", "host-2")
+        with own_name(None, "host-cuda0", tmp_path) as third:
+            assert third == "host-cuda0"
+    with own_name(None, "host", tmp_path) as again:
+        assert again == "host"
+
+
+def test_a_name_of_another_user_s_node_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def guarded(self: Path, *words: Any) -> Any:
+        if self.name == "evener-node-host.lock":
+            raise PermissionError(13, "Permission denied")
+        return opened(self, *words)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    with own_name(None, "host", tmp_path) as one:
+        assert one == "host-2"
+
+
+def test_an_error_inside_frees_the_name_and_passes(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="of the node's own"), own_name(None, "host", tmp_path):
+        raise PermissionError("of the node's own")
+    with own_name(None, "host", tmp_path) as one:
+        assert one == "host"
 
 
 def test_the_address_that_is_printed_can_be_reached_from_elsewhere() -> None:
@@ -117,5 +157,5 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_joining_imports_no_pytorch() -> None:
-    asked = "import sys, evener.run.ps_join; assert not {'torch', 'rich', 'evener.ps.run'} & set(sys.modules)"
+    asked = "import sys, evener.run.ps_node; assert not {'torch', 'rich', 'evener.ps.run'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", asked], check=True, timeout=60, env=dict(os.environ))

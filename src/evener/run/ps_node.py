@@ -1,0 +1,209 @@
+"""`evener join`: a node as a process. Needs no PyTorch, and loads nothing that only a master needs."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+from evener.errors import InvalidInput, InvalidValue, require
+from evener.profile import ClusterProfile, DeviceProfile
+from evener.ps.messages import Header, ToNode
+from evener.ps.node import Node
+from evener.ps.node_config import NodeConfig, versions_here
+from evener.ps.numpy_benchmark import profile_numpy
+from evener.ps.reconnecting_client import Dial
+from evener.ps.state_dir import default_cache
+from evener.run.ps_backends import build_engine, build_thin_engine
+from evener.run.ps_options import TOKEN_VARIABLE, check_security, given_token
+from evener.schema import read_noun, write_noun
+from evener.signals import sigterm_is_ctrl_c
+from evener.wire.connect import JOIN_SECONDS, open_connection
+from evener.wire.connection import Connection
+from evener.wire.frame import Limits
+from evener.wire.identity import Address, Token
+
+MEASURE_SECONDS = 2.0
+KNOWN_SECONDS = 24 * 3600.0
+"""After which a device is measured anew: a node that is restarted, however often, is of use at once."""
+
+
+def join(
+    *,
+    address: str,
+    token: str | None,
+    name: str | None,
+    device: str | None,
+    data: Path | None,
+    speed: float,
+    cache: Path | None,
+    insecure: bool,
+    thin: bool,
+    environment: Mapping[str, str],
+    token_file: Path | None = None,
+) -> None:
+    """`evener join`: be a node of a master until that dismisses it, Ctrl-C or SIGTERM."""
+    master, secret = Address.parse(address), _secret(token, token_file, environment)
+    check_security(secret, insecure)
+    require(0 < speed <= 1, "--speed", speed, "above 0 and at most 1")
+    require(data is None or data.is_dir(), "--data", str(data), "a folder that is there")
+    require(not thin or device in (None, "cpu"), "--device", device, "cpu with --thin")
+    folder = cache or default_cache(environment)
+    with sigterm_is_ctrl_c(), connector(master, secret) as dial:  # first of all: who cannot join is told at once
+        chosen = "cpu" if thin else choose_device(device)
+        default = socket.gethostname() + (f"-{chosen.replace(':', '')}" if device else "")
+        with own_name(name, default) as unique:
+            config = NodeConfig(
+                name=unique,
+                device=chosen,
+                speed=speed,
+                data=data.resolve() if data else None,
+                cache=folder,
+                versions=versions_here(),
+                measure=partial(known_profile, unique, chosen, speed, thin=thin, cache=folder),
+                build=build_thin_engine if thin else build_engine,
+            )
+            Node(config, dial, print_notice).serve()
+
+
+def print_notice(sentence: str) -> None:
+    """Tell the user of a master or a node what happens."""
+    sys.stderr.write(f"evener: {sentence}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def own_name(name: str | None, default: str, folder: Path | None = None) -> Iterator[str]:
+    """The name that a node has inside.
+
+    A master knows nodes by their names, and who joins with the name of another takes its place. The user may want that
+    and says so with a name; a node without one is called `default`, or `default-2` and so on where another process of
+    this machine has that name. The system frees a name when its process dies: a node that is started again keeps it.
+
+    Args:
+        name: that the user chose, if any.
+        default: else.
+        folder: where the processes of this machine meet; the system's for temporary files by default.
+    """
+    if name is not None:
+        yield name
+        return
+    place = folder or Path(tempfile.gettempdir())
+    for number in count(1):
+        candidate = default if number == 1 else f"{default}-{number}"
+        lock = _lock(place / f"evener-node-{candidate}.lock")
+        if lock is not None:
+            with lock:
+                yield candidate
+            return
+
+
+def _lock(file: Path) -> IO[str] | None:
+    """The open file, locked until it is closed; None where another process, perhaps of another user, has it."""
+    try:
+        opened = file.open("w")
+    except PermissionError:
+        return None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        opened.close()
+        return None
+    return opened
+
+
+def choose_device(device: str | None) -> str:
+    """The device that the user named, or the best that is here.
+
+    Raises:
+        InvalidValue: there is no such device.
+    """
+    if device == "cpu":
+        return "cpu"
+    if importlib.util.find_spec("torch") is None:
+        if device is None:
+            return "cpu"
+        raise InvalidValue("--device", device, "cpu, for PyTorch is not installed")
+    import torch
+
+    known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if device is None:
+        return known[1] if len(known) > 1 else "cpu"
+    require(device in known, "--device", device, f"one of {', '.join(known)}")
+    return device
+
+
+def known_profile(
+    name: str,
+    device: str,
+    speed: float,
+    *,
+    thin: bool,
+    cache: Path,
+    measure: Callable[[str, float, float], DeviceProfile] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> DeviceProfile:
+    """The profile of a node's device: measured when it first joins, then known for a day.
+
+    Args:
+        name: of the node.
+        device: that computes.
+        speed: 1, or the fraction to which the node is slowed down.
+        thin: whether NumPy computes, though PyTorch may be installed.
+        cache: folder in which the profile is kept.
+        measure: of name, speed and seconds; by default what measures what computes.
+        clock: seconds since 1970.
+    """
+    is_thin = thin or importlib.util.find_spec("torch") is None
+    key = hashlib.sha256(repr((name, device, speed, is_thin, tuple(versions_here()))).encode()).hexdigest()[:16]
+    file = cache / "profiles" / f"{key}.json"
+    try:
+        if 0 <= clock() - file.stat().st_mtime < KNOWN_SECONDS:
+            return read_noun(file, ClusterProfile).devices[0]
+    except (OSError, InvalidInput):
+        pass  # there is none, or none that this version reads: measure
+    measure = measure or (profile_numpy if is_thin else partial(_profile_torch, device))
+    profile = measure(name, speed, MEASURE_SECONDS)
+    write_noun(ClusterProfile(devices=(profile,)), file)
+    return profile
+
+
+@contextmanager
+def connector(address: Address, token: Token) -> Iterator[Dial]:
+    """What makes connections to a master; the first one stands already, and is closed with the block.
+
+    Raises:
+        CannotJoin: the master cannot be reached; says where, why and what to do.
+    """
+
+    def dial(seconds: float, patience: float) -> Connection[Header]:
+        return open_connection(address, token, ToNode, Limits(patience=patience), seconds=seconds)
+
+    with dial(JOIN_SECONDS, Limits().patience) as first:
+        standing = [first]
+        yield lambda seconds, patience: standing.pop() if standing else dial(seconds, patience)
+
+
+def _profile_torch(device: str, name: str, speed: float, seconds: float) -> DeviceProfile:
+    import torch
+
+    from evener.benchmark.device import profile_device
+
+    return profile_device(name, torch.device(device), speed=speed, seconds=seconds)
+
+
+def _secret(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> Token:
+    given = given_token(token, token_file, environment)
+    if given is None:
+        raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
+    return Token.parse(given)
