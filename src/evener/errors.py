@@ -13,6 +13,12 @@ EvenerError                 1
 `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
 """
 
+import sysconfig
+import traceback
+from pathlib import Path
+
+_NOT_THE_USERS = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")
+
 
 class EvenerError(Exception):
     """Base of all errors below; `str()` of it is one sentence without a traceback."""
@@ -98,3 +104,19 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
     """
     if not condition:
         raise InvalidValue(field, value, allowed)
+
+
+def first_line(error: BaseException) -> str:
+    """What `error` says, as far as the end of the line; its class if it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def is_users(filename: str) -> bool:
+    """Whether the code of a file is neither Evener's nor a library's."""
+    return not filename.startswith(_NOT_THE_USERS)
+
+
+def user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Where in the user's own files `error` arose; None if it arose in ours or the libraries'."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return own[-1] if own else None

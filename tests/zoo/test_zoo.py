@@ -9,7 +9,7 @@ from torch import nn
 import torchvision_operators  # noqa: F401  before torchvision
 from evener.errors import InvalidValue
 from evener.graph import Layer, ModelGraph
-from evener.tracer.model_graph import trace
+from evener.tracer.model_graph import trace_model_graph
 from evener.zoo.amoebanet import amoebanet_d
 from evener.zoo.classifiers import vgg16
 from evener.zoo.dense_prediction import unet, yolov8n
@@ -24,7 +24,7 @@ def test_a_drawing_is_layer_by_layer_what_is_traced_from_torchvision(name: str) 
     models = pytest.importorskip("torchvision.models")
     with torch.device("meta"):
         model = getattr(models, name)()
-    assert draw(name) == trace(model, torch.zeros(1, 3, 224, 224), name)
+    assert draw(name) == trace_model_graph(model, torch.zeros(1, 3, 224, 224), name)
 
 
 @pytest.mark.parametrize(("layers", "filters", "published"), [(18, 208, 82), (18, 416, 318), (18, 544, 542)])
@@ -48,7 +48,7 @@ def test_rounding_up_leaves_vgg_s_first_linear_layer_eight_rows() -> None:
 def test_the_transformer_has_the_parameters_and_flops_of_torch_s_encoder() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
     encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    traced = trace(encoder, torch.zeros(1, 10, 32))
+    traced = trace_model_graph(encoder, torch.zeros(1, 10, 32))
     drawn = transformer(layers=3, width=32, heads=4, feed=64, tokens=10, words=7)
     tables = 7 * 32 + (32 * 7 + 7) + 2 * 32
     assert drawn.parameters - tables == traced.parameters
@@ -70,7 +70,7 @@ def test_a_unit_of_the_sketch_is_what_is_traced_from_the_same_modules() -> None:
     net = Sketch("Sequential")
     x = net.smooth(net.conv(net.input(2, 12, 12, 12), "0", 4, 3, 2, 1), "1", "LeakyReLU")
     net.smooth(net.conv(net.pool(x, "2", 2, 2), "3", 2, 2, 2, transposed=True), "4")
-    traced = trace(model, torch.zeros(1, 2, 12, 12, 12))
+    traced = trace_model_graph(model, torch.zeros(1, 2, 12, 12, 12))
 
     def facts(graph: ModelGraph) -> list[Layer]:
         return [layer for layer in graph.layers if layer.name != "3"]

@@ -27,12 +27,12 @@ from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.batches import resized, sizes_of
 from evener.parallel.pipeline.design import Wish, design
 from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.rematerialise import Rematerialise
-from evener.parallel.pipeline.skeleton import without_memory
-from evener.parallel.pipeline.subject import WEIGHT_COPIES, Subject, subject
 from evener.run.world import join_world
 from evener.schema import Part
+from evener.tracer.meta_model import on_meta
 
 _PATIENCE = 600.0
 
@@ -88,15 +88,15 @@ def _guess(scale: Scale, stages: int) -> int:
     return max(1, int(1 + (scale.memory * max(1, stages) - one) / (two - one)))
 
 
-def _bytes(model: Subject) -> int:
+def _bytes(model: PartitionProblem) -> int:
     """Of weights, and of the activations of one micro-batch: of all of them if nothing is computed again."""
-    return model.weight_bytes(0, len(model.spent)) + model.kept_bytes(0, len(model.spent))
+    return model.weight_bytes(0, len(model.costs)) + model.kept_bytes(0, len(model.costs))
 
 
-def _subject(scale: Scale, stages: int, layers: int) -> Subject:
+def _subject(scale: Scale, stages: int, layers: int) -> PartitionProblem:
     samples = sizes_of(scale.samples, _wish(scale, stages).micro_batches)[0]
     example = resized(scale.batch(1)[0], samples)
-    return subject(without_memory(scale.build_without_memory(layers)), example, torch.device("cpu"))
+    return partition_problem(on_meta(scale.build_without_memory(layers)), example, torch.device("cpu"))
 
 
 def _wish(scale: Scale, stages: int) -> Wish:

@@ -17,7 +17,7 @@ from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
 from evener.run.order import Order
 from evener.run.prepare import Work, example, memory_limit
 from evener.run.strategy import STRATEGIES, check_strategy
-from evener.tracer.model_graph import trace
+from evener.tracer.model_graph import trace_model_graph
 
 MUCH = 1.25
 """A model is divided if that is predicted to be so many times as fast: data parallelism is the better known."""
@@ -41,7 +41,7 @@ def better_strategy(
         return "data"
     memories = [float(row) for row in world.all_gather_bytes(str(memory_limit(seat) or 1 << 62).encode())]
     try:
-        graph = trace(work.model, example(work, 2), timings[0].task)
+        graph = trace_model_graph(work.model, example(work, 2), timings[0].task)
         job = TrainingJob(
             graph=graph,
             batch_size=-(-work.settings.batch_size // work.settings.accumulate),

@@ -36,7 +36,7 @@ from evener.run.rank import train_rank
 from evener.run.strategy import check_strategy
 from evener.schema import read_noun, write_noun
 from evener.tasks.load import load_task
-from evener.tracer.model_graph import trace as trace_model
+from evener.tracer.model_graph import trace_model_graph
 
 __all__ = ["benchmark", "perform", "show_graph", "train"]
 
@@ -147,7 +147,7 @@ def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str],
     task = load_task(reference, Path(data_dir) if data_dir else None, options)
     dataset = task.train_data()
     inputs, _ = split_batch(collect(dataset, np.zeros(1, dtype=np.int64), seed=0, epoch=0))
-    graph = trace_model(task.model(), inputs, task.name)
+    graph = trace_model_graph(task.model(), inputs, task.name)
     write_noun(graph, output)
     open_console(to_stderr=False).print(layers_table(graph))
     print_line(f"wrote {output}")

@@ -133,11 +133,11 @@ def _model(question: Question) -> tuple[ModelGraph, str, int | None]:
         return read_noun(Path(question.model), ModelGraph), "", None
     from evener.data.loader import collect, split_batch
     from evener.tasks.load import load_task
-    from evener.tracer.model_graph import trace
+    from evener.tracer.model_graph import trace_model_graph
 
     task = load_task(question.model, None, question.options)
     inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
-    return trace(task.model(), inputs, task.name), task.name, task.batch_size
+    return trace_model_graph(task.model(), inputs, task.name), task.name, task.batch_size
 
 
 def _sizes(scale: str) -> list[int]:

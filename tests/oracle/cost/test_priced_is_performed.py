@@ -14,7 +14,7 @@ from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
 from evener.oracle.machines import imagine
 from evener.parallel.read import Reader
-from evener.tracer.model_graph import trace
+from evener.tracer.model_graph import trace_model_graph
 
 SAMPLES = 6
 
@@ -47,5 +47,5 @@ def test_equal_shares_send_the_bytes_of_the_table(mode: Mode, division: Division
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * size),))
     plans = plan_replicas(Reader(network()).read([images]).network, arrangement)
     exact = max(sum(sent for sent, _ in kinds.values()) for kinds in step_traffic(plans, arrangement, 4))
-    model = CostModel(TrainingJob(graph=trace(network(), images), batch_size=SAMPLES), imagine("v100-node"))
+    model = CostModel(TrainingJob(graph=trace_model_graph(network(), images), batch_size=SAMPLES), imagine("v100-node"))
     assert price_mesh(model, [range(size)], mode).sent_bytes == pytest.approx(exact, rel=0.01)

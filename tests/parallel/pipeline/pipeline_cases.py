@@ -23,7 +23,7 @@ from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.models.unet import UNet
 from evener.parallel.pipeline.batches import divided, sizes_of
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.tensors import call
+from evener.tracer.nested import call
 
 TOLERANCE = 1e-10
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
 from evener.parallel.pipeline.batches import divided, joined, resized, samples_in, sizes_of
-from evener.parallel.pipeline.tensors import tensors_in
+from evener.tracer.nested import tensors_in
 
 
 @pytest.mark.parametrize(

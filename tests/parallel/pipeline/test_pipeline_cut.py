@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from evener.errors import InvalidInput, InvalidValue
 from evener.models.resnet import resnet152
 from evener.models.unet import UNet
-from evener.parallel.pipeline.cut import cuts
+from evener.parallel.pipeline.partition import cut_points, split
+from evener.parallel.pipeline.partition_problem import trace_micro_batch
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.split import split
-from evener.parallel.pipeline.trace import trace
 
 CPU = torch.device("cpu")
 
@@ -43,13 +42,13 @@ def test_bytes_across_a_cut_are_those_of_all_values_that_live_there() -> None:
             return self.c(self.b(y)) + y + x.sum(1, keepdim=True)  # type: ignore[no-any-return]
 
     model = Skips()
-    found = cuts(trace(model, torch.zeros(3, 4), CPU), model)
+    found = cut_points(trace_micro_batch(model, torch.zeros(3, 4), CPU), model)
     assert [cut.nbytes // (3 * 4) for cut in found] == [8 + 4, 8 + 2 + 4, 8 + 8 + 4, 8 + 4, 8 + 1]
 
 
 def test_a_value_goes_straight_to_the_stages_that_use_it() -> None:
     model = UNet(3, 2, width=4, depth=2)
-    traced = trace(model, torch.zeros(2, 3, 8, 8), CPU)
+    traced = trace_micro_batch(model, torch.zeros(2, 3, 8, 8), CPU)
     count = len(traced.operations)
     graphs = split(traced, [5 * i // count for i in range(count)], 5)
     skips = [value for graph in graphs for value in graph.outputs if value.used_by[-1] > value.made_by + 1]
@@ -111,7 +110,7 @@ def test_statistics_that_two_places_move_stay_on_one_stage() -> None:
             return self.layers[2](self.norm(self.layers[1](self.norm(self.layers[0](x)))))  # type: ignore[no-any-return]
 
     model = Twice()
-    assert [cut.position for cut in cuts(trace(model, torch.zeros(3, 4), CPU), model)] == [1, 4]
+    assert [cut.position for cut in cut_points(trace_micro_batch(model, torch.zeros(3, 4), CPU), model)] == [1, 4]
 
 
 def test_an_order_in_evaluation_that_the_cut_forbids_is_refused() -> None:

@@ -12,11 +12,10 @@ from pipeline_cases import CASES, assert_equal, piped, serial
 from torch import nn
 
 from evener.oracle.schedule import SCHEDULES
-from evener.parallel.pipeline import pipeline, programs
+from evener.parallel.pipeline import pipeline, stage_program
+from evener.parallel.pipeline.partition_problem import partition_problem, trace_micro_batch
 from evener.parallel.pipeline.rematerialise import POLICIES
-from evener.parallel.pipeline.subject import subject
-from evener.parallel.pipeline.tensors import tensors_in
-from evener.parallel.pipeline.trace import trace
+from evener.tracer.nested import tensors_in
 
 CPU = torch.device("cpu")
 WAYS = tuple(product(SCHEDULES, POLICIES))
@@ -30,8 +29,8 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one model of a test is followed once for every shape; each pipeline cuts, compiles and runs it anew."""
-    monkeypatch.setattr(pipeline, "subject", once(subject))
-    monkeypatch.setattr(programs, "trace", once(trace))
+    monkeypatch.setattr(pipeline, "partition_problem", once(partition_problem))
+    monkeypatch.setattr(stage_program, "trace_micro_batch", once(trace_micro_batch))
 
 
 def once(follow: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import torchvision_operators  # noqa: F401  before torchvision
 from evener.errors import InvalidInput
-from evener.parallel.pipeline.cut import cuts
-from evener.parallel.pipeline.trace import Trace, trace
+from evener.parallel.pipeline.partition import cut_points
+from evener.parallel.pipeline.partition_problem import trace_micro_batch
+from evener.tracer.ir import TracedModel, record
 
 CPU = torch.device("cpu")
 
@@ -34,11 +35,11 @@ class Model(nn.Module):
         return self.code(self, x)
 
 
-def follow(code: Callable[..., Any], training: bool = True) -> Trace:
-    return trace(Model(code), torch.zeros(3, 4), CPU, training)
+def follow(code: Callable[..., Any], training: bool = True) -> TracedModel:
+    return trace_micro_batch(Model(code), torch.zeros(3, 4), CPU, training)
 
 
-def targets(found: Trace) -> list[str]:
+def targets(found: TracedModel) -> list[str]:
     return [str(getattr(node.target, "__name__", node.target)) for node in found.operations]
 
 
@@ -62,7 +63,7 @@ def test_branches_and_loops_on_shapes_run_as_they_do() -> None:
 def test_training_and_evaluation_are_followed_apart(training: bool, expected: list[str]) -> None:
     found = follow(lambda m, x: F.dropout(m.linear(x)) if m.training else m.linear(x), training)
     assert targets(found) == expected
-    assert [node.meta["random"] for node in found.operations] == [False, True][: len(expected)]
+    assert [record(node).is_random for node in found.operations] == [False, True][: len(expected)]
 
 
 def test_changes_in_place_are_noticed_through_views_and_items() -> None:
@@ -76,7 +77,7 @@ def test_changes_in_place_are_noticed_through_views_and_items() -> None:
 
     found = follow(code)
     assert targets(found) == ["linear", "mul", "view", "__getitem__", "add_", "__setitem__", "add"]
-    assert [cut.position for cut in cuts(found, Model(code))] == [6]
+    assert [cut.position for cut in cut_points(found, Model(code))] == [6]
 
 
 def test_inputs_that_the_model_changes_are_copied() -> None:
@@ -94,7 +95,7 @@ def test_tensors_made_from_nothing_are_operations_and_known_numbers_stay_known()
     found = follow(code)
     assert targets(found)[:2] == ["arange", "ones"]
     assert list(found.constants) == ["constant_0"]
-    assert [n.name for n in found.operations if n.meta["random"]] == ["rand"]
+    assert [n.name for n in found.operations if record(n).is_random] == ["rand"]
 
 
 def test_a_number_that_comes_from_the_inputs_is_not_known_afterwards() -> None:
@@ -117,7 +118,9 @@ def test_gradients_switched_off_and_autocast_are_kept() -> None:
         outputs: Tensor = y + m.linear(z.float())
         return outputs
 
-    contexts = [node.meta["context"] for node in follow(code).operations]
+    contexts = [record(node).modes for node in follow(code).operations]
+    assert contexts[0] is not None
+    assert contexts[1] is not None
     assert contexts[0].grad is False
     assert contexts[1].autocast is torch.bfloat16
     assert contexts[2:] == [None, None, None]
@@ -152,7 +155,7 @@ class Opaque(nn.Module):
 
 
 def test_a_module_that_cannot_be_looked_into_stays_whole() -> None:
-    found = trace(nn.Sequential(nn.Linear(4, 4), Opaque(), nn.ReLU()), torch.zeros(3, 4), CPU)
+    found = trace_micro_batch(nn.Sequential(nn.Linear(4, 4), Opaque(), nn.ReLU()), torch.zeros(3, 4), CPU)
     assert targets(found) == ["0", "1", "2"]
     assert list(found.whole) == ["1"]
     assert "Opaque.forward" in found.whole["1"]
@@ -171,13 +174,13 @@ def test_a_result_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(InvalidInput, match="returns a object, which is neither tensor, tuple, list nor dict"):
         follow(lambda m, x: (m.linear(x), object()))
     with pytest.raises(InvalidInput, match=r"Opaque.forward.*autograd function"):
-        trace(Opaque(), torch.zeros(3, 4), CPU)
+        trace_micro_batch(Opaque(), torch.zeros(3, 4), CPU)
 
 
 def test_the_model_itself_is_left_alone() -> None:
     model = Model(lambda m, x: m.linear(x))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    trace(model, torch.zeros(3, 4), CPU, training=False)
+    trace_micro_batch(model, torch.zeros(3, 4), CPU, training=False)
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not model.linear._forward_hooks
@@ -189,6 +192,6 @@ def test_models_of_torchvision_are_followed_to_the_end(name: str) -> None:
 
     with torch.device("meta"):
         model = getattr(torchvision.models, name)(weights=None)
-    found = trace(model, torch.zeros(2, 3, 224, 224), CPU)
+    found = trace_micro_batch(model, torch.zeros(2, 3, 224, 224), CPU)
     assert not found.whole
-    assert len(cuts(found, model)) > 30
+    assert len(cut_points(found, model)) > 30

@@ -9,8 +9,8 @@ import torch
 
 from evener.errors import InvalidValue
 from evener.parallel.pipeline.batches import samples_in
-from evener.parallel.pipeline.tensors import map_tensors, tensors_in
 from evener.schema import Part
+from evener.tracer.nested import map_tensors, tensors_in
 
 
 class Announcement(Part, frozen=True, kw_only=True):

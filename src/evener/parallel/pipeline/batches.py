@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from evener.errors import InvalidValue, require
-from evener.parallel.pipeline.tensors import map_tensors, tensors_in
+from evener.tracer.nested import map_tensors, tensors_in
 
 
 def sizes_of(samples: int, micro_batches: int) -> list[int]:

@@ -15,10 +15,10 @@ from evener.errors import InvalidValue
 from evener.memory import usable_memory
 from evener.oracle.schedule import SCHEDULES, ScheduleName, max_held
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
-from evener.parallel.pipeline.costs import Costs, estimated_seconds, measured_seconds, told_seconds
 from evener.parallel.pipeline.layout import Layout, lay_out, positions_of
+from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.rematerialise import Rematerialise, recomputed
-from evener.parallel.pipeline.subject import Subject
+from evener.parallel.pipeline.stage_timing import Costs, estimated_seconds, measured_seconds, told_seconds
 
 ON_THEIR_WAY = 6
 """Micro-batches whose inputs or outputs a stage holds at most while they come in and go out."""
@@ -104,7 +104,7 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 def design(
-    model: Subject,
+    model: PartitionProblem,
     wish: Wish,
     devices: Sequence[torch.device],
     replicas: Sequence[Sequence[int]],
@@ -137,7 +137,7 @@ def design(
 
 
 def _design(
-    model: Subject, wish: Wish, ranks: Sequence[int], team: DeviceGroup, seconds: Sequence[Sequence[float]]
+    model: PartitionProblem, wish: Wish, ranks: Sequence[int], team: DeviceGroup, seconds: Sequence[Sequence[float]]
 ) -> Design:
     division: StageCut | None = None
     if wish.begins is not None:
@@ -147,7 +147,7 @@ def _design(
         division = divide(units, _room(model, team.of(ranks)), wish.held(len(ranks)), len(ranks))
         positions = tuple(model.ends[end - 1] for end in division.ends[:-1])
         ranks = [ranks[device] for device in division.devices]
-    spans = list(pairwise([0, *positions, len(model.spent)]))
+    spans = list(pairwise([0, *positions, len(model.costs)]))
     alike = seconds[min(ranks)]
     return Design(
         layout=lay_out(model, positions, ranks),
@@ -162,22 +162,22 @@ def _design(
     )
 
 
-def _room(model: Subject, team: DeviceGroup) -> DeviceGroup:
+def _room(model: PartitionProblem, team: DeviceGroup) -> DeviceGroup:
     """`team` with the memory that is left while any operation's backward pass runs, wherever it will be."""
-    passing = model.passing_bytes(0, len(model.spent))
+    passing = model.passing_bytes(0, len(model.costs))
     return replace(team, memory=tuple(memory - passing for memory in team.memory))
 
 
-def _measured(model: Subject, device: torch.device, loss: Callable[[Any], Tensor] | None) -> list[float]:
-    return measured_seconds(model.trace, model.skeleton, model.places, device, loss)
+def _measured(model: PartitionProblem, device: torch.device, loss: Callable[[Any], Tensor] | None) -> list[float]:
+    return measured_seconds(model.traced, model.skeleton, model.cut_points, device, loss)
 
 
-def _between(model: Subject, seconds: Sequence[float], begin: int, end: int) -> float:
+def _between(model: PartitionProblem, seconds: Sequence[float], begin: int, end: int) -> float:
     """Sum of the `seconds` of the parts of operations [begin, end)."""
     return sum(own for own, (first, last) in zip(seconds, model.spans, strict=True) if begin <= first and last <= end)
 
 
-def _units(model: Subject, seconds: Sequence[Sequence[float]]) -> list[Unit]:
+def _units(model: PartitionProblem, seconds: Sequence[Sequence[float]]) -> list[Unit]:
     return [
         Unit(
             seconds=tuple(row[i] for row in seconds),
@@ -189,15 +189,15 @@ def _units(model: Subject, seconds: Sequence[Sequence[float]]) -> list[Unit]:
     ]
 
 
-def _told(model: Subject, costs: Costs) -> list[float]:
+def _told(model: PartitionProblem, costs: Costs) -> list[float]:
     """Seconds of every part between two places, estimated or as the user's function says."""
-    told = told_seconds(model.trace, model.skeleton, costs) if callable(costs) else estimated_seconds(model.spent)
+    told = told_seconds(model.traced, model.skeleton, costs) if callable(costs) else estimated_seconds(model.costs)
     return [sum(told[begin:end]) for begin, end in model.spans]
 
 
-def _require_places(model: Subject, stages: int) -> None:
+def _require_places(model: PartitionProblem, stages: int) -> None:
     """Raises InvalidValue if there are too few places to cut; names modules that could not be looked into."""
-    if len(model.places) + 1 < stages:
-        whole = "".join(f"; {path} stays whole because of {why}" for path, why in model.trace.whole.items())
-        allowed = f"at most {len(model.places) + 1}, as there are {len(model.places)} places to cut{whole}"
+    if len(model.cut_points) + 1 < stages:
+        whole = "".join(f"; {path} stays whole because of {why}" for path, why in model.traced.whole.items())
+        allowed = f"at most {len(model.cut_points) + 1}, as there are {len(model.cut_points)} places to cut{whole}"
         raise InvalidValue("stages", stages, allowed)

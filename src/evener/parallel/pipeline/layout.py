@@ -9,11 +9,11 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.errors import InvalidInput, InvalidValue
-from evener.parallel.pipeline.parts import names_under, targets_of
-from evener.parallel.pipeline.skeleton import storage_of
-from evener.parallel.pipeline.split import split
-from evener.parallel.pipeline.subject import Subject
-from evener.parallel.pipeline.trace import Trace
+from evener.parallel.pipeline.partition import split
+from evener.parallel.pipeline.partition_problem import PartitionProblem
+from evener.parallel.pipeline.stage_modules import names_under, targets_of
+from evener.tracer.ir import TracedModel, record
+from evener.tracer.meta_model import storage_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Layout:
 
     Attributes:
         ranks: of the stages, in order; in a process alone, numbers of its devices.
-        operations: stage of every operation of the trace that the cut was made for, by name.
+        operations: stage of every operation of the traced model that the cut was made for, by name.
         targets: of every stage, names of the modules and tensors that it holds.
         parameters: of every stage, first names of the parameters that it uses.
         buffers: likewise.
@@ -50,17 +50,17 @@ class Layout:
         return next((stage for stage, held in enumerate(self.targets) if name in held), None)
 
 
-def lay_out(model: Subject, positions: Sequence[int], ranks: Sequence[int]) -> Layout:
+def lay_out(model: PartitionProblem, positions: Sequence[int], ranks: Sequence[int]) -> Layout:
     """The layout of `model` cut in front of the operations at `positions`, with a stage on each of `ranks`.
 
     What only evaluation uses belongs to the stage that has its inputs then; what nothing uses, to the first one.
     """
-    trace, skeleton, num_stages = model.trace, model.skeleton, len(ranks)
-    stages = [sum(position <= i for position in positions) for i in range(len(trace.operations))]
-    used = [targets_of(stage.graph, trace.constants) for stage in split(trace, stages, num_stages)]
+    traced, skeleton, num_stages = model.traced, model.skeleton, len(ranks)
+    stages = [sum(position <= i for position in positions) for i in range(len(traced.operations))]
+    used = [targets_of(stage.graph, traced.constants) for stage in split(traced, stages, num_stages)]
     layout = Layout(
         ranks=tuple(ranks),
-        operations={node.name: stage for node, stage in zip(trace.operations, stages, strict=True)},
+        operations={node.name: stage for node, stage in zip(traced.operations, stages, strict=True)},
         targets=tuple(map(tuple, used)),
         parameters=tuple(tuple(names_under(skeleton.named_parameters(), skeleton, names)) for names in used),
         buffers=tuple(tuple(names_under(skeleton.named_buffers(), skeleton, names)) for names in used),
@@ -74,8 +74,8 @@ def lay_out(model: Subject, positions: Sequence[int], ranks: Sequence[int]) -> L
     return _with(layout, [_unused(layout, skeleton)] + [[]] * (num_stages - 1))
 
 
-def stages_in(trace: Trace, layout: Layout) -> list[int]:
-    """Stage of every operation of `trace`, which is of another shape or mode than the one that the cut was made for.
+def stages_in(traced: TracedModel, layout: Layout) -> list[int]:
+    """Stage of every operation of `traced`, which is of another shape or mode than the one that the cut was made for.
 
     Where both do the same, the cut stays. Otherwise an operation runs where its modules and tensors are, or as early as
     its inputs allow.
@@ -83,16 +83,16 @@ def stages_in(trace: Trace, layout: Layout) -> list[int]:
     Raises:
         InvalidInput: the model uses its modules in an order that the cut does not allow.
     """
-    if [node.name for node in trace.operations] == list(layout.operations):
+    if [node.name for node in traced.operations] == list(layout.operations):
         return list(layout.operations.values())
     stages: dict[fx.Node, int] = {}
-    for node in trace.operations:
+    for node in traced.operations:
         reads = [stages[value] for value in node.all_input_nodes if value in stages]
         held = [value for value in node.all_input_nodes if value.op == "get_attr"]
         held += [node] if node.op == "call_module" else []
         homes = [home for home in (layout.stage_of_target(str(one.target)) for one in held) if home is not None]
         stages[node] = max([*reads, *homes], default=0)
-        if (homes and stages[node] > min(homes)) or _comes_changed(trace, node, stages):
+        if (homes and stages[node] > min(homes)) or _comes_changed(traced, node, stages):
             raise InvalidInput(
                 f"the model runs {node.name}, in evaluation or for another shape of its inputs, at a place that its "
                 "cut into stages does not allow"
@@ -100,7 +100,7 @@ def stages_in(trace: Trace, layout: Layout) -> list[int]:
     return list(stages.values())
 
 
-def positions_of(model: Subject, begins: Sequence[str]) -> tuple[int, ...]:
+def positions_of(model: PartitionProblem, begins: Sequence[str]) -> tuple[int, ...]:
     """Positions of the cuts in front of the modules (or operations) that `begins` names.
 
     Raises:
@@ -112,10 +112,10 @@ def positions_of(model: Subject, begins: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _position(model: Subject, name: str) -> int:
-    operations, places = model.trace.operations, [place.position for place in model.places]
+def _position(model: PartitionProblem, name: str) -> int:
+    operations, places = model.traced.operations, [place.position for place in model.cut_points]
     for position, node in enumerate(operations):
-        path = str(node.target) if node.op == "call_module" else node.meta["module"]
+        path = str(node.target) if node.op == "call_module" else record(node).module
         if name in (node.name, path) or path.startswith(f"{name}."):
             if position in places:
                 return position
@@ -132,12 +132,12 @@ def _with(layout: Layout, more: Sequence[Sequence[str]]) -> Layout:
     return replace(layout, targets=tuple((*names, *(name for name in new if name not in held)) for names, new in rows))
 
 
-def _comes_changed(trace: Trace, node: fx.Node, stages: Mapping[fx.Node, int]) -> bool:
+def _comes_changed(traced: TracedModel, node: fx.Node, stages: Mapping[fx.Node, int]) -> bool:
     """Whether `node` reads a value of an earlier stage that this or a later one changes in place."""
     for value in node.all_input_nodes:
-        tensor = value.meta["value"]
+        tensor = record(value).value
         if value in stages and stages[value] < stages[node] and isinstance(tensor, Tensor):
-            changed = trace.changed.get(storage_of(tensor))
+            changed = traced.changed.get(storage_of(tensor))
             if changed is not None and stages.get(changed, stages[node]) >= stages[node]:
                 return True
     return False

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.parallel.pipeline.split import Value
+from evener.parallel.pipeline.partition import BoundaryTensor
 
 Mail = Literal["activations", "gradients"]
 _TAGS: dict[Mail, int] = {"activations": 0, "gradients": 1}
@@ -35,7 +35,7 @@ class Post(Protocol):
     def send(self, tensor: Tensor, to: int, kind: Mail) -> None:
         """Send `tensor` to stage `to`; it must not be changed afterwards."""
 
-    def expect(self, value: Value, sender: int, kind: Mail) -> Callable[[], Tensor]:
+    def expect(self, value: BoundaryTensor, sender: int, kind: Mail) -> Callable[[], Tensor]:
         """Get ready for a tensor like `value` from stage `sender`; call what comes back to wait for it."""
 
     def finish(self) -> None:
@@ -67,7 +67,7 @@ class ProcessPost:
         leaving.append((work, tensor))
         self._group.traffic.count(kind, tensor.nbytes, 0)
 
-    def expect(self, value: Value, sender: int, kind: Mail) -> Callable[[], Tensor]:
+    def expect(self, value: BoundaryTensor, sender: int, kind: Mail) -> Callable[[], Tensor]:
         """Receive into new memory."""
         tensor = value.empty(self._wire)
         work = dist.irecv(tensor, group=self._group.process_group, group_src=self._ranks[sender], tag=_TAGS[kind])
@@ -130,7 +130,7 @@ class ThreadPost:
         """Copy `tensor` to the device of stage `to`."""
         self._office.box(self._stage, to, kind).put(tensor.detach().to(self._office.devices[to], non_blocking=True))
 
-    def expect(self, value: Value, sender: int, kind: Mail) -> Callable[[], Tensor]:  # noqa: ARG002
+    def expect(self, value: BoundaryTensor, sender: int, kind: Mail) -> Callable[[], Tensor]:  # noqa: ARG002
         """What stage `sender` will leave, or has left."""
 
         def wait() -> Tensor:

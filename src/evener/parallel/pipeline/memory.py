@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evener.parallel.pipeline.tensors import tensors_in
+from evener.tracer.nested import tensors_in
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,18 +14,17 @@ from evener.oracle.schedule import SCHEDULES, Action, evaluation, max_held, with
 from evener.parallel.pipeline.batches import divided, resized, samples_in, sizes_of
 from evener.parallel.pipeline.design import Design, Wish
 from evener.parallel.pipeline.mail import Post
-from evener.parallel.pipeline.parts import Part
-from evener.parallel.pipeline.program import Program
-from evener.parallel.pipeline.programs import Programs
+from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.randomness import Dice
 from evener.parallel.pipeline.rematerialise import recomputed
 from evener.parallel.pipeline.run import Runner
 from evener.parallel.pipeline.stage import Stage
-from evener.parallel.pipeline.subject import Subject
-from evener.parallel.pipeline.tensors import tensors_in
+from evener.parallel.pipeline.stage_modules import StageModules
+from evener.parallel.pipeline.stage_program import StageProgram, StagePrograms
 from evener.parallel.pipeline.timeline import Clock, Event
+from evener.tracer.nested import tensors_in
 
-Row = Mapping[int, Program]
+Row = Mapping[int, StageProgram]
 """The programs of one micro-batch, by stage."""
 
 
@@ -43,18 +42,18 @@ class OwnStages:
 
     def __init__(
         self,
-        model: Subject,
+        model: PartitionProblem,
         design: Design,
         wish: Wish,
-        parts: Mapping[int, Part],
+        parts: Mapping[int, StageModules],
         devices: Mapping[int, torch.device],
         pace: Pace | None,
     ) -> None:
-        self._states, self._samples = model.trace.states, samples_in(model.example)
+        self._states, self._samples = model.traced.states, samples_in(model.example)
         self._design, self._wish, self._devices, self._pace = design, wish, devices, pace
         self.parts = parts
         self._dice = {stage: Dice(device) for stage, device in devices.items()}
-        self._programs = Programs(model, design.layout, parts, self._dice)
+        self._programs = StagePrograms(model, design.layout, parts, self._dice)
         self._clocks = {stage: Clock(stage, device, pace) for stage, device in devices.items()}
 
     def programs(self, like: Any, training: bool) -> list[Row]:

@@ -31,20 +31,20 @@ from evener.oracle.schedule import SCHEDULES, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.announcement import Announcement, announce, decode
 from evener.parallel.pipeline.batches import divided, joined, resized, samples_in, sizes_of
-from evener.parallel.pipeline.costs import Costs
 from evener.parallel.pipeline.design import Wish, design
 from evener.parallel.pipeline.mail import Post
 from evener.parallel.pipeline.own_stages import OwnStages
-from evener.parallel.pipeline.parts import make_parts
+from evener.parallel.pipeline.partition_problem import partition_problem
 from evener.parallel.pipeline.places import places
 from evener.parallel.pipeline.randomness import mix
 from evener.parallel.pipeline.rematerialise import POLICIES, Rematerialise
 from evener.parallel.pipeline.site import agree_upon, site
-from evener.parallel.pipeline.skeleton import without_memory
-from evener.parallel.pipeline.subject import subject
+from evener.parallel.pipeline.stage_modules import make_stage_modules
+from evener.parallel.pipeline.stage_timing import Costs
 from evener.parallel.pipeline.timeline import Timeline, decode_events, encode_events
 from evener.parallel.pipeline.weighting import Loss, Weigh, measured_loss, weighted
 from evener.parallel.pipeline.weights import clip, load_state, state_of
+from evener.tracer.meta_model import on_meta
 
 T = TypeVar("T")
 
@@ -111,12 +111,12 @@ class Pipeline:
             loss=None if targets is None else partial(measured_loss, loss, divided(targets, sizes)[0]),
         )
         self._example = resized(example, sizes[0])
-        to_cut = subject(without_memory(model), self._example, where.devices[0])
+        to_cut = partition_problem(on_meta(model), self._example, where.devices[0])
         designs = design(to_cut, wish, where.devices, where.replicas, where.gather, where.speed)
         self._replica, self.design = where.own_replica, designs[where.own_replica]
         self._site = site(where, [one.layout for one in designs])
         agree_upon(self._site, "the cut of the model", repr((designs, micro_batches, schedule, rematerialise)))
-        self._parts = make_parts(model, self.design.layout.targets, self._site.devices)
+        self._parts = make_stage_modules(model, self.design.layout.targets, self._site.devices)
         self._shared = self._site.shared(self._parts)
         self._stages = OwnStages(to_cut, self.design, wish, self._parts, self._site.devices, self._site.pace)
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from evener.oracle.schedule import Action
 from evener.parallel.pipeline.mail import Post
-from evener.parallel.pipeline.program import Program
 from evener.parallel.pipeline.stage import Stage
+from evener.parallel.pipeline.stage_program import StageProgram
 from evener.parallel.pipeline.timeline import Clock
 
 _AHEAD = 2
@@ -34,7 +34,7 @@ class Runner:
         clock: times it.
     """
 
-    def __init__(self, stage: Stage, programs: Sequence[Program], post: Post, clock: Clock) -> None:
+    def __init__(self, stage: Stage, programs: Sequence[StageProgram], post: Post, clock: Clock) -> None:
         self._stage, self._programs, self._post, self._clock = stage, programs, post, clock
         self._coming: dict[Action, list[Callable[[], Tensor]]] = {}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.parallel.pipeline.layout import Layout
-from evener.parallel.pipeline.parts import Part
+from evener.parallel.pipeline.stage_modules import StageModules
 from evener.parallel.pipeline.statistics import combine
 
 
@@ -58,7 +58,7 @@ class ThreadShared:
         parts: of the stages.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[StageModules]) -> None:
         self._norms = [norm for part in parts for norm in part.norms.values()]
         copies: dict[str, list[nn.Parameter]] = defaultdict(list)
         for part in parts:
@@ -100,7 +100,7 @@ class ProcessShared:
         part: of this rank.
     """
 
-    def __init__(self, group: Group, layouts: Sequence[Layout], part: Part) -> None:
+    def __init__(self, group: Group, layouts: Sequence[Layout], part: StageModules) -> None:
         parameters, buffers, norms = (_holders(layouts, kind) for kind in ("parameters", "buffers", "norms"))
         every = sorted({*parameters.values(), *buffers.values(), *norms.values()})
         self._groups = {ranks: group.subgroup(ranks) for ranks in every if len(ranks) > 1}

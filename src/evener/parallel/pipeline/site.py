@@ -17,12 +17,12 @@ import torch
 from evener.comm.group import Group
 from evener.comm.pace import Pace
 from evener.errors import InvalidInput
-from evener.parallel.pipeline.context import Context
 from evener.parallel.pipeline.layout import Layout
 from evener.parallel.pipeline.mail import Abandoned, Office, Post, ProcessPost, ThreadPost
-from evener.parallel.pipeline.parts import Part
 from evener.parallel.pipeline.places import Places
 from evener.parallel.pipeline.shared import ProcessShared, Shared, ThreadShared
+from evener.parallel.pipeline.stage_modules import StageModules
+from evener.tracer.torch_modes import TorchModes
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Site(Protocol):
     def gather(self, message: bytes) -> list[bytes]:
         """Every process's message."""
 
-    def shared(self, parts: Mapping[int, Part]) -> Shared:
+    def shared(self, parts: Mapping[int, StageModules]) -> Shared:
         """What the stages' parts have in common with others."""
 
     def run(self, work: Callable[[int, Post], T]) -> dict[int, T]:
@@ -70,7 +70,7 @@ class ThreadSite:
         """There is nobody else."""
         return [message]
 
-    def shared(self, parts: Mapping[int, Part]) -> Shared:
+    def shared(self, parts: Mapping[int, StageModules]) -> Shared:
         """Tied weights of stages of this process."""
         return ThreadShared(list(parts.values()))
 
@@ -79,7 +79,7 @@ class ThreadSite:
         office = Office(list(self.devices.values()))
         if len(self.devices) == 1:
             return {0: work(0, ThreadPost(office, 0))}
-        contexts = [Context.now(device_type) for device_type in {d.type for d in self.devices.values()}]
+        contexts = [TorchModes.now(device_type) for device_type in {d.type for d in self.devices.values()}]
 
         def one(stage: int) -> T:
             try:
@@ -128,7 +128,7 @@ class ProcessSite:
         """In order of ranks."""
         return self._group.all_gather_bytes(message)
 
-    def shared(self, parts: Mapping[int, Part]) -> Shared:
+    def shared(self, parts: Mapping[int, StageModules]) -> Shared:
         """Tied weights, and replicas."""
         return ProcessShared(self._group, self._layouts, parts[self._stage])
 
@@ -153,7 +153,7 @@ def agree_upon(site: Site, what: str, value: str) -> None:
 
 
 @contextmanager
-def _current(device: torch.device, contexts: Sequence[Context]) -> Iterator[None]:
+def _current(device: torch.device, contexts: Sequence[TorchModes]) -> Iterator[None]:
     """Inside, this thread computes on `device`, in the state of the thread that began the step."""
     with ExitStack() as stack:
         if device.type == "cuda":

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evener.parallel.pipeline.parts import Part
-from evener.parallel.pipeline.program import Program
 from evener.parallel.pipeline.randomness import Dice
+from evener.parallel.pipeline.stage_modules import StageModules
+from evener.parallel.pipeline.stage_program import StageProgram
 
 
 class Stage:
@@ -30,8 +30,8 @@ class Stage:
 
     def __init__(
         self,
-        part: Part,
-        programs: Sequence[Program],
+        part: StageModules,
+        programs: Sequence[StageProgram],
         dice: Dice,
         again: Collection[int] = (),
         loss: Callable[[Any, int], Tensor] | None = None,

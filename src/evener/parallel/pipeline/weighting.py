@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evener.errors import InvalidValue
 from evener.parallel.pipeline.batches import divided, samples_in
-from evener.parallel.pipeline.tensors import map_tensors, tensors_in
+from evener.tracer.nested import map_tensors, tensors_in
 
 Loss = Callable[[Any, Any], Tensor]
 """Mean loss over samples, from what the model returned for them and their targets."""

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from evener.errors import InvalidValue
 from evener.parallel.pipeline.layout import Layout
-from evener.parallel.pipeline.parts import Part
+from evener.parallel.pipeline.stage_modules import StageModules
 
 
-def state_of(parts: Mapping[int, Part]) -> dict[str, Tensor]:
+def state_of(parts: Mapping[int, StageModules]) -> dict[str, Tensor]:
     """Everything that the stages hold, under the names that it has in the model."""
     return {name: tensor for part in parts.values() for name, tensor in part.root.state_dict().items()}
 
 
-def load_state(parts: Mapping[int, Part], state: Mapping[str, Tensor]) -> None:
+def load_state(parts: Mapping[int, StageModules], state: Mapping[str, Tensor]) -> None:
     """Take from `state` what the stages hold.
 
     Raises:
@@ -32,7 +32,7 @@ def load_state(parts: Mapping[int, Part], state: Mapping[str, Tensor]) -> None:
         part.root.load_state_dict({name: state[name] for name in own})
 
 
-def clip(parts: Mapping[int, Part], layout: Layout, most: float, total: Callable[[float], float]) -> float:
+def clip(parts: Mapping[int, StageModules], layout: Layout, most: float, total: Callable[[float], float]) -> float:
     """Scale gradients so that the norm of all of them is `most` at most; returns what it was.
 
     Args:

@@ -1,4 +1,4 @@
-"""A model without memory: shapes and dtypes of all its tensors, none of their numbers."""
+"""A model without memory: shapes and dtypes of all its tensors on the meta device, none of their numbers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 META = torch.device("meta")
 
 
-def without_memory(model: nn.Module) -> nn.Module:
+def on_meta(model: nn.Module) -> nn.Module:
     """A copy of `model` whose tensors have no memory."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         for tensor in (*vars(module).values(), *module._parameters.values(), *module._buffers.values()):
             if isinstance(tensor, nn.Parameter):
-                memo[id(tensor)] = nn.Parameter(on_meta(tensor).detach(), tensor.requires_grad)
+                memo[id(tensor)] = nn.Parameter(value_on_meta(tensor).detach(), tensor.requires_grad)
             elif isinstance(tensor, Tensor):
                 memo[id(tensor)] = torch.empty_like(tensor, device=META)
-    skeleton = copy.deepcopy(model, memo)
-    for module in skeleton.modules():
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
         if isinstance(module, _BatchNorm) and module.momentum is None:
             module.momentum = 0.0  # None would read the number of batches, which has no value here
-    return skeleton
+    return copied
 
 
-def on_meta(value: Any) -> Any:
+def value_on_meta(value: Any) -> Any:
     """A tensor without memory in place of `value`, if that is a tensor; the device without memory, if it is one."""
     if isinstance(value, Tensor):
         return value if value.is_meta else torch.empty_like(value, device=META)

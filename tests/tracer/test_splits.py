@@ -8,7 +8,7 @@ from torch import nn
 
 from evener.errors import InvalidValue
 from evener.graph import Window
-from evener.tracer.model_graph import trace
+from evener.tracer.model_graph import trace_model_graph
 
 MODULES: list[tuple[nn.Module, tuple[int, ...], Window | None]] = [
     (
@@ -46,7 +46,7 @@ MODULES: list[tuple[nn.Module, tuple[int, ...], Window | None]] = [
 
 @pytest.mark.parametrize(("module", "shape", "window"), MODULES, ids=[str(module) for module, *_ in MODULES])
 def test_a_layer_says_what_it_reads(module: nn.Module, shape: tuple[int, ...], window: Window | None) -> None:
-    layer = trace(module, torch.zeros(1, *shape)).layers[0]
+    layer = trace_model_graph(module, torch.zeros(1, *shape)).layers[0]
     assert layer.input_shape == shape
     assert layer.window == window
     if window is not None and module.padding != "same":
@@ -54,12 +54,12 @@ def test_a_layer_says_what_it_reads(module: nn.Module, shape: tuple[int, ...], w
 
 
 def test_channels_filters_and_bias_follow_from_shapes() -> None:
-    conv = trace(nn.Conv2d(4, 6, 3, groups=2), torch.zeros(1, 4, 9, 9)).layers[0]
+    conv = trace_model_graph(nn.Conv2d(4, 6, 3, groups=2), torch.zeros(1, 4, 9, 9)).layers[0]
     assert (conv.groups, conv.channels, conv.filters, conv.has_weights) == (2, 4, 6, False)
-    tokens = trace(nn.Linear(9, 3), torch.zeros(1, 4, 9)).layers[0]
+    tokens = trace_model_graph(nn.Linear(9, 3), torch.zeros(1, 4, 9)).layers[0]
     assert (tokens.channels, tokens.filters, tokens.bias, tokens.input_size, tokens.output_size) == (9, 3, 3, 36, 12)
-    assert trace(nn.Conv2d(4, 6, 3, bias=False), torch.zeros(1, 4, 9, 9)).layers[0].bias == 0
-    assert trace(nn.ReLU(), torch.zeros(1, 4)).layers[0].bias == 0
+    assert trace_model_graph(nn.Conv2d(4, 6, 3, bias=False), torch.zeros(1, 4, 9, 9)).layers[0].bias == 0
+    assert trace_model_graph(nn.ReLU(), torch.zeros(1, 4)).layers[0].bias == 0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_a_window_of_impossible_sizes_is_refused(field: str, value: tuple[int, .
 
 
 def test_rows_of_a_volume_can_be_divided_too() -> None:
-    graph = trace(nn.Sequential(nn.Conv3d(2, 4, 3, 1, 1), nn.MaxPool3d(2)), torch.zeros(1, 2, 8, 8, 8))
+    graph = trace_model_graph(nn.Sequential(nn.Conv3d(2, 4, 3, 1, 1), nn.MaxPool3d(2)), torch.zeros(1, 2, 8, 8, 8))
     assert all("row" in layer.splits for layer in graph.layers)
     assert graph.layers[0].halo == (1, 1)

@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class TorchModes:
     """State of this thread that decides how operations run.
 
     Attributes:
@@ -24,7 +24,7 @@ class Context:
     autocast: torch.dtype | None
 
     @classmethod
-    def now(cls, device_type: str) -> Context:
+    def now(cls, device_type: str) -> TorchModes:
         """As it is in this thread."""
         on = torch.is_autocast_enabled(device_type)
         return cls(

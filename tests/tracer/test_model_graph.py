@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from evener.errors import TrainingFailed
 from evener.graph import Layer, ModelGraph, Window
-from evener.tracer.model_graph import trace
+from evener.tracer.model_graph import trace_model_graph
 
 IMAGE = torch.zeros(1, 3, 16, 16)
 
@@ -77,7 +77,7 @@ class PreNorm(nn.Module):
 
 
 def test_a_convolution_costs_what_the_closed_form_says() -> None:
-    graph = trace(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)), IMAGE, name="one convolution")
+    graph = trace_model_graph(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)), IMAGE, name="one convolution")
     assert graph.name == "one convolution"
     assert graph.layers == (
         Layer(
@@ -96,14 +96,14 @@ def test_a_convolution_costs_what_the_closed_form_says() -> None:
 
 
 def test_a_strided_convolution_with_groups_costs_a_group_s_share() -> None:
-    one = trace(nn.Conv2d(4, 8, 3, stride=2, groups=2), torch.zeros(1, 4, 9, 9)).layers[0]
+    one = trace_model_graph(nn.Conv2d(4, 8, 3, stride=2, groups=2), torch.zeros(1, 4, 9, 9)).layers[0]
     assert one.output_shape == (8, 4, 4)
     assert one.forward_flops == 2 * (8 * 4 * 4) * (2 * 3 * 3)
     assert one.parameters == 8 * 2 * 9 + 8
 
 
 def test_a_linear_layer_costs_what_the_closed_form_says() -> None:
-    graph = trace(nn.Linear(12, 5), torch.zeros(7, 12))
+    graph = trace_model_graph(nn.Linear(12, 5), torch.zeros(7, 12))
     assert graph.name == "Linear"
     assert graph.layers == (
         Layer(
@@ -121,7 +121,7 @@ def test_a_linear_layer_costs_what_the_closed_form_says() -> None:
 
 def test_attention_inside_of_a_container_is_a_layer_of_the_container_s_name() -> None:
     tokens, width = 6, 8
-    one = layer(trace(PreNorm(), torch.zeros(1, tokens, width)), "attention")
+    one = layer(trace_model_graph(PreNorm(), torch.zeros(1, tokens, width)), "attention")
     projections = 4 * 2 * tokens * width * width
     scores = 2 * 2 * tokens * tokens * width
     assert one.kind == "MultiheadAttention"
@@ -161,17 +161,17 @@ def test_kept_bytes_are_what_a_real_step_keeps_for_each_further_sample(
 ) -> None:
     few, many = (kept_by_autograd(model, torch.randn(count, *shape)) for count in (3, 8))
     assert (many - few) % 5 == 0
-    assert trace(model, torch.zeros(1, *shape)).activation_bytes == (many - few) // 5 > 0
+    assert trace_model_graph(model, torch.zeros(1, *shape)).activation_bytes == (many - few) // 5 > 0
 
 
 def test_kept_storages_count_once_at_the_layer_that_keeps_them_first() -> None:
-    graph = trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.zeros(1, 4))
+    graph = trace_model_graph(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.zeros(1, 4))
     assert [one.activation_bytes for one in graph.layers] == [16, 16, 0]
 
 
 def test_resnet18_has_its_published_parameters_and_flops() -> None:
     model = resnet18()
-    graph = trace(model, torch.zeros(1, 3, 224, 224))
+    graph = trace_model_graph(model, torch.zeros(1, 3, 224, 224))
     assert graph.parameters == sum(p.numel() for p in model.parameters()) == 11_689_512
     assert graph.forward_flops == 3_628_146_688
     assert graph.buffer_bytes == sum(b.numel() * b.element_size() for b in model.buffers()) == 38_560
@@ -180,18 +180,18 @@ def test_resnet18_has_its_published_parameters_and_flops() -> None:
 
 def test_the_samples_of_the_batch_do_not_matter() -> None:
     model = nn.Sequential(Residual(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-    assert trace(model, IMAGE) == trace(model, IMAGE.expand(9, 3, 16, 16))
+    assert trace_model_graph(model, IMAGE) == trace_model_graph(model, IMAGE.expand(9, 3, 16, 16))
 
 
 def test_a_caller_that_switched_gradients_off_changes_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with torch.no_grad():
-        graph = trace(model, torch.zeros(1, 4))
-    assert graph == trace(model, torch.zeros(1, 4))
+        graph = trace_model_graph(model, torch.zeros(1, 4))
+    assert graph == trace_model_graph(model, torch.zeros(1, 4))
 
 
 def test_bytes_follow_the_type_of_the_parameters() -> None:
-    graph = trace(nn.Linear(4, 2).half(), torch.zeros(1, 4).half())
+    graph = trace_model_graph(nn.Linear(4, 2).half(), torch.zeros(1, 4).half())
     assert graph.element_bytes == 2
     assert graph.parameter_bytes == 20
     assert graph.activation_bytes == 8
@@ -202,7 +202,7 @@ def test_bytes_follow_the_type_of_the_parameters() -> None:
 
 def test_a_module_that_is_called_twice_is_two_layers_with_its_parameters_once() -> None:
     linear = nn.Linear(4, 4)
-    graph = trace(nn.Sequential(linear, nn.ReLU(), linear), torch.zeros(1, 4))
+    graph = trace_model_graph(nn.Sequential(linear, nn.ReLU(), linear), torch.zeros(1, 4))
     assert inputs(graph) == {"0": (), "1": ("0",), "0#2": ("1",)}
     assert [one.parameters for one in graph.layers] == [20, 0, 0]
 
@@ -218,13 +218,13 @@ def test_weights_shared_by_two_modules_count_at_the_first_to_run() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.decode(self.embed(x))  # type: ignore[no-any-return]
 
-    graph = trace(Tied(), torch.zeros(1, 5, dtype=torch.long))
+    graph = trace_model_graph(Tied(), torch.zeros(1, 5, dtype=torch.long))
     assert [(one.name, one.parameters) for one in graph.layers] == [("embed", 21), ("decode", 0)]
     assert [one.output_shape for one in graph.layers] == [(5, 3), (5, 7)]
 
 
 def test_a_residual_sum_read_once_gives_its_reader_both_branches() -> None:
-    graph = trace(nn.Sequential(nn.Conv2d(3, 4, 1), Residual(4, 4, 1), Residual(4, 6, 2)), IMAGE)
+    graph = trace_model_graph(nn.Sequential(nn.Conv2d(3, 4, 1), Residual(4, 4, 1), Residual(4, 6, 2)), IMAGE)
     edges = inputs(graph)
     assert edges["1.conv1"] == ("0",)
     assert edges["1.relu"] == ("1.bn1",)
@@ -234,7 +234,7 @@ def test_a_residual_sum_read_once_gives_its_reader_both_branches() -> None:
 
 
 def test_a_sum_read_twice_or_returned_is_a_layer_so_that_one_tensor_crosses_a_cut() -> None:
-    graph = trace(nn.Sequential(nn.Linear(8, 8), PreNorm(), nn.ReLU()), torch.zeros(1, 6, 8))
+    graph = trace_model_graph(nn.Sequential(nn.Linear(8, 8), PreNorm(), nn.ReLU()), torch.zeros(1, 6, 8))
     assert inputs(graph) == {
         "0": (),
         "1.norm1": ("0",),
@@ -244,7 +244,7 @@ def test_a_sum_read_twice_or_returned_is_a_layer_so_that_one_tensor_crosses_a_cu
         "1.feed": ("1.norm2",),
         "2": ("1", "1.feed"),
     }
-    last = trace(nn.Sequential(PreNorm(), PreNorm()), torch.zeros(1, 6, 8)).layers[-1]
+    last = trace_model_graph(nn.Sequential(PreNorm(), PreNorm()), torch.zeros(1, 6, 8)).layers[-1]
     assert (last.name, last.kind, last.output_shape, last.inputs) == ("1#2", "PreNorm", (6, 8), ("1", "1.feed"))
 
 
@@ -262,7 +262,7 @@ def test_edges_pass_through_views_dictionaries_concatenation_and_writing_into_a_
             written[:, :3] = parts["a"][:, :3]
             return {"c": self.c(joined), "d": self.d(written)}
 
-    edges = inputs(trace(Odd(), torch.zeros(1, 4)))
+    edges = inputs(trace_model_graph(Odd(), torch.zeros(1, 4)))
     assert edges == {"a": (), "b": (), "c": ("a", "b"), "d": ("a",)}
 
 
@@ -276,7 +276,7 @@ def test_a_parameter_of_a_container_is_a_layer_where_it_is_read() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.embed(x) + self.position  # type: ignore[no-any-return]
 
-    graph = trace(Positions(), torch.zeros(2, 5, 3))
+    graph = trace_model_graph(Positions(), torch.zeros(2, 5, 3))
     assert inputs(graph) == {"embed": (), "Positions": ("embed",)}
     assert layer(graph, "Positions").parameters == 20
     assert layer(graph, "Positions").output_shape == (5, 4)
@@ -291,7 +291,7 @@ def test_parameters_that_are_not_reached_are_counted_all_the_same() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x)  # type: ignore[no-any-return]
 
-    graph = trace(Spare(), torch.zeros(1, 2))
+    graph = trace_model_graph(Spare(), torch.zeros(1, 2))
     assert [(one.name, one.parameters) for one in graph.layers] == [("used", 6), ("spare", 12)]
     assert layer(graph, "spare").forward_flops == 0
 
@@ -299,7 +299,7 @@ def test_parameters_that_are_not_reached_are_counted_all_the_same() -> None:
 def test_frozen_parameters_are_state_that_is_not_trained() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
-    graph = trace(model, torch.zeros(1, 2))
+    graph = trace_model_graph(model, torch.zeros(1, 2))
     assert [one.parameters for one in graph.layers] == [0, 4]
     assert graph.buffer_bytes == 4 * 9
 
@@ -313,9 +313,9 @@ def test_samples_folded_into_another_dim_are_taken_out_of_the_shape() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.transpose(0, 1)
 
-    graph = trace(nn.Sequential(TimeFirst()), torch.zeros(1, 8, 6))
+    graph = trace_model_graph(nn.Sequential(TimeFirst()), torch.zeros(1, 8, 6))
     assert graph.layers[0].output_shape == (8, 6)
-    assert trace(nn.Sequential(Windows()), torch.zeros(1, 8, 6)).layers[0].output_shape == (4, 2, 6)
+    assert trace_model_graph(nn.Sequential(Windows()), torch.zeros(1, 8, 6)).layers[0].output_shape == (4, 2, 6)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_several_inputs_are_positional_or_named_arguments(sample: Any) -> None:
         def forward(self, left: Tensor, right: Tensor) -> Tensor:
             return F.relu(self.first(left)) * self.second(right)  # type: ignore[no-any-return]
 
-    graph = trace(Two(), sample)
+    graph = trace_model_graph(Two(), sample)
     assert [one.output_shape for one in graph.layers] == [(3,)] * 4
     assert inputs(graph) == {"first": (), "Two": ("first",), "second": (), "Two#2": ("Two", "second")}
 
@@ -361,13 +361,13 @@ def test_several_inputs_are_positional_or_named_arguments(sample: Any) -> None:
 def test_each_kind_of_layer_can_be_divided_along_its_own_dims(
     module: nn.Module, splits: str, halo: tuple[int, int]
 ) -> None:
-    one = trace(module, torch.zeros(1, 4, 16, 16)).layers[0]
+    one = trace_model_graph(module, torch.zeros(1, 4, 16, 16)).layers[0]
     assert one.splits == tuple(splits.split())
     assert one.halo == halo
 
 
 def test_without_an_image_there_are_no_rows_to_divide() -> None:
-    graph = trace(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.zeros(1, 4))
+    graph = trace_model_graph(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.zeros(1, 4))
     assert [one.splits for one in graph.layers[1:]] == [("sample", "channel")] * 2
 
 
@@ -386,7 +386,7 @@ def test_the_halo_is_how_far_a_part_s_rows_reach_into_its_neighbours(
     assert rows.grad is not None
     read = rows.grad.flatten().nonzero().flatten().tolist()
     reach = max(first * stride - min(read), max(read) - (last * stride - 1), 0)
-    assert trace(conv, torch.zeros(1, 1, 60, 1, dtype=torch.float64)).layers[0].halo == (reach, 0)
+    assert trace_model_graph(conv, torch.zeros(1, 1, 60, 1, dtype=torch.float64)).layers[0].halo == (reach, 0)
 
 
 # --- no memory, no touch, clear errors
@@ -397,7 +397,7 @@ def test_a_model_of_ten_billion_parameters_needs_no_memory() -> None:
     without_memory = nn.Linear(1, 1, bias=False)
     without_memory.weight = nn.Parameter(torch.zeros(1).expand(100_000, 100_000))  # a copy of it would be 40 GB
     for model in (on_meta, without_memory):
-        graph = trace(model, torch.zeros(1, 100_000))
+        graph = trace_model_graph(model, torch.zeros(1, 100_000))
         assert graph.parameters == 10**10
         assert graph.forward_flops == 2 * 10**10
         assert graph.layers[0].activation_bytes == 400_000
@@ -407,7 +407,7 @@ def test_the_model_and_the_random_numbers_are_left_as_they_were() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    assert layer(trace(model, IMAGE), "2").activation_bytes > 0  # dropout keeps its mask: the copy trains
+    assert layer(trace_model_graph(model, IMAGE), "2").activation_bytes > 0  # dropout keeps its mask: the copy trains
     assert not any(module.training or module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state())
@@ -424,7 +424,7 @@ def test_tensors_that_are_neither_parameters_nor_buffers_are_no_obstacle() -> No
         def forward(self, x: Tensor) -> Tensor:
             return self.linear(x + self.shift + self.table[0] + torch.ones(4))  # type: ignore[no-any-return]
 
-    assert [one.name for one in trace(Plain(), torch.zeros(1, 4)).layers] == ["linear"]
+    assert [one.name for one in trace_model_graph(Plain(), torch.zeros(1, 4)).layers] == ["linear"]
 
 
 def test_a_model_that_looks_at_values_is_refused_with_place_cause_and_advice() -> None:
@@ -439,7 +439,7 @@ def test_a_model_that_looks_at_values_is_refused_with_place_cause_and_advice() -
     )
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Gate()))
     with pytest.raises(TrainingFailed, match=sentence) as caught:
-        trace(model, torch.zeros(1, 4), name="net")
+        trace_model_graph(model, torch.zeros(1, 4), name="net")
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -447,4 +447,4 @@ def test_a_sample_of_the_wrong_shape_is_refused_with_the_shapes() -> None:
     with pytest.raises(
         TrainingFailed, match=r"cannot trace Linear: RuntimeError: .*4.*3.*; if the sample has the shape"
     ):
-        trace(nn.Linear(3, 3), torch.zeros(1, 4))
+        trace_model_graph(nn.Linear(3, 3), torch.zeros(1, 4))

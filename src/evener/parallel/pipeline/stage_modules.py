@@ -1,22 +1,33 @@
-"""The part of a model that one stage holds: its modules and tensors, under the names that they have in the model."""
+"""What one stage of a model holds: its modules and tensors, under the names that they have in the model.
+
+A model that fits no single memory is built on the meta device; every stage gives memory and values to its own part:
+
+    with torch.device("meta"):
+        model = HugeTransformer()
+    pipeline = Pipeline(model, ...)
+
+Initial values come from a seed made of the process's seed and the module's name, so they do not depend on the cut.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from evener.parallel.pipeline.materialise import give_memory, initialise
-from evener.parallel.pipeline.skeleton import attribute
+from evener.errors import InvalidInput
+from evener.parallel.pipeline.randomness import mix
 from evener.parallel.pipeline.statistics import DeferredBatchNorm, defer_statistics
+from evener.tracer.meta_model import attribute
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StageModules:
     """What one stage holds.
 
     Attributes:
@@ -42,11 +53,11 @@ def names_under(named: Iterable[tuple[str, Tensor]], model: nn.Module, targets: 
     return [name for name, tensor in named if id(tensor) in under]
 
 
-def make_parts(
+def make_stage_modules(
     model: nn.Module,
     targets: Sequence[Sequence[str]],
     devices: Mapping[int, torch.device],
-) -> dict[int, Part]:
+) -> dict[int, StageModules]:
     """The parts of those stages that this process runs, each on its device.
 
     Modules and tensors of `model` are taken over, not copied, by the first stage that uses them; BatchNorms in them
@@ -57,13 +68,9 @@ def make_parts(
         targets: of every stage, what it uses.
         devices: of the stages of this process.
     """
-    alive = [
-        *model.modules(),
-        *model.parameters(),
-        *model.buffers(),
-    ]  # whose ids are asked for, so none may be given anew
+    alive = [*model.modules(), *model.parameters(), *model.buffers()]  # whose ids are asked for: none may be given anew
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[int, Part] = {}
+    found: dict[int, StageModules] = {}
     taken: set[int] = set()
     for stage, device in devices.items():
         root, copies = tree(model, targets[stage], taken)
@@ -74,7 +81,7 @@ def make_parts(
         root.to(device)
         held = {name: getattr(root.get_submodule(path), last) for (path, last), name in identity.items()}
         norms = {path: m for path, m in root.named_modules() if isinstance(m, DeferredBatchNorm) and m.tracks}
-        found[stage] = Part(root=root, parameters=held, norms=norms)
+        found[stage] = StageModules(root=root, parameters=held, norms=norms)
     del alive
     return found
 
@@ -129,3 +136,51 @@ def _places(root: nn.Module) -> list[tuple[tuple[str, str], Tensor]]:
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
         if tensor is not None
     ]
+
+
+def give_memory(root: nn.Module, device: torch.device, fill: Callable[[str, nn.Module], None]) -> None:
+    """Give every parameter and buffer in `root` that has none memory on `device`; `fill` sets those of one module.
+
+    Of the modules that share a tensor the first one sets it.
+    """
+    memory: dict[int, Tensor] = {}
+    for path, module in root.named_modules():
+        fresh, shared = False, list[Tensor]()
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) in memory:
+                        shared.append(memory[id(tensor)])
+                    memory.setdefault(id(tensor), _memory_like(tensor, device))
+                    tensors[name], fresh = memory[id(tensor)], True
+        if fresh:
+            with torch.no_grad():
+                values = [tensor.clone() for tensor in shared]
+                fill(path, module)
+                for tensor, value in zip(shared, values, strict=True):
+                    tensor.copy_(value)
+
+
+def _memory_like(tensor: Tensor, device: torch.device) -> Tensor:
+    memory = torch.empty_like(tensor, device=device)
+    return nn.Parameter(memory, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else memory
+
+
+def initialise(path: str, module: nn.Module) -> None:
+    """Initial values of one module, by its own `reset_parameters`.
+
+    Raises:
+        InvalidInput: it has none.
+    """
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise InvalidInput(
+            f"{path or 'the model'} ({type(module).__name__}) is on the meta device and cannot be initialised: "
+            "give it a method reset_parameters(), or build the model on a device with memory"
+        )
+    devices = {t.device for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)) if t.is_cuda}
+    number = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest())
+    seed = mix(torch.initial_seed(), number)
+    with torch.random.fork_rng(list(devices)):
+        torch.manual_seed(seed)
+        reset()

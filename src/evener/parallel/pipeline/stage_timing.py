@@ -14,20 +14,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evener.parallel.pipeline.cut import Cut
-from evener.parallel.pipeline.materialise import give_memory
-from evener.parallel.pipeline.parts import targets_of, tree
-from evener.parallel.pipeline.program import Program, compile_stage
+from evener.parallel.pipeline.partition import CutPoint, split
+from evener.parallel.pipeline.partition_problem import OperationCost
 from evener.parallel.pipeline.randomness import Dice
-from evener.parallel.pipeline.skeleton import without_memory
-from evener.parallel.pipeline.spent import Spent
-from evener.parallel.pipeline.split import split
-from evener.parallel.pipeline.tensors import tensors_in
-from evener.parallel.pipeline.trace import Trace
+from evener.parallel.pipeline.stage_modules import give_memory, targets_of, tree
+from evener.parallel.pipeline.stage_program import StageProgram, compile_stage
+from evener.tracer.ir import TracedModel, record
+from evener.tracer.meta_model import on_meta
+from evener.tracer.nested import tensors_in
 
-Cost = Callable[[str, nn.Module | None], float]
+CostFunction = Callable[[str, nn.Module | None], float]
 """Cost of an operation, from the path of the module around it (or that it is) and that module if it is one."""
-Costs = Literal["measured", "estimated"] | Cost
+Costs = Literal["measured", "estimated"] | CostFunction
 
 _FLOPS_PER_BYTE = 10.0
 """Of a typical device: floating-point operations in the time of moving a byte to or from memory."""
@@ -36,44 +34,44 @@ _ROUNDS = 5
 """Of a measurement; the fastest counts, as whatever disturbs one makes it slower."""
 
 
-def estimated_seconds(spendings: Sequence[Spent]) -> list[float]:
+def estimated_seconds(costs: Sequence[OperationCost]) -> list[float]:
     """Of every operation, by arithmetic or by memory traffic, whichever takes longer; only ratios hold."""
-    return [max(s.flops, s.moved_bytes * _FLOPS_PER_BYTE) * 3 / _FLOPS_PER_SECOND for s in spendings]
+    return [max(s.flops, s.moved_bytes * _FLOPS_PER_BYTE) * 3 / _FLOPS_PER_SECOND for s in costs]
 
 
-def told_seconds(trace: Trace, model: nn.Module, cost: Cost) -> list[float]:
+def told_seconds(traced: TracedModel, model: nn.Module, cost: CostFunction) -> list[float]:
     """Of every operation, in whatever unit the user's `cost` speaks."""
     found = []
-    for node in trace.operations:
+    for node in traced.operations:
         is_module = node.op == "call_module"
-        path = str(node.target) if is_module else node.meta["module"]
+        path = str(node.target) if is_module else record(node).module
         found.append(float(cost(path, model.get_submodule(path) if is_module else None)))
     return found
 
 
 def measured_seconds(
-    trace: Trace,
+    traced: TracedModel,
     model: nn.Module,
-    places: Sequence[Cut],
+    points: Sequence[CutPoint],
     device: torch.device,
     loss: Callable[[Any], Tensor] | None = None,
 ) -> list[float]:
-    """Of every part of `model` between two of `places`, forward and backward, measured on `device`.
+    """Of every part of `model` between two of `points`, forward and backward, measured on `device`.
 
     Parts are copied to the device one at a time and given random inputs. The `loss` of what the model returns, if it is
     given, is a part of the last one.
     """
-    ends = [place.position for place in places] + [len(trace.operations)]
+    ends = [point.position for point in points] + [len(traced.operations)]
     stages = [number for number, (a, b) in enumerate(pairwise([0, *ends])) for _ in range(b - a)]
-    skeleton = without_memory(model)
+    skeleton = on_meta(model)
     found: list[float] = []
-    for stage in split(trace, stages, len(ends)):
-        root, _ = tree(skeleton, targets_of(stage.graph, trace.constants))
+    for stage in split(traced, stages, len(ends)):
+        root, _ = tree(skeleton, targets_of(stage.graph, traced.constants))
         give_memory(root, device, _fill)
         root.to(device)
-        inputs = [_like(node.meta["value"], device) for node in stage.graph.nodes if node.op == "placeholder"]
-        program = compile_stage(stage, root, trace, Dice(device))
-        finish = loss if len(found) == len(places) else None
+        inputs = [_like(record(node).value, device) for node in stage.graph.nodes if node.op == "placeholder"]
+        program = compile_stage(stage, root, traced, Dice(device))
+        finish = loss if len(found) == len(points) else None
         found.append(min(_timed(program, inputs, device, finish) for _ in range(_ROUNDS)))
     return found
 
@@ -91,7 +89,7 @@ def _like(value: Tensor, device: torch.device) -> Tensor:
 
 
 def _timed(
-    program: Program, inputs: Sequence[Tensor], device: torch.device, loss: Callable[[Any], Tensor] | None
+    program: StageProgram, inputs: Sequence[Tensor], device: torch.device, loss: Callable[[Any], Tensor] | None
 ) -> float:
     """Seconds of one forward and backward pass."""
     begin = _now(device)

@@ -1,0 +1,91 @@
+"""What a model does, as a graph of operations: the one representation that everything about a model is derived from.
+
+    node.op               placeholder (an input), get_attr (a tensor that the model holds, or a constant), call_module,
+                          call_function, call_method, output
+    node.target, .args    as torch.fx writes them, with a node in place of every tensor
+    record(node)          what was seen when it ran: a NodeRecord
+
+A module that is not looked into is one operation; a call of torch outside of such modules is another. The graph holds
+for one shape of the inputs and one mode, training or evaluation: both may decide what a model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from evener.tracer.torch_modes import TorchModes
+
+
+@dataclass(kw_only=True, slots=True)
+class NodeRecord:
+    """What was seen when a node ran.
+
+    Attributes:
+        value: what it returned, on the meta device.
+        number: its own, unique in the graph.
+        module: path of the module that it was in; empty for the model itself.
+        line: file and line of the user's code that it comes from; empty if that is a library's.
+        modes: set around it by the model; None if there are none.
+        is_random: whether it drew random numbers.
+        changes: whether it changed a tensor in place that it was given.
+        flops: of the forward pass, for all samples that were traced.
+        kept: bytes of every storage that autograd keeps for backward here and nowhere before.
+    """
+
+    value: Any
+    number: int
+    module: str
+    line: str = ""
+    modes: TorchModes | None = None
+    is_random: bool = False
+    changes: bool = False
+    flops: int = 0
+    kept: tuple[int, ...] = ()
+
+
+def record(node: fx.Node) -> NodeRecord:
+    """What was seen when `node` ran."""
+    found: NodeRecord = node.meta["record"]
+    return found
+
+
+def item(values: Any, key: Any) -> Any:
+    """One of several values that an operation returned: the target of a node of its own."""
+    return values[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedModel:
+    """A model's operations, in order.
+
+    Attributes:
+        graph: of torch.fx, with a NodeRecord for every node but the output.
+        device: that stands in the graph for the one that the model will run on.
+        constants: tensors with numbers that are no attributes of the model, by the name that the graph gives them.
+        changed: the last node that changed a storage in place, by storage.
+        states: names of the buffers that the pass changed, other than BatchNorm's running statistics.
+        whole: modules with children that could not be looked into, with the reason.
+    """
+
+    graph: fx.Graph
+    device: torch.device
+    constants: Mapping[str, Tensor]
+    changed: Mapping[int, fx.Node]
+    states: tuple[str, ...]
+    whole: Mapping[str, str]
+
+    @property
+    def operations(self) -> list[fx.Node]:
+        """Nodes that compute something, in order."""
+        return [node for node in self.graph.nodes if node.op.startswith("call")]
+
+    @property
+    def output(self) -> fx.Node:
+        """The node of what the model returns."""
+        node: fx.Node = next(iter(reversed(self.graph.nodes)))
+        return node

@@ -1,0 +1,104 @@
+"""Follows a model: runs it on tensors without memory, and takes what cannot be looked into as one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from evener.errors import first_line, user_frame
+from evener.tracer.ir import TracedModel, record
+from evener.tracer.meta_model import on_meta, storage_of
+from evener.tracer.tracer import NotFollowed, Tracer
+
+CPU = torch.device("cpu")
+
+
+class NotTraceable(Exception):
+    """A model cannot be followed; the cause is what happened.
+
+    Args:
+        reason: with the line of the user's code.
+        module: path of the module that ran; empty for the model itself.
+    """
+
+    def __init__(self, reason: str, module: str) -> None:
+        super().__init__(reason)
+        self.module = module
+
+
+def is_childless(module: nn.Module) -> bool:
+    """Whether `module` has no modules inside."""
+    return next(module.children(), None) is None
+
+
+def trace(
+    model: nn.Module,
+    inputs: Any,
+    device: torch.device = CPU,
+    training: bool | None = True,
+    is_leaf: Callable[[nn.Module], bool] = is_childless,
+    executable: bool = True,
+) -> TracedModel:
+    """Follow `model` on tensors shaped like `inputs`: a tensor, or positional or named arguments.
+
+    Args:
+        model: on any device; neither run nor changed, a copy without memory is.
+        inputs: only shapes and dtypes matter.
+        device: where the model will run, which its code may ask for.
+        training: mode of the model; None for its own, in which modules that are not looked into evaluate (a BatchNorm
+            that trains refuses a single sample).
+        is_leaf: modules that are one operation each. A module with children that cannot be followed (as it applies an
+            autograd function of the user's, say) becomes another.
+        executable: whether the graph has to compute what the model computes; if not, a tensor may come from something
+            that is not an operation of torch.
+
+    Raises:
+        NotTraceable: names the line of the model that cannot be followed.
+    """
+    whole: dict[str, str] = {}
+    while True:
+        tracer = Tracer(
+            _copy(model, training, is_leaf), device, lambda m, path: path in whole or is_leaf(m), executable
+        )
+        try:
+            return _with_inputs_kept(tracer.run(inputs, whole))
+        except Exception as error:
+            path = tracer.innermost
+            reason = f"{_place(error, tracer.innermost_module)}: {first_line(error)}"
+            fails_anyhow = tracer.is_in_operation and not isinstance(error, NotFollowed)
+            if not executable or fails_anyhow or not path or path in whole:
+                raise NotTraceable(reason, path) from error
+            whole[path] = reason
+
+
+def _copy(model: nn.Module, training: bool | None, is_leaf: Callable[[nn.Module], bool]) -> nn.Module:
+    copied = on_meta(model)
+    if training is not None:
+        return copied.train(training)
+    for path, module in copied.named_modules():
+        if path and is_leaf(module):
+            module.eval()
+    return copied
+
+
+def _with_inputs_kept(traced: TracedModel) -> TracedModel:
+    """Copies inputs that the model changes in place: the user's stay as they are, and may be computed with again."""
+    for node in [node for node in traced.graph.nodes if node.op == "placeholder"]:
+        if storage_of(record(node).value) in traced.changed:
+            with traced.graph.inserting_after(node):
+                clone = traced.graph.call_method("clone", (node,))
+            clone.meta.update(node.meta)
+            node.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
+    return traced
+
+
+def _place(error: Exception, module: nn.Module) -> str:
+    """The user's own line that raised `error`, or else where the code of `module` begins."""
+    frame = user_frame(error)
+    if frame is not None:
+        return f"{frame.filename}, line {frame.lineno} (`{frame.line}`)"
+    code = type(module).forward.__code__
+    return f"{code.co_filename}, line {code.co_firstlineno} (`{type(module).__name__}.forward`)"
