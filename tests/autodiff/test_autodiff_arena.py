@@ -311,6 +311,6 @@ def test_a_convolution_in_parts_is_that_of_the_whole_batch(
             return [tensor.numpy().copy() for tensor in (y.detach(), layer.weight.grad, x.grad)]
 
     whole = outcome()
-    monkeypatch.setattr("evener.autodiff.backends.numpy_backend.TAPS_BYTES", taps_bytes)
+    monkeypatch.setattr("evener.autodiff.backends.numpy_images.TAPS_BYTES", taps_bytes)
     for expected, found in zip(whole, outcome(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from evener import autodiff as ad
 from evener.autodiff import functional as F
-from evener.autodiff.backends.window import Pair
+from evener.autodiff.backends.shapes import Pair
 from evener.autodiff.rules import RULES
 
 names = pytest.mark.parametrize("name", OPERATIONS)

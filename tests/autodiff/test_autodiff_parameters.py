@@ -9,8 +9,7 @@ from evener import autodiff as ad
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.autodiff.errors import InvalidOperation
-from evener.autodiff.parameter_arena import arena_of
-from evener.autodiff.parameters import Parameter
+from evener.autodiff.parameters import Parameter, arena_of
 
 
 def model() -> nn.Sequential:

@@ -23,9 +23,8 @@ from evener.autodiff.backends import Backend, NumpyBackend, default_backend, set
 from evener.autodiff.checker import gradcheck
 from evener.autodiff.errors import AutodiffError
 from evener.autodiff.files import load_file, save_file
-from evener.autodiff.gradient_mode import is_grad_enabled, no_grad
-from evener.autodiff.parameter_arena import ParameterArena
-from evener.autodiff.parameters import Parameter
+from evener.autodiff.graph import is_grad_enabled, no_grad
+from evener.autodiff.parameters import Parameter, ParameterArena
 from evener.autodiff.randomness import get_rng_state, manual_seed, rand, randint, randn, randperm, set_rng_state
 from evener.autodiff.tensors import Tensor, arange, cat, from_numpy, full, ones, stack, tensor, where, zeros
 

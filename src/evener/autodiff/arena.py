@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from evener.autodiff.backends import default_backend
-from evener.autodiff.backends.interface import Array, Lease, NativeType, Shape
+from evener.autodiff.backends.interface import Array, Lease, NativeType
+from evener.autodiff.backends.shapes import Shape
 from evener.autodiff.errors import InvalidOperation
 
 _ALIGNMENT = 64

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from evener.autodiff.errors import WrongGradient, require
-from evener.autodiff.gradient_mode import no_grad
+from evener.autodiff.graph import no_grad
 from evener.autodiff.tensors import Tensor, from_numpy, tensor
 
 

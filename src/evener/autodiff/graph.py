@@ -7,17 +7,53 @@ are numbered as they are made, so that walking them by falling numbers meets eve
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import ContextDecorator
 from itertools import count
 from operator import attrgetter
+from types import TracebackType
 from typing import Any, Protocol
 
-from evener.autodiff.backends.interface import Array, Backend, Lease, Shape
+from evener.autodiff.backends.interface import Array, Backend, Lease
+from evener.autodiff.backends.shapes import Shape
 from evener.autodiff.errors import GraphFreed, ParameterChanged, TensorExpired
 from evener.autodiff.rules.rule import Rule
 
 clock = count(1)
 """Numbers nodes, and changes of parameters, in the order in which they happen."""
+
+
+class _Mode(threading.local):
+    enabled = True
+
+
+mode = _Mode()
+
+
+class no_grad(ContextDecorator):
+    """Inside `with no_grad():`, or in a function decorated with `@no_grad()`, nothing is recorded."""
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []
+
+    def _recreate_cm(self) -> no_grad:
+        """A decorated function gets one for each call, because several threads may call it."""
+        return no_grad()
+
+    def __enter__(self) -> None:
+        self._before.append(mode.enabled)
+        mode.enabled = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        mode.enabled = self._before.pop()
+
+
+def is_grad_enabled() -> bool:
+    """Whether operations are recorded."""
+    return mode.enabled
 
 
 class Collector(Protocol):

@@ -1,14 +1,25 @@
-"""Parameters, and the slots that collect their gradients in a flat buffer."""
+"""Parameters, and the flat buffers in which they live: what is sent, saved or stepped is one contiguous array.
+
+    arena = ParameterArena(model.named_parameters())
+    arena.values       [P]  all parameters, one behind the other; each parameter's tensor is a view of it
+    arena.gradients    [P]  what backward has added up, zero where nothing was
+    arena.entries           name, shape and place of each
+
+An optimiser makes the arena by itself, or finds the one that is there. Backward writes into it directly.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any, NamedTuple
 
-from evener.autodiff.backends.interface import Array
+import numpy as np
+
+from evener.autodiff.backends.interface import Array, Backend
+from evener.autodiff.errors import InvalidOperation, require
+from evener.autodiff.graph import Leaf, clock
 from evener.autodiff.tensors import Tensor
-
-if TYPE_CHECKING:
-    from evener.autodiff.parameter_arena import ParameterArena
 
 
 class Parameter(Tensor):
@@ -91,3 +102,135 @@ class Slot:
     def clear(self) -> None:
         """Forget the gradient."""
         self.round = 0
+
+
+class ParameterArena:
+    """Moves parameters into one flat buffer, and their gradients into another of the same order.
+
+    Args:
+        parameters: of one element type and back end, with their names (`model.named_parameters()`) or without.
+
+    Attributes:
+        entries: name, shape and place of each parameter, in the order given, without gaps.
+        values: all values; whoever writes into it calls `changed()`, or uses `load`.
+
+    Raises:
+        InvalidOperation: there are none, they differ in type or back end, or one lies in another arena.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter] | Iterable[tuple[str, Parameter]]) -> None:
+        named = _named(parameters)
+        self.backend = _common_backend(named)
+        self.round, self.changed_at = 1, 0
+        self.entries = _entries(named)
+        kind = named[0][1]._array.dtype
+        self.values = self._flat(kind)
+        self._gradients = self._flat(kind)
+        views = zip(self.parts(self.values), self.parts(self._gradients), strict=True)
+        self._slots = [
+            self._move_in(parameter, entry, *pair)
+            for (_, parameter), entry, pair in zip(named, self.entries, views, strict=True)
+        ]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of all parameters."""
+        return len(self.values)
+
+    @property
+    def gradients(self) -> Array:
+        """All gradients, zero where backward has added none since `zero_grad`."""
+        for slot in self._slots:
+            if slot.gradient is None:
+                self.backend.fill(slot.view, 0)
+        return self._gradients
+
+    def load(self, values: Any) -> None:
+        """Take over all values, an array [P], for instance from a server."""
+        self._write(self.values, values)
+        self.changed()
+
+    def load_gradients(self, gradients: Any) -> None:
+        """Take over all gradients, an array [P], for instance an average over workers, for the next step."""
+        self._write(self._gradients, gradients)
+        for slot in self._slots:
+            slot.round = self.round
+
+    def changed(self) -> None:
+        """Note that values were changed: a graph made before can no longer be walked."""
+        self.changed_at = next(clock)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self.round += 1
+
+    def zeros(self) -> Array:
+        """A new flat buffer [P] in the order of the parameters, for an optimiser's state."""
+        return self.backend.fill(self._flat(self.values.dtype), 0)
+
+    def parts(self, flat: Array) -> list[Array]:
+        """Each parameter's part of a flat buffer, in its shape: views."""
+        be = self.backend
+        return [be.reshape(flat[e.offset : e.offset + e.size], e.shape) for e in self.entries]
+
+    def _flat(self, dtype: Any) -> Array:
+        return self.backend.empty((sum(entry.size for entry in self.entries),), dtype)
+
+    def _move_in(self, parameter: Parameter, entry: Entry, values: Array, gradients: Array) -> Slot:
+        be = self.backend
+        slot = Slot(self, entry, gradients)
+        parameter._array = be.copy(parameter._array, values)
+        if isinstance(parameter._edge, Leaf) and parameter._edge.gradient is not None:
+            slot.receive(parameter._edge.gradient)
+        parameter._home = slot
+        parameter._edge = slot if parameter.requires_grad else None
+        return slot
+
+    def _write(self, flat: Array, source: Any) -> None:
+        array = source if type(source) is type(flat) else self.backend.from_numpy(np.asarray(source))
+        expected, got = tuple(flat.shape), tuple(array.shape)
+        require(expected == got, "the parameters take a flat array of shape {}, got {}", expected, got)
+        self.backend.copy(array, flat)
+
+
+def arena_of(parameters: Sequence[Parameter]) -> ParameterArena:
+    """The arena in which all of `parameters` lie; a new one if they lie in none.
+
+    Raises:
+        InvalidOperation: they lie in different arenas, or only some in one.
+    """
+    homes = {None if p._home is None else p._home.arena for p in parameters}
+    if homes == {None}:
+        return ParameterArena(parameters)
+    arena = homes.pop()
+    if homes or arena is None:
+        raise InvalidOperation("the parameters lie in different arenas: gather those of the whole model at once")
+    return arena
+
+
+def _named(parameters: Iterable[Parameter] | Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
+    """Names and parameters, each parameter once."""
+    found: dict[int, tuple[str, Parameter]] = {}
+    for number, one in enumerate(parameters):
+        name, parameter = one if isinstance(one, tuple) else (str(number), one)
+        require(isinstance(parameter, Parameter), "an arena holds nn.Parameter, got {}", type(parameter).__name__)
+        require(parameter._home is None, "parameter {} lies in another arena already", name)
+        found.setdefault(id(parameter), (name, parameter))
+    require(bool(found), "an arena needs at least one parameter")
+    return list(found.values())
+
+
+def _common_backend(named: list[tuple[str, Parameter]]) -> Backend:
+    first = named[0][1]
+    for name, parameter in named:
+        same = parameter.dtype == first.dtype and parameter._lease is first._lease
+        require(same, "parameters of an arena have one type and back end; {} differs from {}", name, named[0][0])
+    return first._lease.backend
+
+
+def _entries(named: list[tuple[str, Parameter]]) -> tuple[Entry, ...]:
+    entries, offset = [], 0
+    for name, parameter in named:
+        entries.append(Entry(name, parameter.shape, offset, prod(parameter.shape)))
+        offset += entries[-1].size
+    return tuple(entries)

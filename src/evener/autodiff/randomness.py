@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from evener.autodiff.tensors.base import DEFAULT_FLOAT, check_type
 from evener.autodiff.tensors.creation import tensor
-from evener.autodiff.tensors.promotion import DEFAULT_FLOAT, check_type
 from evener.autodiff.tensors.shaping import flat_sizes
 from evener.autodiff.tensors.tensor import Tensor
 

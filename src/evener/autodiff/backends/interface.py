@@ -1,6 +1,6 @@
 """What a back end has to be able to do: the whole seam between differentiation and arithmetic.
 
-A back end is one class in one file that computes these primitives on its own kind of array. Rules, tensors, modules and
+A back end is one class that computes these primitives on its own kind of array. Rules, tensors, modules and
 optimisers are written on top of them and never touch an array otherwise. What a primitive returns is new memory from
 `new`, or a view where its description says so; `out` is an array of the result's shape and type to write into instead.
 
@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from evener.autodiff.backends.window import Window
-
-if TYPE_CHECKING:
-    from evener.autodiff.arena import Arena
+from evener.autodiff.backends.shapes import Shape, Window
 
 Array = Any
 """An array of a back end; only the back end itself looks inside."""
@@ -28,7 +24,8 @@ Array = Any
 NativeType = Any
 """A back end's own name for an element type."""
 
-Shape = tuple[int, ...]
+Elementwise = Callable[..., Array]
+"""(a, out=None) or (a, b, out=None)."""
 
 
 class Lease:
@@ -50,24 +47,13 @@ class Place(threading.local):
     """Where the calling thread's new arrays go.
 
     Attributes:
-        arena: the innermost arena that the thread is in; None outside any.
+        arena: the innermost `Arena` that the thread is in; None outside any.
         lease: of new tensors.
     """
 
     def __init__(self, lease: Lease) -> None:
-        self.arena: Arena | None = None
+        self.arena: Any = None
         self.lease = lease
-
-
-@lru_cache(maxsize=1024)
-def broadcast_shape(a: Shape, b: Shape) -> Shape:
-    """The shape of an elementwise result. Raises ValueError where the shapes do not go together."""
-    return np.broadcast_shapes(a, b)
-
-
-def names_once(index: Any) -> bool:
-    """Whether an index names no element twice, because it is made of integers, slices, None and Ellipsis alone."""
-    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index)
 
 
 class Backend(ABC):
@@ -144,75 +130,44 @@ class Backend(ABC):
     def fill(self, out: Array, value: float) -> Array:
         """Write `value` everywhere into `out`."""
 
-    # Elementwise, broadcasting; both operands of one type, or b a Python number.
+    # Elementwise, broadcasting, (a, out) or (a, b, out); both operands of one type, or b a Python number.
 
-    @abstractmethod
-    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """a + b."""
-
-    @abstractmethod
-    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """a - b."""
-
-    @abstractmethod
-    def multiply(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """a * b."""
-
-    @abstractmethod
-    def divide(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """a / b."""
-
-    @abstractmethod
-    def power(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """a to the power of b."""
-
-    @abstractmethod
-    def maximum(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """The larger of a and b; NaN where either is."""
+    add: Elementwise
+    """a + b."""
+    subtract: Elementwise
+    """a - b."""
+    multiply: Elementwise
+    """a * b."""
+    divide: Elementwise
+    """a / b."""
+    power: Elementwise
+    """a to the power of b."""
+    maximum: Elementwise
+    """The larger of a and b; NaN where either is."""
+    negative: Elementwise
+    """-a."""
+    absolute: Elementwise
+    """|a|."""
+    sign: Elementwise
+    """-1, 0 or 1."""
+    exp: Elementwise
+    """e to the power of a."""
+    log: Elementwise
+    """Natural logarithm."""
+    sqrt: Elementwise
+    """Square root."""
+    tanh: Elementwise
+    """Hyperbolic tangent."""
+    sigmoid: Elementwise
+    """1 / (1 + exp(-a)), without overflow."""
+    relu: Elementwise
+    """The larger of a and 0."""
+    normal_cdf: Elementwise
+    """(1 + erf(a / sqrt(2))) / 2, the distribution function of the normal distribution."""
 
     @abstractmethod
     def compare(self, operator: str, a: Array, b: Array) -> Array:
         """Truth values of a `operator` b, one of == != < <= > >=."""
-
-    @abstractmethod
-    def negative(self, a: Array, out: Array | None = None) -> Array:
-        """-a."""
-
-    @abstractmethod
-    def absolute(self, a: Array, out: Array | None = None) -> Array:
-        """|a|."""
-
-    @abstractmethod
-    def sign(self, a: Array, out: Array | None = None) -> Array:
-        """-1, 0 or 1."""
-
-    @abstractmethod
-    def exp(self, a: Array, out: Array | None = None) -> Array:
-        """e to the power of a."""
-
-    @abstractmethod
-    def log(self, a: Array, out: Array | None = None) -> Array:
-        """Natural logarithm."""
-
-    @abstractmethod
-    def sqrt(self, a: Array, out: Array | None = None) -> Array:
-        """Square root."""
-
-    @abstractmethod
-    def tanh(self, a: Array, out: Array | None = None) -> Array:
-        """Hyperbolic tangent."""
-
-    @abstractmethod
-    def sigmoid(self, a: Array, out: Array | None = None) -> Array:
-        """1 / (1 + exp(-a)), without overflow."""
-
-    @abstractmethod
-    def relu(self, a: Array, out: Array | None = None) -> Array:
-        """The larger of a and 0."""
-
-    @abstractmethod
-    def normal_cdf(self, a: Array, out: Array | None = None) -> Array:
-        """(1 + erf(a / sqrt(2))) / 2, the distribution function of the normal distribution."""
 
     @abstractmethod
     def select(self, condition: Array, a: Array, b: Array) -> Array:

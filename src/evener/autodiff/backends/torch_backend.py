@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evener.autodiff.backends.interface import Array, Backend, Shape, broadcast_shape, names_once
-from evener.autodiff.backends.window import Window
+from evener.autodiff.backends.interface import Array, Backend
+from evener.autodiff.backends.shapes import Shape, Window, broadcast_shape, names_once
 
 _NATIVE = {
     np.dtype(name): getattr(torch, name)

@@ -1,14 +1,30 @@
 """Modules, with PyTorch's names, state and first values."""
 
 from evener.autodiff.nn import init
-from evener.autodiff.nn.attention import MultiheadAttention
-from evener.autodiff.nn.containers import ModuleList, Sequential
-from evener.autodiff.nn.functions import GELU, Dropout, Flatten, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
-from evener.autodiff.nn.images import AvgPool2d, Conv2d, MaxPool2d
-from evener.autodiff.nn.linear import Embedding, Linear
-from evener.autodiff.nn.losses import CrossEntropyLoss, MSELoss, NLLLoss
-from evener.autodiff.nn.module import Module
-from evener.autodiff.nn.normalisation import BatchNorm2d, LayerNorm
+from evener.autodiff.nn.layers import (
+    AvgPool2d,
+    BatchNorm2d,
+    Conv2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    MultiheadAttention,
+)
+from evener.autodiff.nn.module import Module, ModuleList, Sequential
+from evener.autodiff.nn.stateless import (
+    GELU,
+    CrossEntropyLoss,
+    Dropout,
+    Flatten,
+    LogSoftmax,
+    MSELoss,
+    NLLLoss,
+    ReLU,
+    Sigmoid,
+    Softmax,
+    Tanh,
+)
 from evener.autodiff.parameters import Parameter
 
 __all__ = [

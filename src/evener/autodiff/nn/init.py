@@ -6,7 +6,7 @@ from math import prod, sqrt
 
 import numpy as np
 
-from evener.autodiff.gradient_mode import no_grad
+from evener.autodiff.graph import no_grad
 from evener.autodiff.randomness import generator
 from evener.autodiff.tensors import Tensor
 

@@ -1,14 +1,18 @@
-"""What all modules share: parameters, buffers and modules inside modules, found by the names they are assigned to."""
+"""What all modules share: parameters, buffers and modules inside modules, found by the names they are assigned to.
+
+And the modules that are made of modules: Sequential, ModuleList.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 
 from evener.autodiff.errors import StateMismatch, require
-from evener.autodiff.gradient_mode import no_grad
+from evener.autodiff.graph import no_grad
 from evener.autodiff.parameters import Parameter
 from evener.autodiff.tensors import Tensor
 
@@ -198,3 +202,55 @@ def _once(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         if id(part) not in seen:
             seen.add(id(part))
             yield name, part
+
+
+class Sequential(Module):
+    """Modules one after the other; named by their numbers, or by the keys of an OrderedDict."""
+
+    def __init__(self, *modules: Module | OrderedDict[str, Module]) -> None:
+        super().__init__()
+        for name, module in _named(modules):
+            setattr(self, name, module)
+
+    def forward(self, x: Any) -> Any:
+        """What the last module makes of what the one before it makes of ... x."""
+        for module in self._parts[Module].values():
+            x = module(x)
+        return x
+
+    def __len__(self) -> int:
+        return len(self._parts[Module])
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def __getitem__(self, index: int) -> Any:
+        return list(self.children())[index]
+
+
+class ModuleList(Module):
+    """Modules in a list, so that the module that holds the list finds their parameters."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        super().__init__()
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> None:
+        """Put `module` at the end."""
+        setattr(self, str(len(self)), module)
+
+    def __len__(self) -> int:
+        return len(self._parts[Module])
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def __getitem__(self, index: int) -> Any:
+        return list(self.children())[index]
+
+
+def _named(modules: tuple[Any, ...]) -> Iterable[tuple[str, Module]]:
+    if len(modules) == 1 and isinstance(modules[0], dict):
+        return modules[0].items()
+    return ((str(number), module) for number, module in enumerate(modules))

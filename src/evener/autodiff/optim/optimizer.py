@@ -9,8 +9,7 @@ import numpy as np
 
 from evener.autodiff.backends.interface import Array
 from evener.autodiff.errors import StateMismatch, require
-from evener.autodiff.parameter_arena import arena_of
-from evener.autodiff.parameters import Parameter, Slot
+from evener.autodiff.parameters import Parameter, Slot, arena_of
 
 Parameters = Iterable[Parameter] | Iterable[Mapping[str, Any]]
 

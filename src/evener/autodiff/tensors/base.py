@@ -1,25 +1,77 @@
-"""What every part of a tensor's interface stands on: an array, its lease, its type, and the way to an operation."""
+"""What every part of a tensor's interface stands on: an array, its lease, its type, and the way to an operation.
+
+The type in which two operands meet is PyTorch's: floating beats integer beats bool. Of two types of one kind the wider
+wins, but a number or a tensor without dimensions never widens a tensor with dimensions.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any, Self
 
 import numpy as np
 
 from evener.autodiff.backends.interface import Array, Lease
-from evener.autodiff.errors import TensorExpired, require
+from evener.autodiff.errors import InvalidOperation, TensorExpired, require
 from evener.autodiff.graph import Collector, Node
-from evener.autodiff.tensors.promotion import DEFAULT_FLOAT, DEFAULT_INTEGER, Number, check_type, meet, meet_number
 
-if TYPE_CHECKING:
-    from evener.autodiff.tensors.tensor import Tensor
+Number = bool | int | float
+
+DEFAULT_FLOAT = np.dtype(np.float32)
+DEFAULT_INTEGER = np.dtype(np.int64)
+_RANK = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
+@cache
+def check_type(dtype: Any) -> np.dtype[Any]:
+    """`dtype` as one of NumPy's in native byte order.
+
+    Raises:
+        InvalidOperation: it is not bool, an integer, float32 or float64.
+    """
+    kind: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+    if kind.kind not in _RANK or kind == np.float16 or kind.itemsize > 8:
+        raise InvalidOperation(f"elements must be bool, integers, float32 or float64, got {kind}")
+    return kind
+
+
+def number_type(value: object) -> np.dtype[Any]:
+    """The type of a tensor made from a Python number."""
+    if isinstance(value, bool | np.bool_):
+        return np.dtype(bool)
+    return DEFAULT_INTEGER if isinstance(value, int | np.integer) else DEFAULT_FLOAT
+
+
+def meet_number(dtype: np.dtype[Any], value: object) -> np.dtype[Any]:
+    """The type in which a tensor of `dtype` meets a Python number."""
+    other = number_type(value)
+    return other if _RANK[other.kind] > _RANK[dtype.kind] else dtype
+
+
+def require_floats(operation: str, first: TensorBase, weight: TensorBase) -> None:
+    """Raise InvalidOperation unless both are floating-point: integers are never converted unasked."""
+    fits = first.dtype.kind == weight.dtype.kind == "f"
+    require(
+        fits, "{} needs floating-point input and weights, got {} and {}: use to()", operation, first.dtype, weight.dtype
+    )
+
+
+def meet(a: TensorBase, b: TensorBase) -> np.dtype[Any]:
+    """The type in which two tensors meet."""
+    kind_a, kind_b = a.dtype, b.dtype
+    rank_a, rank_b = _RANK[kind_a.kind], _RANK[kind_b.kind]
+    if rank_a != rank_b:
+        return kind_a if rank_a > rank_b else kind_b
+    if (a.ndim == 0) != (b.ndim == 0):
+        return kind_b if a.ndim == 0 else kind_a
+    return np.promote_types(kind_a, kind_b)
 
 
 class TensorBase:
     """An array that remembers how it was computed.
 
-    The interface is a stack of files: `shaping` stands on this one, then come `reducing`, `arithmetic`, `reading`,
-    and `tensor`.
+    The interface is a stack: `shaping` stands on this one, then come `arithmetic` and `tensor`. `Self` in
+    their signatures is Tensor, which what is computed from a Parameter is too.
     """
 
     __slots__ = ("_array", "_edge", "_lease")
@@ -42,22 +94,22 @@ class TensorBase:
         """Type of the elements."""
         return self._lease.backend.numpy_type(self._array.dtype)
 
-    def to(self, dtype: Any) -> Tensor:
+    def to(self, dtype: Any) -> Self:
         """Converted to another element type; itself if it has it already."""
         wanted = check_type(dtype)
         if wanted == self.dtype:
-            return self  # type: ignore[return-value]
+            return self
         return self._apply("convert", (), self._lease.backend.native(wanted))
 
-    def _apply(self, rule: str, others: tuple[TensorBase, ...] = (), *arguments: Any) -> Tensor:
+    def _apply(self, rule: str, others: tuple[TensorBase, ...] = (), *arguments: Any) -> Self:
         """The row `rule` of the table, applied to this tensor and `others`."""
         raise NotImplementedError
 
-    def _made(self, array: Array) -> Tensor:
+    def _made(self, array: Array) -> Self:
         """A new tensor of this one's back end that holds `array`."""
         raise NotImplementedError
 
-    def _with(self, rule: str, other: TensorBase | Number, *arguments: object) -> Tensor:
+    def _with(self, rule: str, other: TensorBase | Number, *arguments: object) -> Self:
         """The row `rule` applied to this tensor and `other`, both converted to the type in which they meet."""
         if not isinstance(other, TensorBase):
             other = self._number(other)
@@ -66,7 +118,7 @@ class TensorBase:
         dtype = meet(self, other)
         return self.to(dtype)._apply(rule, (other.to(dtype),), *arguments)
 
-    def _number(self, value: Number) -> Tensor:
+    def _number(self, value: Number) -> Self:
         """`value` as a tensor without dimensions, in the type in which it meets this one."""
         if not isinstance(value, bool | int | float | np.generic):
             raise TypeError(f"a tensor goes together with tensors and numbers, got {type(value).__name__}")
@@ -74,11 +126,11 @@ class TensorBase:
         dtype = backend.native(meet_number(self.dtype, value))
         return self._made(backend.fill(backend.new((), dtype), value))
 
-    def _floating(self) -> Tensor:
+    def _floating(self) -> Self:
         """This tensor, converted to float32 if its elements are integers or bool."""
         return self.to(self.dtype if self.dtype.kind == "f" else DEFAULT_FLOAT)
 
-    def _summable(self) -> Tensor:
+    def _summable(self) -> Self:
         """This tensor, converted to int64 if its elements are smaller integers or bool."""
         return self.to(self.dtype if self.dtype.kind == "f" else DEFAULT_INTEGER)
 

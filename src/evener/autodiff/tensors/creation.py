@@ -9,7 +9,7 @@ import numpy as np
 
 from evener.autodiff.backends import default_backend
 from evener.autodiff.errors import InvalidOperation, require
-from evener.autodiff.tensors.promotion import DEFAULT_FLOAT, DEFAULT_INTEGER, Number, check_type, meet
+from evener.autodiff.tensors.base import DEFAULT_FLOAT, DEFAULT_INTEGER, Number, check_type, meet
 from evener.autodiff.tensors.shaping import flat_sizes
 from evener.autodiff.tensors.tensor import Tensor, apply
 

@@ -9,15 +9,13 @@ import numpy as np
 
 from evener.autodiff.backends.interface import Array, Backend, Lease
 from evener.autodiff.errors import InvalidOperation, NoGradient, require
-from evener.autodiff.gradient_mode import mode
-from evener.autodiff.graph import Leaf, Node, backward, clock
+from evener.autodiff.graph import Leaf, Node, backward, clock, mode
 from evener.autodiff.rules import RULES
-from evener.autodiff.tensors.base import TensorBase, expired
-from evener.autodiff.tensors.promotion import check_type
-from evener.autodiff.tensors.reading import Reading
+from evener.autodiff.tensors.arithmetic import Arithmetic
+from evener.autodiff.tensors.base import TensorBase, check_type, expired
 
 
-class Tensor(Reading):
+class Tensor(Arithmetic):
     """An array of numbers that remembers how it was computed; make one with `tensor`, `from_numpy`, `zeros`, `randn`.
 
     Names and meanings are PyTorch's. Element types are `bool`, integers, `float32` (for numbers that nothing else is

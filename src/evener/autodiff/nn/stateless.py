@@ -1,4 +1,4 @@
-"""Functions as modules, for use in Sequential."""
+"""Functions and losses as modules, for use in Sequential."""
 
 from __future__ import annotations
 
@@ -93,3 +93,39 @@ class Flatten(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, ...] -> [N, product of the others]."""
         return x.flatten(1)
+
+
+class NLLLoss(Module):
+    """Negative log likelihood of the right classes."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, log_probabilities: Tensor, target: Tensor) -> Tensor:
+        """[N, K, ...] and classes [N, ...] -> a number, or [N, ...]."""
+        return F.nll_loss(log_probabilities, target, self.reduction)
+
+
+class CrossEntropyLoss(Module):
+    """Negative log likelihood of the right classes under the softmax of what is given."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """[N, K, ...] and classes [N, ...] -> a number, or [N, ...]."""
+        return F.cross_entropy(logits, target, self.reduction)
+
+
+class MSELoss(Module):
+    """Squared error."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Two tensors of one shape -> a number, or that shape."""
+        return F.mse_loss(x, target, self.reduction)

@@ -1,15 +1,31 @@
-"""Where a convolution or a pooling reads: kernel, stride, padding and dilation of both image axes."""
+"""Shapes that results have: of elementwise operations, of indexing, of windows that move over images."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
 
+@lru_cache(maxsize=1024)
+def broadcast_shape(a: Shape, b: Shape) -> Shape:
+    """The shape of an elementwise result. Raises ValueError where the shapes do not go together."""
+    return np.broadcast_shapes(a, b)
+
+
+def names_once(index: Any) -> bool:
+    """Whether an index names no element twice, because it is made of integers, slices, None and Ellipsis alone."""
+    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index)
+
+
 class Window(NamedTuple):
-    """Result (i, j) reads rows stride * i + dilation * k - padding for k below kernel, and columns alike.
+    """Where a convolution or a pooling reads.
+
+    Result (i, j) reads rows stride * i + dilation * k - padding for k below kernel, and columns alike.
 
     Attributes:
         kernel: rows and columns of the kernel.
