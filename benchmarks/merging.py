@@ -15,32 +15,83 @@ from __future__ import annotations
 import argparse
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evener.sync.agreement import Agreement, Compression, Sgd
-from evener.sync.cores import Cores
-from evener.sync.family import asynchronous, synchronous
-from evener.sync.flat import Flat, flat_of
-from evener.sync.layout import Entry, Layout, layout_of
-from evener.sync.merge.in_place import merge_in_place
-from evener.sync.merge.on_device import DeviceMerging
-from evener.sync.merge.stream import Merging
-from evener.sync.merge.threads import merge_on_threads
+from evener.sync.compression import Compressor
+from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Push
-from evener.sync.packing import Packing
+from evener.sync.protocol import Compression, Sgd, SyncProtocol, Workload, asynchronous, synchronous
 from evener.sync.server import Server
-from evener.sync.workload import Workload
+from evener.sync.threads import ThreadPool
+from evener.sync.update import Merging
 
 State = dict[str, NDArray[Any]]
 PART_BYTES = 1 << 20
 """Of every worker, that arrive between two calls while streaming."""
+
+
+NUM_THREADS = 6
+A = TypeVar("A", bound=Any)
+"""NumPy's arrays or PyTorch's tensors: whatever adds up."""
+DEVICE_PART = 1 << 23
+"""Numbers that are merged by one call on a GPU: enough for a kernel to be worth its start."""
+
+
+def merge_on_threads(states: Sequence[Mapping[str, A]]) -> dict[str, A]:
+    """As published: the keys are dealt to six threads by their index modulo six; the mean, as new arrays or tensors.
+
+    Counters, those with `tracked` in their key, are summed and not divided.
+    """
+    keys = list(states[0])
+
+    def merged(key: str) -> A:
+        total: A = states[0][key] + states[1][key]
+        for state in states[2:]:
+            total += state[key]
+        if "tracked" not in key:
+            total /= len(states)
+        return total
+
+    def thread(index: int) -> dict[str, A]:
+        return {key: merged(key) for key in keys[index::NUM_THREADS]}
+
+    with ThreadPoolExecutor(NUM_THREADS, "merge") as pool:
+        parts = list(pool.map(thread, range(NUM_THREADS)))
+    found = {key: value for part in parts for key, value in part.items()}
+    return {key: found[key] for key in keys}
+
+
+@torch.no_grad()
+def merge_in_place(states: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """As published: key by key on the device, first all are added to the first state, then the sum is divided.
+
+    Counters, those with `tracked` in their key, are summed and not divided.
+    """
+    first, *others = states
+    for key, total in first.items():
+        for other in others:
+            total.add_(other[key])
+        if "tracked" not in key:
+            total.div_(len(states))
+
+
+@torch.no_grad()
+def merge_flat_on_device(out: torch.Tensor, sources: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
+    """Our weighted mean of flat tensors, with its order of sums, where they are PyTorch's: part by part."""
+    for start in range(0, out.numel(), DEVICE_PART):
+        part = slice(start, start + DEVICE_PART)
+        total = out[part].copy_(sources[0][part])
+        for source, weight in zip(sources[1:], weights[1:], strict=True):
+            total.add_(source[part], alpha=weight / weights[0])
+        total.mul_(weights[0] / sum(weights))
 
 
 def resnet50() -> dict[str, tuple[int, ...]]:
@@ -84,7 +135,7 @@ def seconds_of(way: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def triad(cores: Cores, a: Flat, b: Flat, c: Flat) -> None:
+def triad(cores: ThreadPool, a: Flat, b: Flat, c: Flat) -> None:
     """a <- 3 b + c over the large arrays."""
     out, first, second = a.floats[-1], b.floats[-1], c.floats[-1]
 
@@ -95,7 +146,7 @@ def triad(cores: Cores, a: Flat, b: Flat, c: Flat) -> None:
     cores.each(0, out.size, out.itemsize, block)
 
 
-def stream(out: Flat, flats: list[Flat], weights: list[float], cores: Cores) -> None:
+def stream(out: Flat, flats: list[Flat], weights: list[float], cores: ThreadPool) -> None:
     """Merge as if every worker's bytes came in parts."""
     merging = Merging(out, flats, weights, cores)
     for arrived in range(PART_BYTES, out.layout.num_bytes, PART_BYTES):
@@ -116,12 +167,12 @@ def on_cuda(states: list[State], flats: list[Flat]) -> dict[str, Callable[[], ob
         torch.cuda.synchronize()
 
     def c() -> None:
-        DeviceMerging(out, flat, [1.0, *range(2, len(flat) + 1)]).finish()
+        merge_flat_on_device(out, flat, [1.0, *range(2, len(flat) + 1)])
 
     return {"(b) key by key in place, GPU": b, "(c) flat and weighted, GPU": c}
 
 
-def compare(workers: int, rounds: int, cores: Cores) -> None:
+def compare(workers: int, rounds: int, cores: ThreadPool) -> None:
     """Print the table of all ways."""
     states = [random_state(seed) for seed in range(workers)]
     tensors = [{name: torch.from_numpy(array.copy()) for name, array in state.items()} for state in states]
@@ -155,9 +206,9 @@ def compare(workers: int, rounds: int, cores: Cores) -> None:
         print(f"{name:34} {median(took) * 1e3:7.1f} {ratio:15.2f}x {share:16.0%}")
 
 
-def cost_of_a_push(agreement: Agreement, workers: int = 3, rounds: int = 2000) -> float:
+def cost_of_a_push(agreement: SyncProtocol, workers: int = 3, rounds: int = 2000) -> float:
     """Median seconds that the core takes for a push of 25 450 float32 parameters, its share of the update included."""
-    layout = Layout(entries=(Entry(name="w", shape=(25_450,), dtype="float32", kind="parameter"),))
+    layout = StateLayout(entries=(ArraySpec(name="w", shape=(25_450,), dtype="float32", kind="parameter"),))
     server = Server(agreement, Workload(num_samples=48_000, num_updates=10**9), Flat(layout), quorum=workers)
     data = np.random.default_rng(0).standard_normal(25_450, dtype=np.float32).tobytes()
     leases: dict[str, int] = {}
@@ -183,14 +234,14 @@ def cost_of_a_push(agreement: Agreement, workers: int = 3, rounds: int = 2000) -
     return median(found)
 
 
-def compression(cores: Cores) -> None:
+def compression(cores: ThreadPool) -> None:
     """Print how fast parameters are packed with error feedback, and unpacked."""
-    layout = Layout(entries=(Entry(name="w", shape=(25_000_000,), dtype="float32", kind="parameter"),))
+    layout = StateLayout(entries=(ArraySpec(name="w", shape=(25_000_000,), dtype="float32", kind="parameter"),))
     change, residual = Flat(layout), Flat(layout)
     change.floats[0][:] = np.random.default_rng(0).standard_normal(25_000_000, dtype=np.float32)
     kinds: tuple[Compression, ...] = ("bf16", "int8")
     for name in kinds:
-        packing = Packing(layout, name, cores)
+        packing = Compressor(layout, name, cores)
         image = np.zeros(packing.num_bytes, np.uint8)
         packing.pack(change, residual, image)
         there = median(seconds_of(partial(packing.pack, change, residual, image)) for _ in range(7))
@@ -206,7 +257,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
     words = parser.parse_args()
-    with Cores() as cores:
+    with ThreadPool() as cores:
         print(f"{platform.processor() or platform.machine()}, {cores.threads} threads, "
               f"Python {platform.python_version()}, NumPy {np.__version__}, PyTorch {torch.__version__}")  # fmt: skip
         compare(words.workers, words.rounds, cores)

@@ -45,12 +45,9 @@ from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig
 from evener.ps.state_dir import StateDir
 from evener.record import TrainRecord
-from evener.sync.agreement import Sgd
-from evener.sync.family import synchronous
-from evener.sync.flat import Flat
-from evener.sync.layout import Layout, layout_of
+from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.messages import Lease
-from evener.sync.workload import Workload
+from evener.sync.protocol import Sgd, Workload, synchronous
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits
@@ -67,7 +64,7 @@ VERSIONS = Versions("benchmark", platform.python_version(), "")
 class ConstantEngine:
     """A gradient of ones, whatever the weights."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: StateLayout) -> None:
         self.layout = layout
 
     def load(self, weights: Flat) -> None:

@@ -15,12 +15,10 @@ from evener.data.sampler import permutation
 from evener.errors import InvalidInput
 from evener.ps.engine import EngineSetup
 from evener.ps.job import Job
-from evener.sync.agreement import Agreement
-from evener.sync.flat import Flat, flat_of
-from evener.sync.layout import Layout, layout_of
+from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Lease
+from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.samples import positions
-from evener.sync.workload import Workload
 
 SAMPLES, FEATURES, VALIDATION, BATCH = 60, 5, 21, 12
 RATE = 0.05
@@ -37,7 +35,9 @@ def start() -> dict[str, NDArray[np.float64]]:
     return {"w": np.zeros(FEATURES), "b": np.zeros(1)}
 
 
-def job(agreement: Agreement, *, run: str = "linear-1", epochs: int = 4, seed: int = 3, protocol: str = "sync") -> Job:
+def job(
+    agreement: SyncProtocol, *, run: str = "linear-1", epochs: int = 4, seed: int = 3, protocol: str = "sync"
+) -> Job:
     return Job(
         run=run,
         task="linear",
@@ -121,7 +121,7 @@ class LinearEngine:
         self._state = flat_of(self._job.layout, start())
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StateLayout:
         return self._job.layout
 
     def load(self, weights: Flat) -> None:

@@ -28,7 +28,7 @@ from evener.ps.node_config import NodeConfig
 from evener.ps.results import RunResult
 from evener.ps.state_dir import StateDir
 from evener.record import TrainRecord
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits

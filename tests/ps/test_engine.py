@@ -13,11 +13,10 @@ from evener.ps.engine import EngineSetup, NodeEngine, enough_samples
 from evener.ps.job import Job
 from evener.ps.thin_backend import ThinBackend
 from evener.run.ps_backends import build_engine, build_thin_engine, build_torch_engine
-from evener.sync.agreement import Agreement, Sgd
-from evener.sync.flat import Flat, flat_of
+from evener.sync.layout import Flat, flat_of
 from evener.sync.messages import Lease
+from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.sync.samples import SampleRange
-from evener.sync.workload import Workload
 from evener.tasks.load import load_thin_task
 
 OPTIONS = {"channels": "4", "blocks": "1"}
@@ -36,7 +35,7 @@ def job(task: str = "digits", precision: str = "fp64", samples: int = TRAIN) -> 
         options=OPTIONS if task == "digits" else {},
         precision=precision,
         protocol="average",
-        agreement=Agreement(batch=16, outer=Sgd(learning_rate=1.0), contribution="delta", local_steps=3),
+        agreement=SyncProtocol(batch=16, outer=Sgd(learning_rate=1.0), contribution="delta", local_steps=3),
         workload=Workload(num_samples=samples, num_epochs=2, seed=4),
         layout=backend(precision).layout,
         num_validation=VALIDATION,

@@ -13,24 +13,24 @@ from plane import Plane, plane, unpack, wait_until
 
 from evener.errors import InvalidInput
 from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header, Join, ToNode
-from evener.sync import family
-from evener.sync.agreement import Agreement, Sgd
+from evener.sync import protocol
 from evener.sync.messages import Push
+from evener.sync.protocol import Sgd, SyncProtocol
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Limits
 
-SYNC = family.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
-WAYS: dict[str, Agreement] = {
+SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
+WAYS: dict[str, SyncProtocol] = {
     "sync": SYNC,
-    "async": family.asynchronous(batch=BATCH, outer=Sgd(learning_rate=RATE)),
-    "bounded": family.bounded(batch=BATCH, outer=Sgd(learning_rate=RATE), staleness=1),
-    "average": family.averaging(batch=BATCH),
-    "average of 2": family.averaging(batch=BATCH, local_steps=2),
-    "diloco": family.diloco(batch=BATCH, local_steps=2),
-    "overlapped": replace(family.averaging(batch=BATCH, local_steps=2), is_overlapped=True),
-    "int8": replace(family.averaging(batch=BATCH, local_steps=2), push="int8", pull="int8"),
+    "async": protocol.asynchronous(batch=BATCH, outer=Sgd(learning_rate=RATE)),
+    "bounded": protocol.bounded(batch=BATCH, outer=Sgd(learning_rate=RATE), staleness=1),
+    "average": protocol.averaging(batch=BATCH),
+    "average of 2": protocol.averaging(batch=BATCH, local_steps=2),
+    "diloco": protocol.diloco(batch=BATCH, local_steps=2),
+    "overlapped": replace(protocol.averaging(batch=BATCH, local_steps=2), is_overlapped=True),
+    "int8": replace(protocol.averaging(batch=BATCH, local_steps=2), push="int8", pull="int8"),
 }
 
 

@@ -16,7 +16,7 @@ from evener.ps.entry import Work
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member
 from evener.ps.results import RunResult, load_result, plan_of, record_of, save_result, weights_of
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 from evener.sync.messages import Update, WorkerTotals
 from evener.sync.server import Server
 

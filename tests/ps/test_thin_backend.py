@@ -10,7 +10,7 @@ import pytest
 from evener import autodiff as ad
 from evener.errors import InvalidInput
 from evener.ps.thin_backend import ThinBackend
-from evener.sync.agreement import Adam, Sgd
+from evener.sync.protocol import Adam, Sgd
 from evener.task import ThinTask
 
 

@@ -19,12 +19,11 @@ from evener.ps.torch_backend import TorchBackend
 from evener.ps.torch_state import layout_of_model
 from evener.run.precision import Arithmetic
 from evener.run.ps_backends import build_torch_engine
-from evener.sync import family
-from evener.sync.agreement import Adam, Sgd
-from evener.sync.flat import Flat
+from evener.sync import protocol
+from evener.sync.layout import Flat
 from evener.sync.messages import Lease
+from evener.sync.protocol import Adam, Sgd, Workload
 from evener.sync.samples import SampleRange
-from evener.sync.workload import Workload
 from evener.task import Task
 from evener.tasks.load import load_task
 
@@ -43,7 +42,7 @@ def setup() -> EngineSetup:
         task=TINY.name,
         title="tiny",
         protocol="average",
-        agreement=family.averaging(batch=8),
+        agreement=protocol.averaging(batch=8),
         workload=Workload(num_samples=len(train), num_epochs=1, seed=0),
         layout=layout_of_model(task.model()),
         num_validation=len(validation),

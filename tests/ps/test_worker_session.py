@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from evener.ps.engine import EngineSetup
 from evener.ps.messages import Contribution, ServerReply
 from evener.ps.worker_session import WorkerSession
-from evener.sync import family
-from evener.sync.agreement import Agreement, Sgd
+from evener.sync import protocol
 from evener.sync.messages import Answer, Lease
+from evener.sync.protocol import Sgd, SyncProtocol
 from evener.sync.samples import SampleRange
 
-SYNC = family.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
-OVERLAPPED = replace(family.averaging(batch=BATCH, local_steps=1), is_overlapped=True)
+SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
+OVERLAPPED = replace(protocol.averaging(batch=BATCH, local_steps=1), is_overlapped=True)
 
 
 class Sent:
@@ -36,7 +36,7 @@ class Sent:
         self.images.append(bytes(buffers[0]))
 
 
-def employ(agreement: Agreement = SYNC) -> WorkerSession:
+def employ(agreement: SyncProtocol = SYNC) -> WorkerSession:
     own = job(agreement)
     setup = EngineSetup(own, None, Path(), "cpu", 1.0, lambda: None)
     return WorkerSession(own, LinearEngine(setup, Mood(seconds=0)))

@@ -7,7 +7,7 @@ import pytest
 from evener.errors import InvalidInput
 from evener.run.ps_agreement import agreement_of
 from evener.run.ps_options import Way
-from evener.sync.agreement import Sgd
+from evener.sync.protocol import Sgd
 
 
 def test_a_bound_on_the_gradient_s_norm_does_not_go_with_rounds() -> None:

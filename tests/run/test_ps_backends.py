@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save
 from evener.ps.engine import ModelBackend
 from evener.run.order import Order
 from evener.run.ps_backends import is_thin, load_backend
-from evener.sync.agreement import Adam
+from evener.sync.protocol import Adam
 
 SMALL = {"channels": "4", "blocks": "1"}
 THIN_ONLY = """

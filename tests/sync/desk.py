@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from evener.sync.agreement import Agreement
-from evener.sync.flat import Flat
-from evener.sync.layout import Entry, Layout
+from evener.sync.layout import ArraySpec, Flat, StateLayout
 from evener.sync.messages import Answer, Lease, Push, ServerOutput
+from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.server import Server
-from evener.sync.workload import Workload
 
-LAYOUT = Layout(
+LAYOUT = StateLayout(
     entries=(
-        Entry(name="w", shape=(4,), dtype="float64", kind="parameter"),
-        Entry(name="tracked", shape=(), dtype="int64", kind="counter"),
+        ArraySpec(name="w", shape=(4,), dtype="float64", kind="parameter"),
+        ArraySpec(name="tracked", shape=(), dtype="int64", kind="counter"),
     )
 )
 
@@ -22,7 +20,7 @@ LAYOUT = Layout(
 class Desk:
     """Remembers the open leases of every worker and the last answers."""
 
-    def __init__(self, agreement: Agreement, num_samples: int = 100, quorum: int = 1, **ends: int) -> None:
+    def __init__(self, agreement: SyncProtocol, num_samples: int = 100, quorum: int = 1, **ends: int) -> None:
         workload = Workload(num_samples=num_samples, **({"num_epochs": 1} | ends))
         self.server = Server(agreement, workload, Flat(LAYOUT), quorum=quorum)
         self.leases: dict[str, list[Lease]] = {}

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
-from evener.sync.flat import Flat, flat_of
-from evener.sync.layout import Layout, layout_of
+from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Lease
 from evener.sync.samples import positions
 
@@ -34,7 +33,7 @@ class Problem:
             "out.weight": 0.5 * draw.standard_normal((5, 3)).astype(dtype),
             "out.bias": np.zeros(3, dtype),
         }
-        self.layout: Layout = layout_of(state, statistics=["hidden.running_mean"])
+        self.layout: StateLayout = layout_of(state, statistics=["hidden.running_mean"])
         self.start: Flat = flat_of(self.layout, state)
 
     @property

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 from numpy_engine import NumpyEngine
 
-from evener.sync.agreement import Agreement
 from evener.sync.messages import Answer, Lease, Push, ServerOutput, Update
+from evener.sync.protocol import SyncProtocol
 from evener.sync.server import Server
-from evener.sync.worker import Replica
+from evener.sync.worker import WorkerReplica
 
 
 class Hand:
     """One worker, whose messages and answers wait until somebody moves them."""
 
-    def __init__(self, engine: NumpyEngine, replica: Replica, depth: int) -> None:
+    def __init__(self, engine: NumpyEngine, replica: WorkerReplica, depth: int) -> None:
         self.engine, self.replica, self._depth = engine, replica, depth
         self.mail: deque[tuple[Answer, bytes | None]] = deque()
         self.leases: deque[Lease] = deque()
@@ -25,7 +25,7 @@ class Hand:
         self.is_done = False
 
     def move(self) -> bool:
-        """Do what `work` does next; False if it could only wait."""
+        """Do what is next; False if it could only wait."""
         if self.is_done:
             return False
         if self.leases and len(self.replica.underway) < self._depth:
@@ -48,14 +48,14 @@ class Hand:
 class Star:
     """A server and hands; every message takes one call."""
 
-    def __init__(self, server: Server, agreement: Agreement) -> None:
+    def __init__(self, server: Server, agreement: SyncProtocol) -> None:
         self.server, self._agreement = server, agreement
         self.hands: dict[str, Hand] = {}
         self.updates: list[Update] = []
 
     def join(self, name: str, engine: NumpyEngine, seconds: float | None = None) -> Hand:
         ticks = iter(range(10**9))
-        replica = Replica(engine, self._agreement, clock=lambda: float(next(ticks)))
+        replica = WorkerReplica(engine, self._agreement, clock=lambda: float(next(ticks)))
         hand = self.hands[name] = Hand(engine, replica, self._agreement.depth)
         if seconds is not None:
             self.server.worker(name).speed.benchmark(seconds)
@@ -104,7 +104,7 @@ class Star:
 
 def run_star(
     server: Server,
-    agreement: Agreement,
+    agreement: SyncProtocol,
     engines: Mapping[str, NumpyEngine],
     seconds: Mapping[str, float] | None = None,
 ) -> Star:

@@ -9,15 +9,15 @@ from desk import Desk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync.agreement import Agreement, Sgd
+from evener.sync.protocol import Sgd, SyncProtocol
 from evener.sync.samples import SampleRange
 
 SGD = Sgd(learning_rate=1.0)
-ASYNC = Agreement(batch=10, outer=SGD, staleness=None)
+ASYNC = SyncProtocol(batch=10, outer=SGD, staleness=None)
 
 
-def bounded(staleness: int) -> Agreement:
-    return Agreement(batch=1, outer=SGD, staleness=staleness)
+def bounded(staleness: int) -> SyncProtocol:
+    return SyncProtocol(batch=1, outer=SGD, staleness=staleness)
 
 
 def test_a_contribution_counts_at_once_and_its_worker_alone_is_answered() -> None:
@@ -62,7 +62,7 @@ def test_a_repeated_contribution_is_answered_and_does_not_count() -> None:
 
 
 def test_who_connects_again_gets_whole_weights_for_its_last_ones_may_never_have_come() -> None:
-    desk = Desk(Agreement(batch=10, outer=SGD, staleness=None, pull="int8"))
+    desk = Desk(SyncProtocol(batch=10, outer=SGD, staleness=None, pull="int8"))
     desk.admit("a", "b")
     assert desk.push("a", 1.0)["a"][0].contents == "difference"
     desk.push("b", 1.0)
@@ -160,7 +160,7 @@ def test_the_end_is_told_once_to_everybody() -> None:
 
 
 def test_overlapped_workers_hold_two_leases() -> None:
-    agreement = Agreement(batch=10, outer=SGD, staleness=None, contribution="delta", is_overlapped=True)
+    agreement = SyncProtocol(batch=10, outer=SGD, staleness=None, contribution="delta", is_overlapped=True)
     desk = Desk(agreement)
     desk.admit("a")
     assert len(desk.leases["a"]) == 2
@@ -169,7 +169,7 @@ def test_overlapped_workers_hold_two_leases() -> None:
 
 
 def test_local_steps_follow_speed() -> None:
-    agreement = Agreement(batch=2, outer=SGD, staleness=None, contribution="delta", local_steps=4)
+    agreement = SyncProtocol(batch=2, outer=SGD, staleness=None, contribution="delta", local_steps=4)
     desk = Desk(agreement, quorum=2)
     desk.admit("a", seconds=1.0)
     desk.admit("b", seconds=2.0)

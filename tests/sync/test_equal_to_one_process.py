@@ -12,13 +12,11 @@ from numpy_engine import NumpyEngine, Problem
 from one_process import MakeOptimiser, difference, train
 from star_on_paper import Star, run_star
 
-from evener.sync.agreement import Adam, Agreement, Outer, Sgd
-from evener.sync.cores import Cores
-from evener.sync.family import averaging, synchronous
-from evener.sync.flat import Flat
-from evener.sync.merge.stream import Merging
+from evener.sync.layout import Flat
+from evener.sync.protocol import Adam, Outer, Sgd, SyncProtocol, Workload, averaging, synchronous
 from evener.sync.server import Server
-from evener.sync.workload import Workload
+from evener.sync.threads import ThreadPool
+from evener.sync.update import Merging
 
 BATCH, EPOCHS = 21, 3
 UNEVEN = {"a": 1.0, "b": 2.3, "c": 9.0}
@@ -37,7 +35,7 @@ OPTIMISERS: list[tuple[Outer, MakeOptimiser]] = [
 
 
 def run(
-    agreement: Agreement, problem: Problem, names: str = "abc", num_epochs: int = EPOCHS, rate: float = 0.1
+    agreement: SyncProtocol, problem: Problem, names: str = "abc", num_epochs: int = EPOCHS, rate: float = 0.1
 ) -> Star:
     workload = Workload(num_samples=problem.num_samples, num_epochs=num_epochs, seed=problem.seed)
     server = Server(agreement, workload, problem.start.copy(), quorum=len(names))
@@ -75,7 +73,7 @@ def test_one_worker_alone_with_many_local_steps_is_one_process() -> None:
 def test_one_worker_alone_that_overlaps_is_one_process_too(local_steps: int) -> None:
     problem = Problem()
     outer = Sgd(learning_rate=1.0)
-    agreement = Agreement(batch=8, outer=outer, contribution="delta", local_steps=local_steps, is_overlapped=True)
+    agreement = SyncProtocol(batch=8, outer=outer, contribution="delta", local_steps=local_steps, is_overlapped=True)
     star = run(agreement, problem, names="a", rate=0.3)
     expected = train(problem, 8, EPOCHS, partial(torch.optim.SGD, lr=0.3))
     assert difference(star.server.weights.views(), expected) < 1e-10
@@ -83,7 +81,7 @@ def test_one_worker_alone_that_overlaps_is_one_process_too(local_steps: int) -> 
 
 def test_an_asynchronous_worker_alone_is_one_process() -> None:
     problem = Problem()
-    agreement = Agreement(batch=8, outer=Sgd(learning_rate=0.3, momentum=0.9), staleness=None)
+    agreement = SyncProtocol(batch=8, outer=Sgd(learning_rate=0.3, momentum=0.9), staleness=None)
     star = run(agreement, problem, names="a")
     expected = train(problem, 8, EPOCHS, partial(torch.optim.SGD, lr=0.3, momentum=0.9))
     assert difference(star.server.weights.views(), expected) < 1e-10
@@ -118,7 +116,7 @@ def test_float32_workers_agree_to_its_precision() -> None:
 
 
 def test_the_comparison_notices_a_mean_that_is_not_weighted_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unweighted(out: Flat, sources: Sequence[Flat], weights: Sequence[float], cores: Cores) -> Merging:
+    def unweighted(out: Flat, sources: Sequence[Flat], weights: Sequence[float], cores: ThreadPool) -> Merging:
         return Merging(out, sources, [1.0] * len(weights), cores)
 
     monkeypatch.setattr("evener.sync.aggregator.Merging", unweighted)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,18 @@ import torch
 from numpy.typing import NDArray
 from test_merge_stream import layout, merged, sources
 
-from evener.sync.merge.in_place import merge_in_place
-from evener.sync.merge.on_device import DeviceMerging
-from evener.sync.merge.threads import merge_on_threads
 
+def _benchmark() -> Any:
+    """benchmarks/merging.py, to which the ways belong that Evener is compared with."""
+    spec = spec_from_file_location("merging", Path(__file__).parents[2] / "benchmarks" / "merging.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+merging = _benchmark()
 States = list[dict[str, NDArray[Any]]]
 
 
@@ -42,8 +52,8 @@ def check(result: dict[str, Any], of: States) -> None:
 def test_keys_on_six_threads_merge_arrays_and_tensors_alike(count: int) -> None:
     given = states(count)
     before = [{key: value.copy() for key, value in state.items()} for state in given]
-    check(merge_on_threads(given), before)
-    check(merge_on_threads(as_tensors(given)), before)
+    check(merging.merge_on_threads(given), before)
+    check(merging.merge_on_threads(as_tensors(given)), before)
     for state, kept in zip(given, before, strict=True):
         for key in state:
             np.testing.assert_array_equal(state[key], kept[key])
@@ -65,7 +75,7 @@ def test_keys_are_dealt_by_their_index_modulo_six() -> None:
             return self
 
     barrier = threading.Barrier(6)
-    merge_on_threads([{f"k{i}": Spy(f"k{i}") for i in range(12)}] * 2)
+    merging.merge_on_threads([{f"k{i}": Spy(f"k{i}") for i in range(12)}] * 2)
     assert len(set(workers.values())) == 6
     assert all(workers[f"k{i}"] == workers[f"k{i + 6}"] for i in range(6))
 
@@ -77,7 +87,7 @@ def test_in_place_the_first_state_becomes_the_mean(count: int) -> None:
     addresses = {key: tensor.data_ptr() for key, tensor in tensors[0].items()}
     for tensor in tensors[0].values():
         tensor.requires_grad_(tensor.is_floating_point())
-    merge_in_place(tensors)
+    merging.merge_in_place(tensors)
     check({key: tensor.detach().numpy() for key, tensor in tensors[0].items()}, given)
     assert {key: tensor.data_ptr() for key, tensor in tensors[0].items()} == addresses
 
@@ -88,16 +98,5 @@ def test_on_the_device_it_is_the_same_mean_part_by_part(weights: list[float]) ->
     expected = merged(flats, weights).floats[1]
     tensors = [torch.from_numpy(flat.floats[1]) for flat in flats]
     out = torch.zeros_like(tensors[0])
-    merging = DeviceMerging(out, tensors, weights)
-    merging.advance(1000)
-    assert not out[1000:].any()
-    assert merging.finish() == ()
+    merging.merge_flat_on_device(out, tensors, weights)
     np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=5e-7)
-
-
-def test_on_the_device_who_is_not_finite_is_named() -> None:
-    tensors = [torch.ones(1000), torch.ones(1000), torch.ones(1000)]
-    tensors[2][999] = torch.nan
-    assert DeviceMerging(torch.zeros(1000), tensors, [1, 2, 3]).finish() == (2,)
-    huge = [torch.full((10,), torch.finfo(torch.float32).max)] * 2
-    assert DeviceMerging(torch.zeros(10), huge, [1, 1]).finish() == (0, 1)

@@ -7,24 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync.cores import BLOCK_BYTES, Cores
-from evener.sync.flat import Flat
-from evener.sync.layout import Entry, Layout
-from evener.sync.merge.stream import Merging, is_finite
+from evener.sync.layout import ArraySpec, Flat, StateLayout
+from evener.sync.threads import BLOCK_BYTES, ThreadPool
+from evener.sync.update import Merging, is_finite
 
 
-def layout(singles: int, doubles: int = 3) -> Layout:
-    return Layout(
+def layout(singles: int, doubles: int = 3) -> StateLayout:
+    return StateLayout(
         entries=(
-            Entry(name="tracked", shape=(2,), dtype="int64", kind="counter"),
-            Entry(name="d", shape=(doubles,), dtype="float64", kind="parameter"),
-            Entry(name="w", shape=(singles,), dtype="float32", kind="parameter"),
-            Entry(name="mean", shape=(2,), dtype="float32", kind="statistic"),
+            ArraySpec(name="tracked", shape=(2,), dtype="int64", kind="counter"),
+            ArraySpec(name="d", shape=(doubles,), dtype="float64", kind="parameter"),
+            ArraySpec(name="w", shape=(singles,), dtype="float32", kind="parameter"),
+            ArraySpec(name="mean", shape=(2,), dtype="float32", kind="statistic"),
         )
     )
 
 
-def sources(count: int, of: Layout, seed: int = 0) -> list[Flat]:
+def sources(count: int, of: StateLayout, seed: int = 0) -> list[Flat]:
     draw, found = np.random.default_rng(seed), []
     for _ in range(count):
         flat = Flat(of)
@@ -37,7 +36,7 @@ def sources(count: int, of: Layout, seed: int = 0) -> list[Flat]:
 
 def merged(flats: list[Flat], weights: list[float], threads: int = 1) -> Flat:
     out = Flat(flats[0].layout)
-    with Cores(threads) as cores:
+    with ThreadPool(threads) as cores:
         assert Merging(out, flats, weights, cores).finish() == ()
     return out
 
@@ -66,7 +65,7 @@ def test_no_bit_depends_on_what_arrives_when_or_on_threads(
     flats = sources(len(weights), of)
     expected = merged(flats, weights)
     out, arriving = Flat(of), [Flat(of) for _ in flats]
-    with Cores(threads) as cores:
+    with ThreadPool(threads) as cores:
         merging = Merging(out, arriving, weights, cores)
         for part in sorted(arrivals):
             here = int(part * of.num_bytes)
@@ -84,7 +83,7 @@ def test_what_has_arrived_is_merged_in_blocks_and_never_again() -> None:
     of = layout(3 * block)
     flats = sources(2, of)
     out = Flat(of)
-    merging, w = Merging(out, flats, [1, 1], Cores(1)), out.views()["w"]
+    merging, w = Merging(out, flats, [1, 1], ThreadPool(1)), out.views()["w"]
     merging.advance(of.offsets["w"] + 4 * (block - 1))
     assert not w.any(), "too little to be worth it"
     merging.advance(of.offsets["w"] + 4 * (block + 10) + 3)
@@ -102,18 +101,18 @@ def test_what_has_arrived_is_merged_in_blocks_and_never_again() -> None:
 def test_who_is_not_finite_is_named(value: float, name: str) -> None:
     flats = sources(4, layout(50))
     flats[1].views()[name][-1] = flats[3].views()[name][0] = value
-    assert Merging(Flat(flats[0].layout), flats, [1, 2, 3, 4], Cores(1)).finish() == (1, 3)
-    assert [is_finite(flat, Cores(1)) for flat in flats] == [True, False, True, False]
+    assert Merging(Flat(flats[0].layout), flats, [1, 2, 3, 4], ThreadPool(1)).finish() == (1, 3)
+    assert [is_finite(flat, ThreadPool(1)) for flat in flats] == [True, False, True, False]
 
 
 def test_opposite_infinities_do_not_hide_each_other() -> None:
     flats = sources(2, layout(50))
     flats[0].views()["w"][7], flats[1].views()["w"][7] = np.inf, -np.inf
-    assert Merging(Flat(flats[0].layout), flats, [1, 1], Cores(1)).finish() == (0, 1)
+    assert Merging(Flat(flats[0].layout), flats, [1, 1], ThreadPool(1)).finish() == (0, 1)
 
 
 def test_a_sum_beyond_the_dtype_leaves_all_out() -> None:
     flats = sources(2, layout(50))
     for flat in flats:
         flat.views()["w"][3] = np.finfo(np.float32).max
-    assert Merging(Flat(flats[0].layout), flats, [1, 1], Cores(1)).finish() == (0, 1)
+    assert Merging(Flat(flats[0].layout), flats, [1, 1], ThreadPool(1)).finish() == (0, 1)

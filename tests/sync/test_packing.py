@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from test_merge_stream import layout, sources
 
-from evener.sync.codes import CODES
-from evener.sync.cores import BLOCK_BYTES, Cores
-from evener.sync.flat import Flat
-from evener.sync.packing import Packing, packing_for
+from evener.sync.compression import CODECS, Compressor, compressor_for
+from evener.sync.layout import Flat
+from evener.sync.threads import BLOCK_BYTES, ThreadPool
 
-NAMES: list[Any] = list(CODES)
+NAMES: list[Any] = list(CODECS)
 
 
-def packing(name: Any, of: Flat) -> tuple[Packing, Any]:
-    made = packing_for(of.layout, name, Cores(1))
+def packing(name: Any, of: Flat) -> tuple[Compressor, Any]:
+    made = compressor_for(of.layout, name, ThreadPool(1))
     assert made is not None
     return made, np.zeros(made.num_bytes, np.uint8)
 
@@ -94,8 +93,8 @@ def test_threads_change_no_bit(name: Any) -> None:
     change = sources(1, layout(9 * BLOCK_BYTES // 4 + 5))[0]
     images = []
     for threads in (1, 2):
-        with Cores(threads) as cores:
-            pack = Packing(change.layout, name, cores)
+        with ThreadPool(threads) as cores:
+            pack = Compressor(change.layout, name, cores)
             image = np.zeros(pack.num_bytes, np.uint8)
             pack.pack(change, Flat(change.layout), image)
             images.append(image.tobytes())
@@ -105,6 +104,6 @@ def test_threads_change_no_bit(name: Any) -> None:
 def test_the_size_is_known_from_the_layout() -> None:
     of = layout(1000, doubles=3)  # 2 counters, 3 float64 and 1000 float32 parameters, 2 float32 statistics
     plain = 2 * 8 + 2 * 4
-    assert Packing(of, "bf16", Cores(1)).num_bytes == plain + 8 + 2000
-    assert Packing(of, "int8", Cores(1)).num_bytes == plain + 8 + 4 * 4 + 1000
-    assert packing_for(of, "none", Cores(1)) is None
+    assert Compressor(of, "bf16", ThreadPool(1)).num_bytes == plain + 8 + 2000
+    assert Compressor(of, "int8", ThreadPool(1)).num_bytes == plain + 8 + 4 * 4 + 1000
+    assert compressor_for(of, "none", ThreadPool(1)) is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from test_merge_stream import layout, sources
 
-from evener.sync.cores import Cores
-from evener.sync.flat import Flat
-from evener.sync.packing import Packing
+from evener.sync.compression import Compressor
+from evener.sync.layout import Flat
 from evener.sync.receive import ReceiveBuffers
+from evener.sync.threads import ThreadPool
 
 OF = layout(300)
 
@@ -18,7 +18,7 @@ def address(view: memoryview) -> int:
 
 
 def test_plain_contributions_arrive_where_they_are_merged() -> None:
-    buffers = ReceiveBuffers(OF, "none", Cores(1))
+    buffers = ReceiveBuffers(OF, "none", ThreadPool(1))
     inbox = buffers.open("a")
     inbox[:] = sources(1, OF)[0].memory.data
     page = buffers.take("a")
@@ -27,8 +27,8 @@ def test_plain_contributions_arrive_where_they_are_merged() -> None:
 
 
 def test_compressed_contributions_are_unpacked() -> None:
-    buffers, change = ReceiveBuffers(OF, "bf16", Cores(1)), sources(1, OF)[0]
-    packing = Packing(OF, "bf16", Cores(1))
+    buffers, change = ReceiveBuffers(OF, "bf16", ThreadPool(1)), sources(1, OF)[0]
+    packing = Compressor(OF, "bf16", ThreadPool(1))
     image = np.zeros(packing.num_bytes, np.uint8)
     packing.pack(change, Flat(OF), image)
     buffers.open("a")[:] = image.data
@@ -37,7 +37,7 @@ def test_compressed_contributions_are_unpacked() -> None:
 
 
 def test_memory_goes_round() -> None:
-    buffers, seen = ReceiveBuffers(OF, "none", Cores(1)), set()
+    buffers, seen = ReceiveBuffers(OF, "none", ThreadPool(1)), set()
     for _ in range(10):
         for name in "ab":
             seen.add(address(buffers.open(name)))
@@ -47,14 +47,14 @@ def test_memory_goes_round() -> None:
 
 
 def test_who_is_gone_leaves_its_memory_to_the_next() -> None:
-    buffers = ReceiveBuffers(OF, "none", Cores(1))
+    buffers = ReceiveBuffers(OF, "none", ThreadPool(1))
     first = address(buffers.open("a"))
     buffers.forget("a")
     assert address(buffers.open("b")) == first
 
 
 def test_an_inbox_that_somebody_still_holds_is_given_to_nobody_else() -> None:
-    buffers = ReceiveBuffers(OF, "none", Cores(1))
+    buffers = ReceiveBuffers(OF, "none", ThreadPool(1))
     held = buffers.open("a")
     assert address(buffers.open("a")) != address(held)
     buffers.forget("a")

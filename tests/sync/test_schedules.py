@@ -13,38 +13,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync.agreement import Agreement, Sgd
-from evener.sync.cores import Cores
-from evener.sync.flat import Flat
-from evener.sync.layout import Entry, Layout
+from evener.sync.compression import Compressor
+from evener.sync.layout import ArraySpec, Flat, StateLayout
 from evener.sync.messages import Answer, Lease, Push, ServerOutput
-from evener.sync.packing import Packing
+from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.sync.samples import positions
 from evener.sync.server import Server
-from evener.sync.workload import Workload
+from evener.sync.threads import ThreadPool
 
 SAMPLES, EPOCHS, MOST_LEASES = 23, 2, 4096
-LAYOUT = Layout(
+LAYOUT = StateLayout(
     entries=(
-        Entry(name="w", shape=(3,), dtype="float32", kind="parameter"),
-        Entry(name="applied", shape=(MOST_LEASES,), dtype="int64", kind="counter"),
+        ArraySpec(name="w", shape=(3,), dtype="float32", kind="parameter"),
+        ArraySpec(name="applied", shape=(MOST_LEASES,), dtype="int64", kind="counter"),
     )
 )
 SGD = Sgd(learning_rate=0.5)
 AGREEMENTS = {
-    "sync": Agreement(batch=7, outer=SGD),
-    "sync, fixed": Agreement(batch=3, outer=SGD, division="fixed"),
-    "sync, overlapped": Agreement(batch=7, outer=SGD, contribution="delta", is_overlapped=True),
-    "sync, int8 both ways": Agreement(batch=7, outer=SGD, push="int8", pull="bf16"),
-    "average of an epoch": Agreement(batch=4, outer=SGD, contribution="delta", local_steps="epoch"),
-    "local steps": Agreement(batch=2, outer=SGD, contribution="delta", local_steps=3),
-    "local steps, overlapped": Agreement(
+    "sync": SyncProtocol(batch=7, outer=SGD),
+    "sync, fixed": SyncProtocol(batch=3, outer=SGD, division="fixed"),
+    "sync, overlapped": SyncProtocol(batch=7, outer=SGD, contribution="delta", is_overlapped=True),
+    "sync, int8 both ways": SyncProtocol(batch=7, outer=SGD, push="int8", pull="bf16"),
+    "average of an epoch": SyncProtocol(batch=4, outer=SGD, contribution="delta", local_steps="epoch"),
+    "local steps": SyncProtocol(batch=2, outer=SGD, contribution="delta", local_steps=3),
+    "local steps, overlapped": SyncProtocol(
         batch=2, outer=SGD, contribution="delta", local_steps=3, is_overlapped=True, pull="int8"
     ),
-    "async": Agreement(batch=4, outer=SGD, staleness=None),
-    "async, overlapped": Agreement(batch=4, outer=SGD, staleness=None, contribution="delta", is_overlapped=True),
-    "bounded": Agreement(batch=2, outer=SGD, staleness=2),
-    "bounded, overlapped": Agreement(batch=2, outer=SGD, staleness=1, contribution="delta", is_overlapped=True),
+    "async": SyncProtocol(batch=4, outer=SGD, staleness=None),
+    "async, overlapped": SyncProtocol(batch=4, outer=SGD, staleness=None, contribution="delta", is_overlapped=True),
+    "bounded": SyncProtocol(batch=2, outer=SGD, staleness=2),
+    "bounded, overlapped": SyncProtocol(batch=2, outer=SGD, staleness=1, contribution="delta", is_overlapped=True),
 }
 SECONDS = {"a": 1.0, "b": 2.0, "c": 5.0}
 ACTIONS = st.lists(
@@ -59,7 +57,7 @@ ACTIONS = st.lists(
 class Hall:
     """A server with workers that do what they are told, and notes of all that was heard."""
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: SyncProtocol) -> None:
         self.agreement = agreement
         workload = Workload(num_samples=SAMPLES, num_epochs=EPOCHS)
         self.server = Server(agreement, workload, Flat(LAYOUT))
@@ -120,7 +118,7 @@ class Hall:
         if self.agreement.push == "none":
             return change.memory.tobytes()
         image = np.zeros(self.server.push_bytes, np.uint8)
-        Packing(LAYOUT, self.agreement.push, Cores(1)).pack(change, Flat(LAYOUT), image)
+        Compressor(LAYOUT, self.agreement.push, ThreadPool(1)).pack(change, Flat(LAYOUT), image)
         return image.tobytes()
 
     def heed(self, outcome: ServerOutput) -> None:
@@ -172,7 +170,7 @@ class Hall:
         return found
 
 
-def play(agreement: Agreement, actions: list[tuple[str, str]]) -> Hall:
+def play(agreement: SyncProtocol, actions: list[tuple[str, str]]) -> Hall:
     hall = Hall(agreement)
     for action, name in actions:
         hall.act(action, name)

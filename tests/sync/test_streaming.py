@@ -9,11 +9,11 @@ import pytest
 from desk import LAYOUT, Desk
 from numpy.typing import NDArray
 
-from evener.sync.agreement import Agreement, Sgd
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 from evener.sync.messages import Push
+from evener.sync.protocol import Sgd, SyncProtocol
 
-AGREEMENT = Agreement(batch=30, outer=Sgd(learning_rate=1.0))
+AGREEMENT = SyncProtocol(batch=30, outer=Sgd(learning_rate=1.0))
 HALF = LAYOUT.num_bytes - 16
 Array = NDArray[Any]
 

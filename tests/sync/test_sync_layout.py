@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.sync.flat import Flat, flat_of
-from evener.sync.layout import Entry, Layout, layout_of
+from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 kinds = st.sampled_from(
@@ -26,18 +25,18 @@ kinds = st.sampled_from(
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> StateLayout:
     drawn = draw(st.lists(st.tuples(shapes, kinds), max_size=8))
-    entries = [Entry(name=f"e{i}", shape=shape, dtype=d, kind=k) for i, (shape, (d, k)) in enumerate(drawn)]  # type: ignore[arg-type]
-    return Layout(entries=(Entry(name="w", shape=(2,), dtype="float32", kind="parameter"), *entries))
+    entries = [ArraySpec(name=f"e{i}", shape=shape, dtype=d, kind=k) for i, (shape, (d, k)) in enumerate(drawn)]  # type: ignore[arg-type]
+    return StateLayout(entries=(ArraySpec(name="w", shape=(2,), dtype="float32", kind="parameter"), *entries))
 
 
-def entry(name: str, dtype: str, kind: str, *shape: int) -> Entry:
-    return Entry(name=name, shape=shape, dtype=dtype, kind=kind)  # type: ignore[arg-type]
+def entry(name: str, dtype: str, kind: str, *shape: int) -> ArraySpec:
+    return ArraySpec(name=name, shape=shape, dtype=dtype, kind=kind)  # type: ignore[arg-type]
 
 
 def test_sections_lie_in_order_of_width_and_parameters_before_statistics() -> None:
-    layout = Layout(
+    layout = StateLayout(
         entries=(
             entry("w", "float32", "parameter", 2, 3),
             entry("mean", "float32", "statistic", 4),
@@ -58,7 +57,7 @@ def test_sections_lie_in_order_of_width_and_parameters_before_statistics() -> No
 
 
 @given(layouts())
-def test_named_arrays_cover_the_memory_once(layout: Layout) -> None:
+def test_named_arrays_cover_the_memory_once(layout: StateLayout) -> None:
     flat = Flat(layout)
     for i, (name, view) in enumerate(flat.views().items()):
         assert view.shape == next(e.shape for e in layout.entries if e.name == name)
@@ -70,7 +69,7 @@ def test_named_arrays_cover_the_memory_once(layout: Layout) -> None:
 
 
 @given(layouts())
-def test_parameters_and_statistics_are_the_two_ends_of_the_long_arrays(layout: Layout) -> None:
+def test_parameters_and_statistics_are_the_two_ends_of_the_long_arrays(layout: StateLayout) -> None:
     flat = Flat(layout)
     for array in flat.parameters:
         array[:] = 1
@@ -105,7 +104,7 @@ def test_arrays_go_in_and_come_out() -> None:
 )
 def test_impossible_layouts_are_refused(entries: tuple[tuple[str, str, str], ...], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
-        Layout(entries=tuple(entry(*words) for words in entries))
+        StateLayout(entries=tuple(entry(*words) for words in entries))
 
 
 def test_half_precision_is_refused_with_what_to_do() -> None:

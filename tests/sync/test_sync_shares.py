@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.oracle.apportion import Worker, apportion
-from evener.sync.agreement import Agreement, Sgd
+from evener.sync.protocol import Sgd, SyncProtocol
 from evener.sync.shares import KeptDivision, divide, local_steps, wanted_samples, with_trials
 from evener.sync.speed_estimator import SpeedEstimate, costs_of
 
@@ -35,8 +35,8 @@ def test_a_node_half_as_fast_does_half_the_steps(
     assert local_steps(most, costs(*seconds)) == expected
 
 
-def agreement(**knobs: object) -> Agreement:
-    return Agreement(batch=12, outer=SGD, **knobs)  # type: ignore[arg-type]
+def agreement(**knobs: object) -> SyncProtocol:
+    return SyncProtocol(batch=12, outer=SGD, **knobs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,9 @@ def agreement(**knobs: object) -> Agreement:
         (agreement(contribution="delta", local_steps="epoch"), costs(1, 2), 30, (30, 30)),
     ],
 )
-def test_what_each_may_use_in_a_round(of: Agreement, team: list[Worker], left: int, expected: tuple[int, ...]) -> None:
+def test_what_each_may_use_in_a_round(
+    of: SyncProtocol, team: list[Worker], left: int, expected: tuple[int, ...]
+) -> None:
     assert wanted_samples(of, team, left) == expected
 
 

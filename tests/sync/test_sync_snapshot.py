@@ -15,19 +15,16 @@ from star_on_paper import Star, run_star
 from test_schedules import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 
 from evener.errors import InvalidFile, InvalidValue, MissingFile
-from evener.sync.agreement import Adam, Agreement, Sgd
-from evener.sync.family import synchronous
-from evener.sync.flat import Flat
-from evener.sync.layout import Entry, Layout
+from evener.sync.layout import ArraySpec, Flat, StateLayout
 from evener.sync.messages import WorkerTotals
+from evener.sync.protocol import Adam, Sgd, SyncProtocol, Workload, synchronous
 from evener.sync.server import Server
 from evener.sync.snapshot import load_snapshot, save_snapshot
-from evener.sync.workload import Workload
 
 AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
 
 
-def new_server(problem: Problem, agreement: Agreement = AGREEMENT) -> Server:
+def new_server(problem: Problem, agreement: SyncProtocol = AGREEMENT) -> Server:
     workload = Workload(num_samples=problem.num_samples, num_epochs=3, seed=problem.seed)
     return Server(agreement, workload, problem.start.copy(), quorum=2)
 
@@ -165,7 +162,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def test_a_name_that_would_be_taken_for_the_optimisers_is_refused() -> None:
-    layout = Layout(entries=(Entry(name="evener.outer/w", shape=(1,), dtype="float32", kind="parameter"),))
+    layout = StateLayout(entries=(ArraySpec(name="evener.outer/w", shape=(1,), dtype="float32", kind="parameter"),))
     server = Server(
         synchronous(batch=1, outer=Sgd(learning_rate=1.0)), Workload(num_samples=1, num_epochs=1), Flat(layout)
     )

@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 from desk import LAYOUT, Desk
 
-from evener.sync.agreement import Agreement, Sgd
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 from evener.sync.messages import Push, Update
+from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.sync.samples import SampleRange
 from evener.sync.server import Server
-from evener.sync.workload import Workload
 
 SGD = Sgd(learning_rate=1.0)
-FIXED = Agreement(batch=10, outer=SGD, division="fixed")
-SPEED = Agreement(batch=30, outer=SGD)
-OVERLAPPED = Agreement(batch=10, outer=SGD, division="fixed", contribution="delta", is_overlapped=True)
+FIXED = SyncProtocol(batch=10, outer=SGD, division="fixed")
+SPEED = SyncProtocol(batch=30, outer=SGD)
+OVERLAPPED = SyncProtocol(batch=10, outer=SGD, division="fixed", contribution="delta", is_overlapped=True)
 
 
-def trio(agreement: Agreement = FIXED, **words: int) -> Desk:
+def trio(agreement: SyncProtocol = FIXED, **words: int) -> Desk:
     desk = Desk(agreement, quorum=3, **words)
     desk.admit("a", "b", "c")
     return desk
@@ -185,7 +184,7 @@ def test_a_contribution_that_waits_for_its_round_is_a_duplicate_also_for_who_die
 
 
 def test_who_comes_back_from_the_dead_gets_the_whole_weights() -> None:
-    desk = Desk(Agreement(batch=10, outer=SGD, division="fixed", staleness=None, pull="int8"))
+    desk = Desk(SyncProtocol(batch=10, outer=SGD, division="fixed", staleness=None, pull="int8"))
     desk.admit("a")
     desk.push("a", 1.0)
     assert desk.answers()["a"][0].contents == "difference"
@@ -218,7 +217,7 @@ def test_nothing_begins_or_goes_on_without_a_quorum() -> None:
 
 
 def test_the_last_round_of_an_epoch_takes_what_is_left_and_everybody_hears_the_end() -> None:
-    desk = Desk(Agreement(batch=60, outer=SGD), quorum=2)
+    desk = Desk(SyncProtocol(batch=60, outer=SGD), quorum=2)
     desk.admit("a", "b")
     desk.push("a", 1.0)
     desk.push("b", 1.0)

@@ -15,9 +15,8 @@ from evener.ps.master_client import MasterClient
 from evener.ps.thin_backend import ThinBackend
 from evener.record import TrainRecord
 from evener.schema import parse_noun
-from evener.sync.agreement import Agreement, Sgd
-from evener.sync.layout import Layout
-from evener.sync.workload import Workload
+from evener.sync.layout import StateLayout
+from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.task import ThinTask
 from evener.tasks.thin.nfnn import BATCH, LEARNING_RATE
 
@@ -91,7 +90,7 @@ class Bench:
             bytes_received=sum(node.bytes_received for node in record.nodes),
         )
 
-    def _job(self, wanted: Wanted, layout: Layout) -> Job:
+    def _job(self, wanted: Wanted, layout: StateLayout) -> Job:
         is_sync = wanted.mode == "sync"
         rate = LEARNING_RATE * wanted.workers if is_sync else LEARNING_RATE
         return Job(
@@ -100,7 +99,7 @@ class Bench:
             title="nfnn",
             data_dir=str(self._data),
             protocol=wanted.mode,
-            agreement=Agreement(
+            agreement=SyncProtocol(
                 batch=BATCH, outer=Sgd(learning_rate=rate), staleness=0 if is_sync else None, division="fixed"
             ),
             workload=Workload(num_samples=self._num_samples, num_updates=wanted.updates, seed=wanted.order_seed),

@@ -21,8 +21,8 @@ from evener.ps.run import Run
 from evener.ps.state_dir import StateDir
 from evener.ps.status import RunStatus, run_status
 from evener.ps.submission import Send, Submission, Submissions
-from evener.sync.cores import Cores
 from evener.sync.server import Server
+from evener.sync.threads import ThreadPool
 from evener.wire.frame import Buffer
 
 
@@ -60,7 +60,7 @@ class Employer:
         self._submissions, self._supplier = Submissions(home.parcels, send), BlobSender(home.parcels)
         self._audience = Audience(send, members.by_name)
         self._keeping = Keeping(Keeper(home.run), clock, say)
-        self._cores = Cores()
+        self._cores = ThreadPool()
         self._submitted = self._begun = 0.0
         self.run: Run | None = None
 

@@ -24,10 +24,9 @@ from evener.data.sampler import permutation
 from evener.errors import InvalidInput
 from evener.ps.job import Job
 from evener.ps.pace import Pace
-from evener.sync.agreement import Outer
-from evener.sync.flat import Flat
-from evener.sync.layout import Layout
+from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Lease
+from evener.sync.protocol import Outer
 from evener.sync.samples import positions
 from evener.sync.worker import Engine
 
@@ -92,7 +91,7 @@ class ModelBackend(Protocol):
     """
 
     name: str
-    layout: Layout
+    layout: StateLayout
     num_samples: int
     has_accuracy: bool
     clips_gradient: bool
@@ -183,7 +182,7 @@ class TaskEngine:
         self._order = lru_cache(maxsize=2)(self._order_of)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StateLayout:
         """See `Engine`."""
         return self._job.layout
 

@@ -6,9 +6,8 @@ import msgspec
 
 from evener.errors import require
 from evener.schema import Part
-from evener.sync.agreement import Agreement
-from evener.sync.layout import Layout
-from evener.sync.workload import Workload
+from evener.sync.layout import StateLayout
+from evener.sync.protocol import SyncProtocol, Workload
 
 
 class Job(Part, frozen=True, kw_only=True):
@@ -40,9 +39,9 @@ class Job(Part, frozen=True, kw_only=True):
     options: dict[str, str] = {}
     precision: str = "fp32"
     protocol: str
-    agreement: Agreement
+    agreement: SyncProtocol
     workload: Workload
-    layout: Layout
+    layout: StateLayout
     num_validation: int = 0
     has_accuracy: bool = True
 

@@ -33,7 +33,7 @@ from evener.ps.state_dir import StateDir
 from evener.ps.status import ClusterStatus, decode_status
 from evener.record import Event
 from evener.signals import requests_to_stop
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin, ConnectionLost

@@ -19,7 +19,7 @@ from evener.ps.job import Job
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member
 from evener.record import NodeSummary, TrainRecord
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 from evener.sync.messages import WorkerTotals
 from evener.sync.server import Server
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evener.errors import InvalidInput
-from evener.sync import agreement
-from evener.sync.agreement import Outer, Rate
+from evener.sync import protocol
+from evener.sync.protocol import Outer, Rate
 
 Hyperparameters = Mapping[str, Any]
 """Of one group of parameters: `lr`, `momentum`, `betas` ..., as far as the optimiser has them."""
@@ -39,7 +39,7 @@ def server_optimizer(
     rate, weight_decay = _rate([step["lr"] for step in steps]), float(group.get("weight_decay", 0.0))
     if kind == _SGD:
         _refuse_if(group.get("dampening", 0) != 0, "dampening")
-        return agreement.Sgd(
+        return protocol.Sgd(
             learning_rate=rate,
             momentum=float(group["momentum"]),
             is_nesterov=bool(group["nesterov"]),
@@ -47,7 +47,7 @@ def server_optimizer(
         )
     _refuse_if(kind not in _ADAM, kind)
     _refuse_if(group.get("amsgrad", False), "amsgrad")
-    return agreement.Adam(
+    return protocol.Adam(
         learning_rate=rate,
         betas=(float(group["betas"][0]), float(group["betas"][1])),
         eps=float(group["eps"]),

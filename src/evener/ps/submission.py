@@ -13,8 +13,8 @@ from evener.errors import EvenerError
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.job import Job, decode_job
 from evener.ps.messages import BlobChunk, FetchBlob, Header, RunRejected
-from evener.sync.flat import Flat
-from evener.sync.packing import as_bytes
+from evener.sync.compression import as_bytes
+from evener.sync.layout import Flat
 from evener.wire.frame import Buffer
 
 Send: TypeAlias = Callable[[int, Header, Sequence[Buffer]], None]

@@ -18,9 +18,8 @@ from evener import autodiff as ad
 from evener.atomic import atomic_write
 from evener.errors import InvalidInput, require
 from evener.ps.server_optimizer import server_optimizer
-from evener.sync.agreement import Outer
-from evener.sync.flat import Flat
-from evener.sync.layout import Layout, layout_of
+from evener.sync.layout import Flat, StateLayout, layout_of
+from evener.sync.protocol import Outer
 from evener.task import ThinTask
 
 _KINDS = {ad.optim.SGD: "SGD", ad.optim.Adam: "Adam", ad.optim.AdamW: "AdamW"}
@@ -162,7 +161,7 @@ class ThinBackend:
         return known[1]
 
 
-def layout_of_thin_model(model: ad.nn.Module) -> Layout:
+def layout_of_thin_model(model: ad.nn.Module) -> StateLayout:
     """How the model's state lies in memory: parameters, then buffers, in the order of the model."""
     buffers = dict(model.named_buffers())
     named = dict(model.named_parameters()) | buffers

@@ -25,8 +25,8 @@ from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
 from evener.ps.server_optimizer import server_optimizer
 from evener.ps.torch_state import TorchState, layout_of_model, shared_state
-from evener.sync.agreement import Outer
-from evener.sync.flat import Flat, flat_of
+from evener.sync.layout import Flat, flat_of
+from evener.sync.protocol import Outer
 from evener.task import Task
 
 Settings = dict[str, Any]

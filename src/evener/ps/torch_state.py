@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evener.sync.flat import Flat
-from evener.sync.layout import Entry, Kind, Layout
+from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout
 
 
 def shared_state(model: nn.Module) -> dict[str, Tensor]:
@@ -25,21 +24,21 @@ def _is_shared(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.dtype == torch.int64
 
 
-def layout_of_model(model: nn.Module) -> Layout:
+def layout_of_model(model: nn.Module) -> StateLayout:
     """How the model's state lies in memory.
 
     Raises:
         InvalidValue: nothing is trained, or a tensor has a type in which nothing is averaged, such as bfloat16.
     """
-    return Layout(entries=tuple(_entry(name, tensor) for name, tensor in shared_state(model).items()))
+    return StateLayout(entries=tuple(_entry(name, tensor) for name, tensor in shared_state(model).items()))
 
 
-def _entry(name: str, tensor: Tensor) -> Entry:
+def _entry(name: str, tensor: Tensor) -> ArraySpec:
     kind: Kind = "parameter"
     if not isinstance(tensor, nn.Parameter):
         kind = "statistic" if tensor.is_floating_point() else "counter"
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Entry(name=name, shape=tuple(tensor.shape), dtype=dtype, kind=kind)  # type: ignore[arg-type]  # is checked
+    return ArraySpec(name=name, shape=tuple(tensor.shape), dtype=dtype, kind=kind)  # type: ignore[arg-type]  # is checked
 
 
 class TorchState:
@@ -50,7 +49,7 @@ class TorchState:
         layout: of `layout_of_model`.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: StateLayout) -> None:
         state = shared_state(model)
         device = next(iter(state.values())).device
         self._model, self._layout = model, layout
@@ -93,7 +92,7 @@ class TorchState:
         for part in self._rest:
             target[part].copy_(self._memory[part])
 
-    def _view(self, memory: Tensor, entry: Entry) -> Tensor:
+    def _view(self, memory: Tensor, entry: ArraySpec) -> Tensor:
         dtype = getattr(torch, entry.dtype)
         offset = self._layout.offsets[entry.name]
         return memory[offset : offset + entry.size * dtype.itemsize].view(dtype).view(entry.shape)

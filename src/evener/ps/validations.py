@@ -17,7 +17,7 @@ from evener.ps.messages import Validate, Validated
 from evener.ps.post import Post
 from evener.ps.validation import Assessment, Slice
 from evener.record import Validation
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 
 
 @dataclass

@@ -14,10 +14,10 @@ from evener.ps.engine import NodeEngine
 from evener.ps.inbox import Inbox, ThreadedInbox
 from evener.ps.job import Job
 from evener.ps.messages import Contribution, ServerReply, Validate, Validated
-from evener.sync.flat import Flat
+from evener.sync.compression import as_bytes
+from evener.sync.layout import Flat
 from evener.sync.messages import Lease, Push
-from evener.sync.packing import as_bytes
-from evener.sync.worker import Replica
+from evener.sync.worker import WorkerReplica
 
 
 class WorkerSession:
@@ -30,7 +30,7 @@ class WorkerSession:
 
     def __init__(self, job: Job, engine: NodeEngine) -> None:
         self.job, self._engine = job, engine
-        self._replica = Replica(engine, job.agreement)
+        self._replica = WorkerReplica(engine, job.agreement)
         self._leases: deque[Lease] = deque()
         self._unanswered: dict[int, tuple[Push, memoryview]] = {}
 

@@ -1,4 +1,4 @@
-"""From the user's words about agreeing, and the task's own optimiser, to an Agreement."""
+"""From the user's words about agreeing, and the task's own optimiser, to a SyncProtocol."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from evener.errors import InvalidInput, InvalidValue, require
 from evener.run.ps_options import Way
-from evener.sync import family
-from evener.sync.agreement import Agreement, Outer
+from evener.sync import protocol
+from evener.sync.protocol import Outer, SyncProtocol
 
 _GRADIENTS = ("sync", "async", "bounded")
 """The server makes the steps; with the others every node makes its own."""
 
 
-def agreement_of(way: Way, outer: Callable[[], Outer], *, clips: bool, batch: int) -> Agreement:
+def agreement_of(way: Way, outer: Callable[[], Outer], *, clips: bool, batch: int) -> SyncProtocol:
     """How the nodes agree.
 
     Args:
@@ -36,24 +36,24 @@ def agreement_of(way: Way, outer: Callable[[], Outer], *, clips: bool, batch: in
     return replace(_plain(way, outer, clips, batch), push=compression, pull=compression, is_overlapped=way.overlap)
 
 
-def _plain(way: Way, outer: Callable[[], Outer], clips: bool, batch: int) -> Agreement:
+def _plain(way: Way, outer: Callable[[], Outer], clips: bool, batch: int) -> SyncProtocol:
     if way.protocol in _GRADIENTS:
         if way.protocol == "async":
-            return family.asynchronous(batch=batch, outer=outer())
+            return protocol.asynchronous(batch=batch, outer=outer())
         if way.protocol == "bounded":
-            return family.bounded(batch=batch, outer=outer(), **_given(staleness=way.staleness))
+            return protocol.bounded(batch=batch, outer=outer(), **_given(staleness=way.staleness))
         if clips:
             raise InvalidInput(
                 "--agreement sync cannot bound the norm of the gradient of all nodes (clip_norm of the task); "
                 "the other protocols bound that of each node"
             )
-        return family.synchronous(batch=batch, outer=outer())
+        return protocol.synchronous(batch=batch, outer=outer())
     steps = _local_steps(way.local_steps)
     if way.protocol == "average":
-        return family.averaging(batch=batch, **_given(local_steps=steps))
+        return protocol.averaging(batch=batch, **_given(local_steps=steps))
     if steps == "epoch":
         raise InvalidValue("--local-steps", steps, "a number with --agreement diloco")
-    return family.diloco(
+    return protocol.diloco(
         batch=batch, **_given(local_steps=steps, learning_rate=way.outer_lr, momentum=way.outer_momentum)
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from evener.errors import InvalidInput, MissingFile, require
 from evener.schema import Part
-from evener.sync.agreement import Compression
+from evener.sync.protocol import Compression
 from evener.wire.identity import Token
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from evener.run.ps_backends import load_backend
 from evener.run.ps_options import Way, Where, check_where
 from evener.run.ps_view import StarView
 from evener.schema import parse_noun
-from evener.sync.workload import Workload
+from evener.sync.protocol import Workload
 from evener.tasks.load import is_path, thin_twin
 
 if TYPE_CHECKING:

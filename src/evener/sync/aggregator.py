@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from evener.sync.agreement import Agreement
-from evener.sync.common import Common, Page
-from evener.sync.cores import Cores
 from evener.sync.data_assigner import DataAssigner
-from evener.sync.flat import Flat
-from evener.sync.merge.stream import Merging, is_finite
+from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
-from evener.sync.pulls import Pulls
+from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.receive import ReceiveBuffers
 from evener.sync.snapshot import Snapshot
 from evener.sync.speed_estimator import SpeedEstimate
+from evener.sync.threads import ThreadPool
+from evener.sync.update import Merging, is_finite
+from evener.sync.weights import Broadcast, Buffer, CommonWeights
 from evener.sync.worker_record import WorkerRecord
-from evener.sync.workload import Workload
 
 NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
 
@@ -40,7 +38,7 @@ class Received(msgspec.Struct, frozen=True):
     num_samples: int
     seconds: float
     loss: float | None
-    page: Page
+    page: Buffer
 
 
 class Aggregator:
@@ -64,13 +62,19 @@ class Aggregator:
     """
 
     def __init__(
-        self, agreement: Agreement, workload: Workload, weights: Flat, cores: Cores, first_number: int, quorum: int
+        self,
+        agreement: SyncProtocol,
+        workload: Workload,
+        weights: Flat,
+        cores: ThreadPool,
+        first_number: int,
+        quorum: int,
     ) -> None:
         self.agreement, self.workload, self.quorum = agreement, workload, quorum
-        self.common = Common(weights, agreement.outer, cores)
+        self.common = CommonWeights(weights, agreement.outer, cores)
         self.assigner = DataAssigner(agreement, workload, first_number)
         self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores)
-        self.pulls = Pulls(agreement, self.common, cores)
+        self.pulls = Broadcast(agreement, self.common, cores)
         self.workers: dict[str, WorkerRecord] = {}
         self.members: list[WorkerRecord] = []
         self._merged, self._cores = Flat(weights.layout), cores

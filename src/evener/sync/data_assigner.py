@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from math import ceil
 
 from evener.oracle.apportion import Worker
-from evener.sync.agreement import Agreement
 from evener.sync.messages import Lease
+from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.samples import CursorState, SampleCursor
 from evener.sync.shares import KeptDivision, divide, is_one_batch, wanted_samples
 from evener.sync.speed_estimator import costs_of
 from evener.sync.worker_record import WorkerRecord
-from evener.sync.workload import Workload
 
 _EVEN = Worker(unit_seconds=1.0)
 
@@ -30,7 +29,7 @@ class DataAssigner:
         number: of the last lease.
     """
 
-    def __init__(self, agreement: Agreement, workload: Workload, first_number: int) -> None:
+    def __init__(self, agreement: SyncProtocol, workload: Workload, first_number: int) -> None:
         self._agreement, self._num_epochs = agreement, workload.num_epochs
         self.cursor = SampleCursor(workload.num_samples, workload.num_epochs)
         self.number = first_number

@@ -1,4 +1,4 @@
-"""What a model's state consists of, and where each part lies in memory, so that agreeing never loops over its names.
+"""What a model's state consists of and where each part lies in memory, so that agreeing never loops over its names.
 
 A state is one run of bytes. The large sections are one flat array per dtype, in which the parameters precede the
 statistics:
@@ -35,7 +35,7 @@ SECTIONS: tuple[tuple[DType, Kind], ...] = (
 """In the order in which they lie in memory: the widest first, so that every one is aligned."""
 
 
-class Entry(Part, frozen=True, kw_only=True):
+class ArraySpec(Part, frozen=True, kw_only=True):
     """One named array of a model's state.
 
     Attributes:
@@ -70,10 +70,10 @@ class Section(Part, frozen=True, kw_only=True):
     size: int
 
 
-class Layout(Part, frozen=True, kw_only=True, dict=True):
+class StateLayout(Part, frozen=True, kw_only=True, dict=True):
     """The arrays of a model's state; two nodes that are to agree have equal layouts."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ArraySpec, ...]
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -119,21 +119,89 @@ class Layout(Part, frozen=True, kw_only=True, dict=True):
                 offset += entry.size * np.dtype(entry.dtype).itemsize
         return found
 
-    def _of(self, dtype: DType, kind: Kind) -> list[Entry]:
+    def _of(self, dtype: DType, kind: Kind) -> list[ArraySpec]:
         return [entry for entry in self.entries if (entry.dtype, entry.kind) == (dtype, kind)]
 
 
-def layout_of(arrays: Mapping[str, NDArray[Any]], statistics: Collection[str] = ()) -> Layout:
+def layout_of(arrays: Mapping[str, NDArray[Any]], statistics: Collection[str] = ()) -> StateLayout:
     """The layout of named `arrays`: whole numbers are counters, those named in `statistics` statistics.
 
     Raises:
         InvalidValue: an array has a dtype that no layout holds.
     """
-    return Layout(entries=tuple(_entry(name, array, name in statistics) for name, array in arrays.items()))
+    return StateLayout(entries=tuple(_entry(name, array, name in statistics) for name, array in arrays.items()))
 
 
-def _entry(name: str, array: NDArray[Any], is_statistic: bool) -> Entry:
+def _entry(name: str, array: NDArray[Any], is_statistic: bool) -> ArraySpec:
     dtype = array.dtype.name
     require(dtype in ("float32", "float64", "int64"), f"dtype of {name}", dtype, "float32, float64 or int64")
     kind: Kind = "counter" if dtype == "int64" else "statistic" if is_statistic else "parameter"
-    return Entry(name=name, shape=array.shape, dtype=dtype, kind=kind)  # type: ignore[arg-type]  # just required
+    return ArraySpec(name=name, shape=array.shape, dtype=dtype, kind=kind)  # type: ignore[arg-type]  # just required
+
+
+class Flat:
+    """Memory that is laid out as `layout` says.
+
+    Attributes:
+        layout: of the memory.
+        memory: all of it, as bytes.
+        floats: the float64 and the float32 array, parameters before statistics; empty ones are left out.
+        parameters: the first parts of these.
+        statistics: the rest of these.
+        counters: whole numbers.
+    """
+
+    __slots__ = ("counters", "floats", "layout", "memory", "parameters", "statistics")
+
+    def __init__(self, layout: StateLayout, memory: NDArray[np.uint8] | None = None) -> None:
+        """Views of `memory`, or of new memory filled with zeros.
+
+        Raises:
+            InvalidValue: `memory` has another size than the layout.
+        """
+        self.layout = layout
+        self.memory = np.zeros(layout.num_bytes, np.uint8) if memory is None else memory
+        require(self.memory.size == layout.num_bytes, "bytes of a state", self.memory.size, f"{layout.num_bytes}")
+        counters, *rest = (self._section(section) for section in layout.sections)
+        self.counters: NDArray[np.int64] = counters
+        doubles, singles = layout.sections[1], layout.sections[3]
+        wholes = (self._array(doubles, rest[0].size + rest[1].size), self._array(singles, rest[2].size + rest[3].size))
+        self.floats: tuple[Floats, ...] = tuple(array for array in wholes if array.size)
+        self.parameters: tuple[Floats, ...] = tuple(array for array in rest[0::2] if array.size)
+        self.statistics: tuple[Floats, ...] = tuple(array for array in rest[1::2] if array.size)
+
+    def _section(self, section: Section) -> NDArray[Any]:
+        return self._array(section, section.size)
+
+    def _array(self, section: Section, size: int) -> NDArray[Any]:
+        dtype = np.dtype(section.dtype)
+        return self.memory[section.offset : section.offset + size * dtype.itemsize].view(dtype)
+
+    def views(self) -> dict[str, NDArray[Any]]:
+        """The named arrays; what is written into them is written into this memory."""
+        found = {}
+        for entry in self.layout.entries:
+            offset, dtype = self.layout.offsets[entry.name], np.dtype(entry.dtype)
+            piece = self.memory[offset : offset + entry.size * dtype.itemsize]
+            found[entry.name] = piece.view(dtype).reshape(entry.shape)
+        return found
+
+    def fill(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Copy the named `arrays` in; every name of the layout is needed."""
+        for name, view in self.views().items():
+            np.copyto(view, arrays[name])
+
+    def copy_from(self, other: Flat) -> None:
+        """Take over all of `other`, of the same layout."""
+        np.copyto(self.memory, other.memory)
+
+    def copy(self) -> Flat:
+        """The same in memory of its own."""
+        return Flat(self.layout, self.memory.copy())
+
+
+def flat_of(layout: StateLayout, arrays: Mapping[str, NDArray[Any]]) -> Flat:
+    """A state that holds a copy of the named `arrays`."""
+    flat = Flat(layout)
+    flat.fill(arrays)
+    return flat

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from evener.sync.agreement import Compression
-from evener.sync.codes import Bytes
-from evener.sync.common import Page, Shelf
-from evener.sync.cores import BLOCK_BYTES, Cores
-from evener.sync.layout import Layout
-from evener.sync.packing import packing_for
+from evener.sync.compression import Bytes, compressor_for
+from evener.sync.layout import StateLayout
+from evener.sync.protocol import Compression
+from evener.sync.threads import BLOCK_BYTES, ThreadPool
+from evener.sync.weights import Buffer, BufferPool
 
 
 class ReceiveBuffers:
@@ -26,10 +25,10 @@ class ReceiveBuffers:
             is.
     """
 
-    def __init__(self, layout: Layout, compression: Compression, cores: Cores) -> None:
-        self._packing = packing_for(layout, compression, cores)
-        self._shelf = Shelf(layout)
-        self._pages: dict[str, Page] = {}
+    def __init__(self, layout: StateLayout, compression: Compression, cores: ThreadPool) -> None:
+        self._packing = compressor_for(layout, compression, cores)
+        self._shelf = BufferPool(layout)
+        self._pages: dict[str, Buffer] = {}
         self._images: dict[str, Bytes] = {}
         self.num_bytes = layout.num_bytes if self._packing is None else self._packing.num_bytes
         self.comes_in_parts = self._packing is None and self.num_bytes > BLOCK_BYTES
@@ -42,21 +41,21 @@ class ReceiveBuffers:
         self._images[worker] = np.empty(self.num_bytes, np.uint8)
         return self._images[worker].data
 
-    def page(self, worker: str) -> Page:
+    def page(self, worker: str) -> Buffer:
         """The memory that the contribution of `worker` arrives in, or will be unpacked into."""
         page = self._pages.get(worker)
         if page is None:
             page = self._pages[worker] = self._shelf.take()
         return page
 
-    def take(self, worker: str) -> Page:
+    def take(self, worker: str) -> Buffer:
         """The contribution that has arrived from `worker`; keep it until it is given to `reuse`."""
         page = self.page(worker)
         if self._packing is not None:
             self._packing.unpack(self._images[worker], page.flat)
         return self._pages.pop(worker)
 
-    def reuse(self, page: Page) -> None:
+    def reuse(self, page: Buffer) -> None:
         """Have the memory of a contribution that has been merged."""
         self._shelf.put_back(page)
 

@@ -11,15 +11,14 @@ import copy
 
 from evener.errors import require
 from evener.sync.aggregator import Aggregator, Received
-from evener.sync.agreement import Agreement
 from evener.sync.asynchronous import Asynchronous
-from evener.sync.cores import Cores
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Push, ServerOutput, WorkerReply
+from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.snapshot import ServerState, Snapshot
 from evener.sync.synchronous import Synchronous
+from evener.sync.threads import ThreadPool
 from evener.sync.worker_record import WorkerRecord
-from evener.sync.workload import Workload
 
 
 class Server:
@@ -42,22 +41,24 @@ class Server:
 
     def __init__(
         self,
-        agreement: Agreement,
+        agreement: SyncProtocol,
         workload: Workload,
         weights: Flat,
         *,
-        cores: Cores | None = None,
+        cores: ThreadPool | None = None,
         quorum: int = 1,
         first_number: int = 0,
     ) -> None:
-        self._aggregator = Aggregator(agreement, workload, weights, cores or Cores(1), first_number, quorum)
+        self._aggregator = Aggregator(agreement, workload, weights, cores or ThreadPool(1), first_number, quorum)
         self._schedule = (Synchronous if agreement.staleness == 0 else Asynchronous)(self._aggregator)
         self._buffers = self._aggregator.buffers
         self.workers, self.members = self._aggregator.workers, self._aggregator.members
         self.push_bytes = self._buffers.num_bytes
 
     @classmethod
-    def resume(cls, snapshot: Snapshot, *, first_number: int, cores: Cores | None = None, quorum: int = 1) -> Server:
+    def resume(
+        cls, snapshot: Snapshot, *, first_number: int, cores: ThreadPool | None = None, quorum: int = 1
+    ) -> Server:
         """The successor of the server that the snapshot was taken of; its workers have to be admitted again.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from evener.oracle.apportion import Worker, apportion
-from evener.sync.agreement import Agreement
+from evener.sync.protocol import SyncProtocol
 
 _WORTH = 0.05
 """Part of a round's seconds that a new division has to save."""
@@ -27,7 +27,7 @@ def local_steps(most: int, costs: Sequence[Worker]) -> tuple[int, ...]:
     return tuple(max(1, round(most * fastest / cost.unit_seconds)) for cost in costs)
 
 
-def wanted_samples(agreement: Agreement, costs: Sequence[Worker], left: int) -> tuple[int, ...]:
+def wanted_samples(agreement: SyncProtocol, costs: Sequence[Worker], left: int) -> tuple[int, ...]:
     """The samples that each worker may use in a round.
 
     Args:
@@ -43,7 +43,7 @@ def wanted_samples(agreement: Agreement, costs: Sequence[Worker], left: int) -> 
     return tuple([min(n * agreement.batch, left) for n in steps])
 
 
-def is_one_batch(agreement: Agreement) -> bool:
+def is_one_batch(agreement: SyncProtocol) -> bool:
     """Whether all workers of a round share the samples of one batch."""
     return agreement.local_steps == 1 and agreement.staleness == 0 and agreement.division == "speed"
 

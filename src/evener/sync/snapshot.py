@@ -19,12 +19,10 @@ from safetensors.numpy import save_file
 from evener.atomic import atomic_draft
 from evener.errors import InvalidFile, MissingFile, require
 from evener.schema import Noun, parse_noun
-from evener.sync.agreement import Agreement
-from evener.sync.flat import Flat, flat_of
-from evener.sync.layout import Floats, Layout
+from evener.sync.layout import Flat, Floats, StateLayout, flat_of
 from evener.sync.messages import WorkerTotals
+from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.samples import CursorState
-from evener.sync.workload import Workload
 
 _STATE, _OUTER = "evener.server", "evener.outer/"
 
@@ -43,9 +41,9 @@ class ServerState(Noun, frozen=True, kw_only=True):
         totals: what every worker did, by name.
     """
 
-    agreement: Agreement
+    agreement: SyncProtocol
     workload: Workload
-    layout: Layout
+    layout: StateLayout
     num_updates: int
     last_number: int
     stock: CursorState

@@ -10,9 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from evener.sync.aggregator import Aggregator, Received
-from evener.sync.flat import Flat
-from evener.sync.merge.stream import Merging
+from evener.sync.layout import Flat
 from evener.sync.messages import Judgement, Lease, ServerOutput
+from evener.sync.update import Merging
 from evener.sync.worker_record import WorkerRecord
 
 

@@ -1,9 +1,8 @@
-"""The worker's side, without sockets: an engine that computes, an exchange that talks, and the loop between them."""
+"""The worker's side, without sockets: an engine that computes, and a copy of the weights that takes part."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from math import isfinite
 from typing import Protocol
@@ -11,20 +10,18 @@ from typing import Protocol
 import numpy as np
 
 from evener.errors import require
-from evener.sync.agreement import Agreement
-from evener.sync.codes import Bytes
-from evener.sync.cores import Cores
-from evener.sync.flat import Flat
-from evener.sync.layout import Layout
+from evener.sync.compression import Bytes, as_bytes, compressor_for
+from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Answer, Lease, Push
-from evener.sync.packing import as_bytes, packing_for
+from evener.sync.protocol import SyncProtocol
+from evener.sync.threads import ThreadPool
 
 
 class Engine(Protocol):
     """What computes: a model with its data and, for local steps, its optimiser."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StateLayout:
         """Of the model's state."""
         ...
 
@@ -58,19 +55,7 @@ class Engine(Protocol):
         ...
 
 
-class Exchange(Protocol):
-    """A way to the server and back that delivers everything once and in order, or raises."""
-
-    def push(self, push: Push, image: memoryview) -> None:
-        """Send a contribution; may return before it has gone, `image` is left alone until it is answered."""
-        ...
-
-    def pull(self) -> tuple[Answer, memoryview | None]:
-        """Wait for the next answer, and the bytes that came with it; these are free again at the next pull."""
-        ...
-
-
-class Replica:
+class WorkerReplica:
     """A worker's copy of the weights, and what it has sent and not seen in the common weights yet.
 
     Args:
@@ -83,13 +68,16 @@ class Replica:
     def __init__(
         self,
         engine: Engine,
-        agreement: Agreement,
-        cores: Cores | None = None,
+        agreement: SyncProtocol,
+        cores: ThreadPool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        layout, cores = engine.layout, cores or Cores(1)
+        layout, cores = engine.layout, cores or ThreadPool(1)
         self._engine, self._agreement, self._clock = engine, agreement, clock
-        self._push, self._pull = packing_for(layout, agreement.push, cores), packing_for(layout, agreement.pull, cores)
+        self._push, self._pull = (
+            compressor_for(layout, agreement.push, cores),
+            compressor_for(layout, agreement.pull, cores),
+        )
         self._common, self._local, self._after = Flat(layout), Flat(layout), Flat(layout)
         self._residual = Flat(layout)
         self._free = [Flat(layout) for _ in range(agreement.depth)]
@@ -155,28 +143,6 @@ class Replica:
         image = np.empty(self._push.num_bytes, np.uint8)
         self._push.pack(change, self._residual, image)
         return image.data
-
-
-def work(replica: Replica, exchange: Exchange, depth: int) -> None:
-    """Work until the server says that the run is over.
-
-    Args:
-        replica: of the worker.
-        exchange: with the server, which has admitted the worker.
-        depth: contributions that may be under way, `Agreement.depth`.
-    """
-    leases: deque[Lease] = deque()
-    while True:
-        while not leases or len(replica.underway) == depth:
-            answer, image = exchange.pull()
-            replica.take(answer, image)
-            if answer.is_last:
-                return
-            if answer.is_anew:
-                leases.clear()
-            if answer.lease is not None and answer.lease.number not in replica.underway:
-                leases.append(answer.lease)
-        exchange.push(*replica.work(leases.popleft()))
 
 
 def _difference(before: Flat, after: Flat, out: Flat) -> None:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from evener.sync.agreement import Adam, Outer, Sgd
-from evener.sync.cores import BLOCK_BYTES, Cores
-from evener.sync.flat import Flat
-from evener.sync.layout import Entry, Layout
-from evener.sync.outer import Optimiser
+from evener.sync.layout import ArraySpec, Flat, StateLayout
+from evener.sync.protocol import Adam, Outer, Sgd
+from evener.sync.threads import BLOCK_BYTES, ThreadPool
+from evener.sync.update import Optimiser
 
 CASES: list[tuple[Outer, Callable[..., torch.optim.Optimizer]]] = [
     (Sgd(learning_rate=0.1), partial(torch.optim.SGD, lr=0.1)),
@@ -36,18 +35,18 @@ CASES: list[tuple[Outer, Callable[..., torch.optim.Optimizer]]] = [
 ]
 
 
-def layout(size: int, dtype: str = "float64") -> Layout:
-    return Layout(
+def layout(size: int, dtype: str = "float64") -> StateLayout:
+    return StateLayout(
         entries=(
-            Entry(name="w", shape=(size,), dtype=dtype, kind="parameter"),  # type: ignore[arg-type]
-            Entry(name="single", shape=(3,), dtype="float32", kind="parameter"),
-            Entry(name="mean", shape=(4,), dtype="float64", kind="statistic"),
-            Entry(name="tracked", shape=(2,), dtype="int64", kind="counter"),
+            ArraySpec(name="w", shape=(size,), dtype=dtype, kind="parameter"),  # type: ignore[arg-type]
+            ArraySpec(name="single", shape=(3,), dtype="float32", kind="parameter"),
+            ArraySpec(name="mean", shape=(4,), dtype="float64", kind="statistic"),
+            ArraySpec(name="tracked", shape=(2,), dtype="int64", kind="counter"),
         )
     )
 
 
-def start(of: Layout) -> Flat:
+def start(of: StateLayout) -> Flat:
     flat, draw = Flat(of), np.random.default_rng(0)
     for array in flat.floats:
         array[:] = draw.standard_normal(array.size)
@@ -61,7 +60,7 @@ def test_a_hundred_steps_equal_pytorch(
 ) -> None:
     weights = start(layout(1000))
     expected = torch.from_numpy(weights.views()["w"].copy())
-    reference, ours = theirs([expected]), Optimiser(outer, weights.layout, Cores(1))
+    reference, ours = theirs([expected]), Optimiser(outer, weights.layout, ThreadPool(1))
     draw, change = np.random.default_rng(1), Flat(weights.layout)
     for version in range(100):
         change.parameters[0][:] = gradient = draw.standard_normal(1000)
@@ -81,7 +80,7 @@ def test_blocks_and_threads_change_no_bit(outer: Outer, theirs: object) -> None:
     for threads in (1, 2):
         weights = start(layout(size))
         change = start(weights.layout)
-        with Cores(threads) as cores:
+        with ThreadPool(threads) as cores:
             optimiser = Optimiser(outer, weights.layout, cores)
             for version in range(3):
                 optimiser.step(version, weights, change, weights)
@@ -92,7 +91,7 @@ def test_blocks_and_threads_change_no_bit(outer: Outer, theirs: object) -> None:
     change = start(small.layout)
     part = Flat(tail.layout)
     part.views()["w"][:] = change.views()["w"][-17:]
-    optimiser = Optimiser(outer, tail.layout, Cores(1))
+    optimiser = Optimiser(outer, tail.layout, ThreadPool(1))
     for version in range(3):
         optimiser.step(version, tail, part, tail)
     np.testing.assert_array_equal(results[0].memory, results[1].memory)
@@ -102,7 +101,7 @@ def test_blocks_and_threads_change_no_bit(outer: Outer, theirs: object) -> None:
 @pytest.mark.parametrize(("outer", "theirs"), CASES)
 def test_nothing_is_allocated_after_the_first_step(outer: Outer, theirs: object) -> None:
     weights = start(layout(100_000, "float32"))
-    change, optimiser = start(weights.layout), Optimiser(outer, weights.layout, Cores(1))
+    change, optimiser = start(weights.layout), Optimiser(outer, weights.layout, ThreadPool(1))
     optimiser.step(0, weights, change, weights)
     tracemalloc.start()
     try:
@@ -117,7 +116,7 @@ def test_every_version_has_its_rate_and_the_last_one_stays() -> None:
     weights = Flat(layout(1))
     change = Flat(weights.layout)
     change.parameters[0][:] = 1
-    optimiser = Optimiser(Sgd(learning_rate=(1.0, 0.5, 0.25)), weights.layout, Cores(1))
+    optimiser = Optimiser(Sgd(learning_rate=(1.0, 0.5, 0.25)), weights.layout, ThreadPool(1))
     seen = []
     for version in range(5):
         optimiser.step(version, weights, change, weights)
@@ -132,15 +131,15 @@ def test_statistics_follow_the_mean_and_counters_the_sum_whatever_the_rate() -> 
     change.statistics[0][:] = 0.5
     change.counters[:] = 7, 8
     after = Flat(weights.layout)
-    Optimiser(Adam(learning_rate=0.1), weights.layout, Cores(1)).step(0, weights, change, after)
+    Optimiser(Adam(learning_rate=0.1), weights.layout, ThreadPool(1)).step(0, weights, change, after)
     np.testing.assert_array_equal(after.statistics[0], before.statistics[0] - 0.5)
     np.testing.assert_array_equal(after.counters, [7, 8])
     np.testing.assert_array_equal(weights.memory, before.memory)
 
 
 def test_what_is_remembered_has_names() -> None:
-    named = Optimiser(Adam(learning_rate=0.1), layout(5), Cores(1)).arrays
+    named = Optimiser(Adam(learning_rate=0.1), layout(5), ThreadPool(1)).arrays
     assert {name: array.size for name, array in named.items()} == {
         "mean.float64": 5, "square.float64": 5, "mean.float32": 3, "square.float32": 3,
     }  # fmt: skip
-    assert not Optimiser(Sgd(learning_rate=0.1), layout(5), Cores(1)).arrays
+    assert not Optimiser(Sgd(learning_rate=0.1), layout(5), ThreadPool(1)).arrays

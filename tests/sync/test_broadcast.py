@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from test_merge_stream import layout, sources
 
-from evener.sync.agreement import Agreement, Compression, Sgd
-from evener.sync.common import Common
-from evener.sync.cores import Cores
-from evener.sync.flat import Flat
-from evener.sync.packing import packing_for
-from evener.sync.pulls import Contents, Pulls
+from evener.sync.compression import compressor_for
+from evener.sync.layout import Flat
+from evener.sync.protocol import Compression, Sgd, SyncProtocol
+from evener.sync.threads import ThreadPool
+from evener.sync.weights import Broadcast, CommonWeights, Contents
 
 OF = layout(500)
 
@@ -20,7 +19,7 @@ class Reader:
     """A worker that takes what it is sent."""
 
     def __init__(self, compression: Compression) -> None:
-        self._packing = packing_for(OF, compression, Cores(1))
+        self._packing = compressor_for(OF, compression, ThreadPool(1))
         self.flat = Flat(OF)
 
     def take(self, contents: Contents) -> None:
@@ -32,13 +31,13 @@ class Reader:
             self._packing.unpack_difference(data, self.flat)
 
 
-def stage(compression: Compression = "int8", staleness: int | None = 0) -> tuple[Common, Pulls]:
-    agreement = Agreement(batch=1, outer=Sgd(learning_rate=1.0), pull=compression, staleness=staleness)
-    common = Common(sources(1, OF)[0], agreement.outer, Cores(1))
-    return common, Pulls(agreement, common, Cores(1))
+def stage(compression: Compression = "int8", staleness: int | None = 0) -> tuple[CommonWeights, Broadcast]:
+    agreement = SyncProtocol(batch=1, outer=Sgd(learning_rate=1.0), pull=compression, staleness=staleness)
+    common = CommonWeights(sources(1, OF)[0], agreement.outer, ThreadPool(1))
+    return common, Broadcast(agreement, common, ThreadPool(1))
 
 
-def advance(common: Common, seed: int) -> None:
+def advance(common: CommonWeights, seed: int) -> None:
     common.update(sources(1, OF, seed=seed)[0])
 
 

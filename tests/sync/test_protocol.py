@@ -8,22 +8,20 @@ import msgspec
 import pytest
 
 from evener.errors import InvalidValue
-from evener.sync.agreement import Adam, Agreement, Sgd, rate_at
-from evener.sync.family import FAMILY, averaging, diloco
-from evener.sync.workload import Workload
+from evener.sync.protocol import PROTOCOLS, Adam, Sgd, SyncProtocol, Workload, averaging, diloco, rate_at
 
 SGD = Sgd(learning_rate=0.1)
 
 
 def test_the_family_by_name() -> None:
     made = {
-        "sync": FAMILY["sync"](batch=8, outer=SGD),
-        "async": FAMILY["async"](batch=8, outer=SGD),
-        "bounded": FAMILY["bounded"](batch=8, outer=SGD, staleness=3),
-        "average": FAMILY["average"](batch=8),
-        "diloco": FAMILY["diloco"](batch=8),
+        "sync": PROTOCOLS["sync"](batch=8, outer=SGD),
+        "async": PROTOCOLS["async"](batch=8, outer=SGD),
+        "bounded": PROTOCOLS["bounded"](batch=8, outer=SGD, staleness=3),
+        "average": PROTOCOLS["average"](batch=8),
+        "diloco": PROTOCOLS["diloco"](batch=8),
     }
-    assert made.keys() == FAMILY.keys()
+    assert made.keys() == PROTOCOLS.keys()
     table = {name: (a.local_steps, a.staleness, a.contribution) for name, a in made.items()}
     assert table == {
         "sync": (1, 0, "gradient"),
@@ -49,7 +47,7 @@ def test_the_family_by_name() -> None:
 )
 def test_knobs_that_contradict_each_other_are_refused(knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
-        msgspec.structs.replace(Agreement(batch=8, outer=SGD), **knobs)
+        msgspec.structs.replace(SyncProtocol(batch=8, outer=SGD), **knobs)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +72,12 @@ def test_values_that_make_no_sense_are_refused(kind: type, knobs: dict[str, Any]
 
 
 def test_an_agreement_travels_as_json() -> None:
-    agreement = Agreement(
+    agreement = SyncProtocol(
         batch=8, outer=Adam(learning_rate=(0.1, 0.01)), local_steps="epoch", contribution="delta", push="int8"
     )
-    assert msgspec.json.decode(msgspec.json.encode(agreement), type=Agreement) == agreement
-    bounded = FAMILY["async"](batch=8, outer=SGD)
-    assert msgspec.json.decode(msgspec.json.encode(bounded), type=Agreement).staleness is None
+    assert msgspec.json.decode(msgspec.json.encode(agreement), type=SyncProtocol) == agreement
+    bounded = PROTOCOLS["async"](batch=8, outer=SGD)
+    assert msgspec.json.decode(msgspec.json.encode(bounded), type=SyncProtocol).staleness is None
 
 
 def test_the_rate_of_every_version() -> None:

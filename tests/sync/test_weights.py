@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 from test_merge_stream import layout, sources
 
-from evener.sync.agreement import Sgd
-from evener.sync.common import Common, Page, Shelf
-from evener.sync.cores import Cores
-from evener.sync.flat import Flat
+from evener.sync.layout import Flat
+from evener.sync.protocol import Sgd
+from evener.sync.threads import ThreadPool
+from evener.sync.weights import Buffer, BufferPool, CommonWeights
 
 
-def common() -> tuple[Common, Flat]:
+def common() -> tuple[CommonWeights, Flat]:
     of = layout(100)
     change = Flat(of)
     for array in change.parameters:
         array[:] = 1
-    return Common(sources(1, of)[0], Sgd(learning_rate=1.0), Cores(1)), change
+    return CommonWeights(sources(1, of)[0], Sgd(learning_rate=1.0), ThreadPool(1)), change
 
 
 def test_nobody_reads_so_the_next_version_is_written_in_place() -> None:
@@ -58,7 +58,7 @@ def test_two_pieces_of_memory_are_enough_for_one_slow_reader() -> None:
 
 
 def test_a_page_is_lent_until_the_last_reader_is_gone() -> None:
-    page = Page(Flat(layout(10)))
+    page = Buffer(Flat(layout(10)))
     assert not page.is_lent
     first, second = page.lend(), page.lend()
     array = np.frombuffer(second, np.uint8)
@@ -69,7 +69,7 @@ def test_a_page_is_lent_until_the_last_reader_is_gone() -> None:
 
 
 def test_the_shelf_does_not_give_out_what_is_still_lent() -> None:
-    shelf = Shelf(layout(10))
+    shelf = BufferPool(layout(10))
     page = shelf.take()
     reader = page.lend()
     shelf.put_back(page)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from numpy.typing import NDArray
 
-from evener.sync.codes import CODES, ROW, Code
+from evener.sync.compression import CODECS, ROW, Codec
 
 Floats = NDArray[Any]
 DTYPES = [np.float32, np.float64]
 
 
-def write(code: Code, numbers: Floats) -> tuple[NDArray[np.uint8], Floats, bool]:
+def write(code: Codec, numbers: Floats) -> tuple[NDArray[np.uint8], Floats, bool]:
     """Image, meaning, and whether all could be written; in two pieces, as blocks would be."""
     image, meaning = np.zeros(code.num_bytes(len(numbers)), np.uint8), np.empty_like(numbers)
     cut = len(numbers) // 2 // ROW * ROW
@@ -27,7 +27,7 @@ def write(code: Code, numbers: Floats) -> tuple[NDArray[np.uint8], Floats, bool]
     return image, meaning, all(parts)
 
 
-def read(code: Code, image: NDArray[np.uint8], count: int, dtype: Any) -> Floats:
+def read(code: Codec, image: NDArray[np.uint8], count: int, dtype: Any) -> Floats:
     """In two pieces, as blocks would be."""
     out = np.empty(count, dtype)
     cut = count // 2 // ROW * ROW
@@ -42,11 +42,11 @@ def arrays(low: float, high: float) -> st.SearchStrategy[Floats]:
     return st.sampled_from(DTYPES).flatmap(lambda d: nps.arrays(d, st.integers(1, 3 * ROW), elements=values))
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", CODECS)
 @settings(deadline=None)
 @given(arrays(-(2.0**100), 2.0**100))
 def test_reading_gives_what_writing_said_and_writing_it_again_the_same_bytes(name: Any, numbers: Floats) -> None:
-    code = CODES[name]
+    code = CODECS[name]
     image, meaning, is_fine = write(code, numbers)
     assert is_fine
     np.testing.assert_array_equal(read(code, image, len(numbers), numbers.dtype), meaning)
@@ -58,7 +58,7 @@ def test_reading_gives_what_writing_said_and_writing_it_again_the_same_bytes(nam
 @settings(deadline=None)
 @given(arrays(-(2.0**100), 2.0**100))
 def test_bf16_is_what_pytorch_makes_of_it(numbers: Floats) -> None:
-    _, meaning, _ = write(CODES["bf16"], numbers)
+    _, meaning, _ = write(CODECS["bf16"], numbers)
     expected = torch.from_numpy(numbers).to(torch.float32).to(torch.bfloat16).to(torch.float32).numpy()
     np.testing.assert_array_equal(meaning, expected)
 
@@ -66,7 +66,7 @@ def test_bf16_is_what_pytorch_makes_of_it(numbers: Floats) -> None:
 @settings(deadline=None)
 @given(arrays(-(2.0**100), 2.0**100))
 def test_int8_is_never_off_by_more_than_half_a_quantum(numbers: Floats) -> None:
-    _, meaning, _ = write(CODES["int8"], numbers)
+    _, meaning, _ = write(CODECS["int8"], numbers)
     for a in range(0, len(numbers), ROW):
         row = numbers[a : a + ROW].astype(np.float64)
         quantum = np.abs(row).max() / 127 * (1 + 2**-14)
@@ -76,44 +76,44 @@ def test_int8_is_never_off_by_more_than_half_a_quantum(numbers: Floats) -> None:
 
 def test_the_largest_of_a_row_and_its_multiples_arrive_exactly() -> None:
     numbers = np.array([127, -127, 64, 1, 0, -3], np.float32) * np.float32(0.03125)
-    _, meaning, _ = write(CODES["int8"], numbers)
+    _, meaning, _ = write(CODECS["int8"], numbers)
     np.testing.assert_array_equal(meaning, numbers)
 
 
 def test_rows_do_not_disturb_each_other() -> None:
     numbers = np.concatenate([np.full(ROW, 1e6), np.full(ROW, 1e-6), np.full(3, 5.0)])
-    _, meaning, _ = write(CODES["int8"], numbers)
+    _, meaning, _ = write(CODECS["int8"], numbers)
     np.testing.assert_allclose(meaning, numbers, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000, 0x7F7FFFFF])
 def test_what_cannot_be_written_arrives_as_not_finite(name: Any, bits: int, dtype: Any) -> None:
     numbers = np.ones(2 * ROW, dtype)
     with np.errstate(all="ignore"):
         numbers[3] = np.array([bits], np.uint32).view(np.float32)[0]
-    image, _, is_fine = write(CODES[name], numbers)
-    found = read(CODES[name], image, len(numbers), dtype)
+    image, _, is_fine = write(CODECS[name], numbers)
+    found = read(CODECS[name], image, len(numbers), dtype)
     assert not is_fine
     assert not np.isfinite(found[3])
     np.testing.assert_allclose(found[ROW:], 1, rtol=1e-4)
 
 
 def test_a_float64_beyond_float32_arrives_as_not_finite() -> None:
-    for code in CODES.values():
+    for code in CODECS.values():
         image, _, is_fine = write(code, np.array([1.0, 1e300]))
         assert not is_fine
         assert not np.isfinite(read(code, image, 2, np.float64)[1])
 
 
 def test_what_is_too_small_for_a_scale_is_nothing() -> None:
-    image, meaning, is_fine = write(CODES["int8"], np.array([1e-42, -1e-40, 0], np.float32))
+    image, meaning, is_fine = write(CODECS["int8"], np.array([1e-42, -1e-40, 0], np.float32))
     assert is_fine
     assert not meaning.any()
-    assert not read(CODES["int8"], image, 3, np.float32).any()
+    assert not read(CODECS["int8"], image, 3, np.float32).any()
 
 
 @pytest.mark.parametrize(("count", "bf16", "int8"), [(1, 2, 5), (256, 512, 260), (257, 514, 265), (1000, 2000, 1016)])
 def test_sizes_are_known_beforehand(count: int, bf16: int, int8: int) -> None:
-    assert (CODES["bf16"].num_bytes(count), CODES["int8"].num_bytes(count)) == (bf16, int8)
+    assert (CODECS["bf16"].num_bytes(count), CODECS["int8"].num_bytes(count)) == (bf16, int8)

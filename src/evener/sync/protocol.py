@@ -1,10 +1,19 @@
-"""How replicas agree, as one value: every protocol of the family is a choice of these few knobs.
+"""How replicas agree, as one value: every protocol of the family is a choice of these few knobs, set as published.
 
-docs/agreement.md holds the algorithm as pseudo-code, the table of the family and what every knob does.
+| name | local steps | staleness | contribution | outer optimiser |
+|---|---|---|---|---|
+| sync | 1 | 0 | gradient | any |
+| async | 1 | unbounded | gradient | any |
+| bounded | 1 | s | gradient | any |
+| average | k or an epoch | 0 | delta | SGD with learning rate 1: the weighted mean of the weights |
+| diloco | k | 0 | delta | SGD with Nesterov momentum |
+
+docs/agreement.md holds the algorithm as pseudo-code and what every knob does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Literal
 
@@ -68,7 +77,7 @@ class Adam(Part, frozen=True, kw_only=True, tag="adam"):
 Outer = Sgd | Adam
 
 
-class Agreement(Part, frozen=True, kw_only=True):
+class SyncProtocol(Part, frozen=True, kw_only=True):
     """How the workers' contributions become common weights.
 
     Attributes:
@@ -115,3 +124,63 @@ def _require_rates(rate: Rate, weight_decay: float) -> None:
     rates = rate if isinstance(rate, tuple) else (rate,)
     require(bool(rates) and all(0 < one < inf for one in rates), "learning_rate", rate, "positive, or a list of such")
     require(weight_decay >= 0, "weight_decay", weight_decay, "zero or more")
+
+
+def synchronous(*, batch: int, outer: Outer) -> SyncProtocol:
+    """Every update is made of all workers' gradients: one process with the whole batch."""
+    return SyncProtocol(batch=batch, outer=outer)
+
+
+def asynchronous(*, batch: int, outer: Outer) -> SyncProtocol:
+    """Every gradient is an update of its own, as soon as it comes, however old the weights are that it was taken at."""
+    return SyncProtocol(batch=batch, outer=outer, staleness=None)
+
+
+def bounded(*, batch: int, outer: Outer, staleness: int = 4) -> SyncProtocol:
+    """Like `asynchronous`, but nobody begins more than `staleness` updates ahead of the slowest (Ho et al., 2013)."""
+    return SyncProtocol(batch=batch, outer=outer, staleness=staleness)
+
+
+def averaging(*, batch: int, local_steps: int | Literal["epoch"] = "epoch") -> SyncProtocol:
+    """Each worker trains by itself, then all go on from the mean of their weights, weighted by samples."""
+    outer = Sgd(learning_rate=1.0)
+    return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps)
+
+
+def diloco(*, batch: int, local_steps: int = 500, learning_rate: float = 0.7, momentum: float = 0.9) -> SyncProtocol:
+    """Averaging with Nesterov momentum on the server; few exchanges (values of Douillard et al., 2023)."""
+    outer = Sgd(learning_rate=learning_rate, momentum=momentum, is_nesterov=True)
+    return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps)
+
+
+PROTOCOLS: dict[str, Callable[..., SyncProtocol]] = {
+    "sync": synchronous,
+    "async": asynchronous,
+    "bounded": bounded,
+    "average": averaging,
+    "diloco": diloco,
+}
+"""Makes the agreement of a name."""
+
+
+class Workload(Part, frozen=True, kw_only=True):
+    """The data of a run, and when it ends: by epochs, by updates, or by whichever comes first.
+
+    Attributes:
+        num_samples: in the data, which all workers can read.
+        num_epochs: passes over the data; None: as many as the updates take.
+        num_updates: of the common weights; None: as many as the epochs take.
+        seed: of the order of the samples.
+    """
+
+    num_samples: int
+    num_epochs: int | None = None
+    num_updates: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        ends = (self.num_epochs, self.num_updates)
+        require(any(ends), "num_epochs", self.num_epochs, "positive, or else num_updates given")
+        require(self.num_samples > 0, "num_samples", self.num_samples, "positive")
+        for field, value in (("num_epochs", ends[0]), ("num_updates", ends[1])):
+            require(value is None or value > 0, field, value, "positive, or None")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync.cores import BLOCK_BYTES, Cores
+from evener.sync.threads import BLOCK_BYTES, ThreadPool
 
 
 @settings(deadline=None)
@@ -22,7 +22,7 @@ def test_every_element_once_in_blocks_that_fit_the_cache(threads: int, start: in
         assert 0 < b - a <= BLOCK_BYTES // 4
         seen[a:b] += 1
 
-    with Cores(threads) as cores:
+    with ThreadPool(threads) as cores:
         cores.each(start, start + count, 4, task)
     assert (seen[start:] == 1).all()
     assert (seen[:start] == 0).all()
@@ -34,7 +34,7 @@ def test_long_arrays_are_shared_by_all_threads_and_short_ones_stay_here() -> Non
     def task(thread: int, a: int, b: int) -> None:
         found.setdefault(thread, set()).add(threading.current_thread().name)
 
-    with Cores(3) as cores:
+    with ThreadPool(3) as cores:
         cores.each(0, 20 * BLOCK_BYTES, 1, task)
         assert set(found) == {0, 1, 2}
         assert len(set.union(*found.values())) > 1
@@ -49,12 +49,12 @@ def test_what_a_block_raises_is_raised(bad: int) -> None:
         if a == bad * BLOCK_BYTES:
             raise ValueError("bad block")
 
-    with Cores(2) as cores, pytest.raises(ValueError, match="bad block"):
+    with ThreadPool(2) as cores, pytest.raises(ValueError, match="bad block"):
         cores.each(0, 16 * BLOCK_BYTES, 1, task)
 
 
 def test_scratch_is_a_threads_own_and_made_once() -> None:
-    cores, like = Cores(1), np.zeros(10, np.float32)
+    cores, like = ThreadPool(1), np.zeros(10, np.float32)
     first, second, other = cores.scratch(0, 0, like), cores.scratch(0, 1, like), cores.scratch(1, 0, like)
     first[:], second[:], other[:] = 1, 2, 3
     assert first.base is cores.scratch(0, 0, like).base

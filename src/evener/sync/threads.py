@@ -23,7 +23,7 @@ Task = Callable[[int, int, int], None]
 """Gets the number of its thread, from 0, and the elements [start, stop) that it shall do."""
 
 
-class Cores:
+class ThreadPool:
     """Threads for passes over arrays, one pass at a time; close it, or use it in a `with`.
 
     Args:
@@ -72,7 +72,7 @@ class Cores:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def __enter__(self) -> Cores:
+    def __enter__(self) -> ThreadPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -80,7 +80,7 @@ class Cores:
 
 
 def _usable_cores() -> int:
-    """Cores that this process may use; not every system tells."""
+    """ThreadPool that this process may use; not every system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

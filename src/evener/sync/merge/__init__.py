@@ -1,1 +1,0 @@
-"""Three ways to merge the states of several workers into their mean; benchmarks/merging.py compares them."""

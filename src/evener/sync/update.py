@@ -1,0 +1,217 @@
+"""From contributions to the next weights: their weighted mean, then the server's optimiser, each in one pass.
+
+The mean is taken on all cores, each part while the next still arrives. With weights n_0, n_1, ... (samples) and
+N = sum n_i, the mean of the sources c_i is computed block by block as
+
+    out = n_0 / N * (c_0 + n_1 / n_0 * c_1 + n_2 / n_0 * c_2 + ...)
+
+which for equal weights needs one multiplication in all. A block of `out` stays in the cache until it is done, so every
+source is read from memory once and the result is written once. The sum is taken in the order of the sources whatever
+has arrived when, in whatever blocks and threads: the bits of the result depend on nothing else. The same pass looks
+whether the result is finite: it is, if and only if all sources are.
+
+The optimiser allocates nothing. The next weights are written where the caller says: in place, or elsewhere while
+somebody still reads the present ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import isfinite, sqrt
+
+import numpy as np
+
+from evener.sync.layout import Flat, Floats, StateLayout
+from evener.sync.protocol import Adam, Outer, Sgd, rate_at
+from evener.sync.threads import BLOCK_BYTES, ThreadPool
+
+
+class Merging:
+    """One weighted mean of states or changes in the making; counters are summed.
+
+    Args:
+        out: where the result lies in the end.
+        sources: what is merged, perhaps still arriving.
+        weights: of the sources, positive; only their ratios matter.
+        cores: that do it.
+    """
+
+    def __init__(self, out: Flat, sources: Sequence[Flat], weights: Sequence[float], cores: ThreadPool) -> None:
+        self._out, self._sources, self._cores = out, sources, cores
+        self._arrays = [
+            (array, tuple([source.floats[k] for source in sources]), offset)
+            for k, (array, offset) in enumerate(zip(out.floats, out.layout.float_offsets, strict=True))
+        ]
+        self._done = [0] * len(self._arrays)
+        self._ratios = tuple(weight / weights[0] for weight in weights)
+        self._share = weights[0] / sum(weights)
+        self._is_finite = True
+
+    def advance(self, num_bytes: int) -> None:
+        """Merge what can be merged by blocks, now that the first `num_bytes` of every source have come."""
+        for k, (out, sources, offset) in enumerate(self._arrays):
+            start, stop = self._done[k], min((num_bytes - offset) // out.itemsize, out.size)
+            if (stop - start) * out.itemsize >= BLOCK_BYTES or start < stop == out.size:
+                self._merge(out, sources, start, stop)
+                self._done[k] = stop
+
+    def finish(self) -> tuple[int, ...]:
+        """Merge the rest, everything having arrived.
+
+        Returns:
+            Which sources have to be left out, because they are not finite; empty if the result is good. Should finite
+            sources have a sum beyond what the dtype holds, that is all of them.
+        """
+        self.advance(self._out.layout.num_bytes)
+        self._sum_counters()
+        if self._is_finite:
+            return ()
+        bad = tuple(i for i, source in enumerate(self._sources) if not is_finite(source, self._cores))
+        return bad or tuple(range(len(self._sources)))
+
+    def _sum_counters(self) -> None:
+        total = self._out.counters
+        np.copyto(total, self._sources[0].counters)
+        for source in self._sources[1:]:
+            np.add(total, source.counters, out=total)
+
+    def _merge(self, out: Floats, sources: tuple[Floats, ...], start: int, stop: int) -> None:
+        first, rest = sources[0], tuple(zip(sources[1:], self._ratios[1:], strict=True))
+
+        def block(thread: int, a: int, b: int) -> None:
+            total, sum_so_far = out[a:b], first[a:b]
+            scratch = self._cores.scratch(thread, 0, total)
+            for source, ratio in rest:
+                part = source[a:b] if ratio == 1 else np.multiply(source[a:b], ratio, out=scratch)
+                sum_so_far = np.add(sum_so_far, part, out=total)
+            np.multiply(sum_so_far, self._share, out=total)
+            if not _block_is_finite(total):
+                self._is_finite = False
+
+        self._cores.each(start, stop, out.itemsize, block)
+
+
+def is_finite(flat: Flat, cores: ThreadPool) -> bool:
+    """Whether no number in `flat` is infinite or NaN."""
+    found = True
+
+    def block(_: int, a: int, b: int) -> None:
+        nonlocal found
+        if not _block_is_finite(array[a:b]):
+            found = False
+
+    for array in flat.floats:
+        cores.each(0, array.size, array.itemsize, block)
+    return found
+
+
+def _block_is_finite(block: Floats) -> bool:
+    """Whether all of `block` is finite: then its largest and its smallest number are; a NaN would be either."""
+    return isfinite(np.maximum.reduce(block)) and isfinite(np.minimum.reduce(block))
+
+
+State = tuple[Floats, ...]
+"""What an optimiser remembers of an array: momentum; or running mean and mean square; or nothing."""
+
+Rule = Callable[[Floats, Floats, State, Floats, Floats, Floats], None]
+"""Updates a block: present weights, gradient, state, where the next weights go, two blocks of scratch."""
+
+
+class Optimiser:
+    """Turns weights and a merged contribution into the next weights.
+
+    Args:
+        outer: which optimiser.
+        layout: of the weights.
+        cores: that do it.
+    """
+
+    def __init__(self, outer: Outer, layout: StateLayout, cores: ThreadPool) -> None:
+        self._outer, self._cores = outer, cores
+        names = _remembered(outer)
+        self._states: list[State] = [tuple(np.zeros_like(p) for _ in names) for p in Flat(layout).parameters]
+        self.arrays: Mapping[str, Floats] = {
+            f"{name}.{array.dtype.name}": array
+            for state in self._states
+            for name, array in zip(names, state, strict=True)
+        }
+        """What it remembers, by name: to be saved, or overwritten from what was saved."""
+
+    def step(self, version: int, weights: Flat, change: Flat, into: Flat) -> None:
+        """Write the weights of `version` + 1.
+
+        Parameters go down the (pseudo-)gradient; statistics down their mean change; counters up by all increments.
+
+        Args:
+            version: of `weights`; as many updates have been made before.
+            weights: the present ones.
+            change: the merged contribution; is left as it is.
+            into: where the next ones are written, perhaps `weights` itself.
+        """
+        rule = _rule(self._outer, version)
+        arrays = zip(weights.parameters, change.parameters, self._states, into.parameters, strict=True)
+        for source, gradient, state, target in arrays:
+            self._pass(rule, source, gradient, state, target)
+        for source, down, target in zip(weights.statistics, change.statistics, into.statistics, strict=True):
+            np.subtract(source, down, out=target)
+        np.add(weights.counters, change.counters, out=into.counters)
+
+    def _pass(self, rule: Rule, source: Floats, gradient: Floats, state: State, target: Floats) -> None:
+        def block(thread: int, a: int, b: int) -> None:
+            part = target[a:b]
+            scratch = self._cores.scratch(thread, 0, part), self._cores.scratch(thread, 1, part)
+            rule(source[a:b], gradient[a:b], tuple([one[a:b] for one in state]), part, *scratch)
+
+        self._cores.each(0, source.size, source.itemsize, block)
+
+
+def _remembered(outer: Outer) -> tuple[str, ...]:
+    if isinstance(outer, Adam):
+        return ("mean", "square")
+    return ("momentum",) if outer.momentum else ()
+
+
+def _rule(outer: Outer, version: int) -> Rule:
+    rate = rate_at(outer.learning_rate, version)
+    return partial(_adam, outer, rate, version + 1) if isinstance(outer, Adam) else partial(_sgd, outer, rate)
+
+
+def _sgd(rule: Sgd, rate: float, w: Floats, g: Floats, state: State, out: Floats, s: Floats, t: Floats) -> None:
+    """With m the momentum: m <- mu m + (g + decay w); w <- w - rate m, or w - rate (g + decay w + mu m) if Nesterov."""
+    g = _decayed(g, w, rule.weight_decay, s)
+    if state:
+        (m,) = state
+        np.multiply(m, rule.momentum, out=m)
+        np.add(m, g, out=m)
+        g = np.add(g, np.multiply(m, rule.momentum, out=t), out=t) if rule.is_nesterov else m
+    np.subtract(w, np.multiply(g, rate, out=t), out=out)
+
+
+def _adam(
+    rule: Adam, rate: float, count: int, w: Floats, g: Floats, state: State, out: Floats, s: Floats, t: Floats
+) -> None:
+    """Kingma and Ba, 2015; decoupled weight decay: Loshchilov and Hutter, 2019.
+
+    m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; w <- w - rate (m / (1 - b1^k)) / (sqrt(v / (1 - b2^k)) + eps).
+    """
+    (m, v), (b1, b2) = state, rule.betas
+    if rule.is_decoupled:
+        w = np.multiply(w, 1 - rate * rule.weight_decay, out=out)
+    else:
+        g = _decayed(g, w, rule.weight_decay, s)
+    np.multiply(m, b1, out=m)
+    np.add(m, np.multiply(g, 1 - b1, out=t), out=m)
+    np.multiply(v, b2, out=v)
+    np.multiply(g, g, out=t)
+    np.add(v, np.multiply(t, 1 - b2, out=t), out=v)
+    np.sqrt(v, out=t)
+    np.multiply(t, 1 / sqrt(1 - b2**count), out=t)
+    np.add(t, rule.eps, out=t)
+    np.divide(m, t, out=t)
+    np.subtract(w, np.multiply(t, rate / (1 - b1**count), out=t), out=out)
+
+
+def _decayed(g: Floats, w: Floats, decay: float, into: Floats) -> Floats:
+    """g + decay w, computed in `into`; g itself if there is no decay."""
+    return np.add(g, np.multiply(w, decay, out=into), out=into) if decay else g

@@ -1,0 +1,182 @@
+"""The weights that all agree on, version after version, and which bytes bring a worker up to date.
+
+A version stays as it is while anybody still reads it. Where changes travel in few bytes, the server keeps a copy of
+what the workers have. What is sent is the difference of the true weights to that copy; the copy moves by what those
+bytes mean, and so do the workers: server and workers hold the same bits, and what a message could not express is in
+the next difference. In rounds all workers move together and share one copy; otherwise each has one of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.errors import InvalidFile
+from evener.sync.compression import Bytes, Compressor, compressor_for
+from evener.sync.layout import Flat, Floats, StateLayout
+from evener.sync.protocol import Outer, SyncProtocol
+from evener.sync.threads import ThreadPool
+from evener.sync.update import Optimiser
+
+
+class Buffer:
+    """Memory for one state, which knows whether somebody still reads or fills it."""
+
+    __slots__ = ("_view", "flat")
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self._view: weakref.ref[Any] | None = None
+
+    def lend(self) -> memoryview:
+        """The bytes; they are lent until the last reference to them, or to a part of them, is gone."""
+        view: NDArray[np.uint8] | None = None if self._view is None else self._view()
+        if view is None:
+            view = self.flat.memory[:]
+            self._view = weakref.ref(view)
+        return view.data
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether somebody holds what `lend` gave."""
+        return self._view is not None and self._view() is not None
+
+
+class BufferPool:
+    """Pages for states of one layout, used again when nobody holds them."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        self._layout = layout
+        self._pages: list[Buffer] = []
+
+    def take(self) -> Buffer:
+        """A page that nobody reads, with anything on it."""
+        for i, page in enumerate(self._pages):
+            if not page.is_lent:
+                return self._pages.pop(i)
+        return Buffer(Flat(self._layout))
+
+    def put_back(self, page: Buffer) -> None:
+        """Take `page`, which perhaps is still lent, for another time."""
+        self._pages.append(page)
+
+
+class CommonWeights:
+    """The common weights and their optimiser.
+
+    Args:
+        weights: to begin with; are changed from now on.
+        outer: the optimiser.
+        cores: that work.
+    """
+
+    def __init__(self, weights: Flat, outer: Outer, cores: ThreadPool) -> None:
+        self.version = 0
+        self.optimiser = Optimiser(outer, weights.layout, cores)
+        self._page, self._shelf = Buffer(weights), BufferPool(weights.layout)
+
+    @property
+    def weights(self) -> Flat:
+        """Of the present version."""
+        return self._page.flat
+
+    def lend(self) -> memoryview:
+        """The present weights to read, which stay as they are while this is held."""
+        return self._page.lend()
+
+    def update(self, change: Flat) -> None:
+        """Make the next version."""
+        present = self._page
+        if present.is_lent:
+            self._page = self._shelf.take()
+            self._shelf.put_back(present)
+        self.optimiser.step(self.version, present.flat, change, into=self._page.flat)
+        self.version += 1
+
+    def resume(self, version: int, optimiser: Mapping[str, Floats]) -> None:
+        """Take the weights for those of `version`, and the optimiser's arrays for what it remembered then.
+
+        Raises:
+            InvalidFile: arrays are missing, or of another shape.
+        """
+        for name, array in self.optimiser.arrays.items():
+            saved = optimiser.get(name)
+            if saved is None or saved.shape != array.shape or saved.dtype != array.dtype:
+                raise InvalidFile(f"the snapshot has no {name} of the optimiser with {array.size} numbers")
+            np.copyto(array, saved)
+        self.version = version
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """Bytes for a worker: the weights, or their difference to those of version `base`."""
+
+    kind: Literal["weights", "difference"]
+    image: memoryview
+    base: int | None = None
+
+
+@dataclass
+class Copy:
+    """What a worker has.
+
+    Attributes:
+        flat: its weights.
+        version: that these stand for.
+        base: version of the weights that `image` is the difference to.
+        image: how to come from there to here; None at first.
+    """
+
+    flat: Flat
+    version: int
+    base: int = -1
+    image: Bytes | None = None
+
+
+class Broadcast:
+    """Brings workers up to date.
+
+    Args:
+        agreement: whether and how weights are compressed.
+        common: the true weights.
+        cores: that compress.
+    """
+
+    def __init__(self, agreement: SyncProtocol, common: CommonWeights, cores: ThreadPool) -> None:
+        self._common = common
+        self._packing = compressor_for(common.weights.layout, agreement.pull, cores)
+        self._is_shared = agreement.staleness == 0
+        self._copies: dict[str, Copy] = {}
+        self._versions: dict[str, int] = {}
+
+    def contents(self, worker: str) -> Contents:
+        """What to send to `worker`, which has got all that was sent to it since it was last forgotten."""
+        if self._packing is None:
+            return Contents("weights", self._common.lend())
+        copy = self._up_to_date(self._packing, "" if self._is_shared else worker)
+        before = self._versions.get(worker)
+        self._versions[worker] = copy.version
+        if copy.image is not None and before == copy.base:
+            return Contents("difference", copy.image.data, copy.base)
+        return Contents("weights", copy.flat.memory.copy().data)
+
+    def forget(self, worker: str) -> None:
+        """Send `worker` whole weights next time: it is gone, or nobody knows what it got."""
+        self._versions.pop(worker, None)
+        self._copies.pop(worker, None)
+
+    def _up_to_date(self, packing: Compressor, key: str) -> Copy:
+        version = self._common.version
+        if key not in self._copies:
+            self._copies[key] = Copy(self._common.weights.copy(), version)
+        copy = self._copies[key]
+        if copy.version != version:
+            copy.base, copy.version = copy.version, version
+            copy.image = np.empty(packing.num_bytes, np.uint8)
+            packing.pack_difference(self._common.weights, copy.flat, copy.image)
+        return copy
