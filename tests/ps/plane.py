@@ -129,10 +129,10 @@ class Plane:
         assert (result.exit_code, result.reason) == (0, "")
         return unpack(result)
 
-    def watch(self, job: Job, weights: Flat, parcels: Any = ()) -> tuple[RunResult, list[RunEvent]]:
+    def watch(self, job: Job, weights: Flat, blobs: Any = ()) -> tuple[RunResult, list[RunEvent]]:
         words: list[RunEvent] = []
         with self.control() as control:
-            control.submit(job, weights, parcels)
+            control.submit(job, weights, blobs)
             return control.watch(job.run, words.append, lambda: None), words
 
     def ask(self) -> Any:

@@ -1,4 +1,4 @@
-"""Parcels arrive whole, as they were sent, in their own folder; or not at all."""
+"""Blobs arrive whole, as they were sent, in their own folder; or not at all."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def read_back(folder: Path) -> dict[str, bytes]:
 
 @given(sizes=st.lists(st.integers(1, 700), min_size=1))
 def test_files_arrive_as_they_were_whatever_the_pieces(tmp_path_factory: Any, sizes: list[int]) -> None:
-    folder: Path = tmp_path_factory.mktemp("parcel")
-    parcel = packed(folder / "from", FILES)
-    arrival = BlobWriter(parcel.digest, folder / "to")
+    folder: Path = tmp_path_factory.mktemp("blob")
+    blob = packed(folder / "from", FILES)
+    arrival = BlobWriter(blob.digest, folder / "to")
     turn = 0
-    while arrival.received < parcel.num_bytes:
-        arrival.add(parcel.read(arrival.received, sizes[turn % len(sizes)]))
+    while arrival.received < blob.num_bytes:
+        arrival.add(blob.read(arrival.received, sizes[turn % len(sizes)]))
         turn += 1
     assert read_back(arrival.finish()) == FILES
     arrival.close()
-    parcel.close()
-    assert [path.name for path in (folder / "to").iterdir()] == [parcel.digest]
+    blob.close()
+    assert [path.name for path in (folder / "to").iterdir()] == [blob.digest]
 
 
 def test_the_name_follows_contents_and_paths(tmp_path: Path) -> None:
@@ -51,12 +51,12 @@ def test_the_name_follows_contents_and_paths(tmp_path: Path) -> None:
 
 
 def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    parcel = packed(tmp_path / "from", FILES)
-    stream = bytearray(parcel.read(0, parcel.num_bytes))
-    parcel.close()
+    blob = packed(tmp_path / "from", FILES)
+    stream = bytearray(blob.read(0, blob.num_bytes))
+    blob.close()
     stream[-700] ^= 1
     for data in (bytes(stream), bytes(stream[:-1])):
-        arrival = BlobWriter(parcel.digest, tmp_path / "to")
+        arrival = BlobWriter(blob.digest, tmp_path / "to")
         arrival.add(data)
         with pytest.raises(InvalidFile, match="was damaged"):
             arrival.finish()
@@ -65,26 +65,26 @@ def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -
 
 
 def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
-    parcel = packed(tmp_path, FILES)
+    blob = packed(tmp_path, FILES)
     (tmp_path / "a.bin").write_bytes(b"01")
     with pytest.raises(MissingFile, match=r"a.bin has become shorter while it was sent"):
-        parcel.read(0, parcel.num_bytes)
-    parcel.close()
+        blob.read(0, blob.num_bytes)
+    blob.close()
 
 
-def test_a_second_arrival_of_the_same_parcel_does_no_harm(tmp_path: Path) -> None:
-    parcel = packed(tmp_path / "from", FILES)
+def test_a_second_arrival_of_the_same_blob_does_no_harm(tmp_path: Path) -> None:
+    blob = packed(tmp_path / "from", FILES)
     for _ in range(2):
-        arrival = BlobWriter(parcel.digest, tmp_path / "to")
-        arrival.add(parcel.read(0, parcel.num_bytes))
+        arrival = BlobWriter(blob.digest, tmp_path / "to")
+        arrival.add(blob.read(0, blob.num_bytes))
         assert read_back(arrival.finish()) == FILES
         arrival.close()
-    parcel.close()
+    blob.close()
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "a\\b", "c:out", "a\0b"])
-def test_no_file_lands_outside_of_the_parcels_folder(tmp_path: Path, path: str) -> None:
-    with pytest.raises(InvalidValue, match="file of a parcel must be inside of its folder"):
+def test_no_file_lands_outside_of_the_blobs_folder(tmp_path: Path, path: str) -> None:
+    with pytest.raises(InvalidValue, match="file of a blob must be inside of its folder"):
         receive(tmp_path, [(path, 1)], b"x")
 
 
@@ -98,7 +98,7 @@ def test_no_file_lands_outside_of_the_parcels_folder(tmp_path: Path, path: str) 
     ],
     ids=["longer", "negative", "no list", "twice the same"],
 )
-def test_streams_that_are_no_parcels_are_refused(tmp_path: Path, files: Any, contents: bytes, sentence: str) -> None:
+def test_streams_that_are_no_blobs_are_refused(tmp_path: Path, files: Any, contents: bytes, sentence: str) -> None:
     with pytest.raises((EvenerError, FileExistsError), match=sentence):
         receive(tmp_path, files, contents)
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def test_a_list_without_end_is_refused_before_it_is_kept(tmp_path: Path) -> None
 
 def test_a_name_that_is_no_hash_is_refused(tmp_path: Path) -> None:
     for name in ("", "../x", "A" * 64, "0" * 63):
-        with pytest.raises(InvalidValue, match="name of a parcel must be a SHA-256"):
+        with pytest.raises(InvalidValue, match="name of a blob must be a SHA-256"):
             blob_folder(tmp_path, name)
 
 

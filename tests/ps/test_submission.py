@@ -29,13 +29,13 @@ def buffers(code: str = "") -> list[memoryview]:
     return [memoryview(encode_job(own)), memoryview(weights().memory.data).cast("B")]
 
 
-def parcel(folder: Path) -> Blob:
+def blob(folder: Path) -> Blob:
     (folder / "code").mkdir()
     (folder / "code" / "task.py").write_text("task = 1\n")
     return Blob(folder / "code", ["task.py"])
 
 
-def test_a_run_without_parcels_is_complete_at_once(tmp_path: Path) -> None:
+def test_a_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     sent = Sent()
     found = Submissions(tmp_path, sent).submit(3, buffers(), "")
     assert found is not None
@@ -44,9 +44,9 @@ def test_a_run_without_parcels_is_complete_at_once(tmp_path: Path) -> None:
     assert sent == []
 
 
-def test_a_run_with_parcels_is_complete_with_their_last_piece(tmp_path: Path) -> None:
-    sent, own = Sent(), parcel(tmp_path)
-    submissions = Submissions(tmp_path / "parcels", sent)
+def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
     assert submissions.submit(3, buffers(own.digest), "") is None
     assert isinstance(sent[0][1], FetchBlob)
     piece = BlobChunk(digest=own.digest, offset=0, total=own.num_bytes)
@@ -54,13 +54,13 @@ def test_a_run_with_parcels_is_complete_with_their_last_piece(tmp_path: Path) ->
     assert submissions.chunk(9, piece, memoryview(data)) is None  # of a stranger
     found = submissions.chunk(3, piece, memoryview(data))
     assert found is not None
-    assert (tmp_path / "parcels" / own.digest / "task.py").read_text() == "task = 1\n"
+    assert (tmp_path / "blobs" / own.digest / "task.py").read_text() == "task = 1\n"
     own.close()
 
 
 def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_goes_on(tmp_path: Path) -> None:
-    sent, own = Sent(), parcel(tmp_path)
-    submissions = Submissions(tmp_path / "parcels", sent)
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest), "")
     assert submissions.submit(4, buffers(), "") is None
     assert submissions.submit(5, [memoryview(b"\xc1")], "") is None
@@ -77,9 +77,9 @@ def test_a_busy_master_says_why_it_waits(tmp_path: Path) -> None:
     assert sent.reasons(3) == ["busy"]
 
 
-def test_a_damaged_parcel_ends_its_submission_and_another_may_come(tmp_path: Path) -> None:
-    sent, own = Sent(), parcel(tmp_path)
-    submissions = Submissions(tmp_path / "parcels", sent)
+def test_a_damaged_blob_ends_its_submission_and_another_may_come(tmp_path: Path) -> None:
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest), "")
     data = bytes(own.num_bytes)
     assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)) is None
@@ -89,8 +89,8 @@ def test_a_damaged_parcel_ends_its_submission_and_another_may_come(tmp_path: Pat
 
 
 def test_a_command_that_goes_leaves_room_for_the_next_one(tmp_path: Path) -> None:
-    sent, own = Sent(), parcel(tmp_path)
-    submissions = Submissions(tmp_path / "parcels", sent)
+    sent, own = Sent(), blob(tmp_path)
+    submissions = Submissions(tmp_path / "blobs", sent)
     submissions.submit(3, buffers(own.digest), "")
     submissions.left(99)
     assert submissions.submit(4, buffers(), "") is None

@@ -68,17 +68,17 @@ def test_code_and_data_travel_to_the_nodes_and_everything_ends(tmp_path: Path) -
         with safe_open(star.folder / "smooth" / "model.safetensors", framework="numpy") as weights:
             assert set(weights.keys()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
         assert read_noun(star.folder / "smooth" / "record.json", TrainRecord).agreement == "sync"
-        assert len(list((star.folder / "cache-one" / "parcels").iterdir())) == 1
+        assert len(list((star.folder / "cache-one" / "blobs").iterdir())) == 1
 
         data = write_data(tmp_path / "data")
         (tmp_path / "reader.py").write_text(READER)
         words = (str(tmp_path / "reader.py"), "--data", str(data), "--ship-data", "--agreement", "average")
         star.train(*words)
-        parcels = sorted((star.folder / "cache-one" / "parcels").iterdir())
-        assert len(parcels) == 3
-        before = [(path.name, path.stat().st_ctime_ns) for path in parcels]
+        blobs = sorted((star.folder / "cache-one" / "blobs").iterdir())
+        assert len(blobs) == 3
+        before = [(path.name, path.stat().st_ctime_ns) for path in blobs]
         star.train(*words)
-        assert [(p.name, p.stat().st_ctime_ns) for p in sorted((star.folder / "cache-one" / "parcels").iterdir())] == (
+        assert [(p.name, p.stat().st_ctime_ns) for p in sorted((star.folder / "cache-one" / "blobs").iterdir())] == (
             before
         )
         star.down()

@@ -5,7 +5,7 @@
     master_client -- Submit ----> conversation -> submission                              node
                                               employer -> run        -- Prepare ---->  fetches code and data
                <- Accepted --                                        <-- Fetch ------
-                                              parcels                -- Chunk ------>  makes its engine
+                                              blobs                -- Chunk ------>  makes its engine
                                               run                    <-- Ready ------
                                               run -> sync.Server     -- Told -------->  employment: works on a lease
                                               landing (bytes), run   <-- Contribution   its gradient, or its progress

@@ -2,8 +2,8 @@
 
     stream   bytes of the list 8 B | list of (path, size) as msgpack | contents of the files, one after the other
 
-A parcel's name is the SHA-256 of its stream. Who receives it writes the files beside their place while they come,
-checks the hash at the end, and moves the folder there in one step: a parcel is there whole or not at all.
+A blob's name is the SHA-256 of its stream. Who receives it writes the files beside their place while they come,
+checks the hash at the end, and moves the folder there in one step: a blob is there whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Blob:
     """Files on this machine that may be sent; close it, for it keeps the one open that was read last.
 
     Attributes:
-        digest: SHA-256 of the stream, hexadecimal: the parcel's name.
+        digest: SHA-256 of the stream, hexadecimal: the blob's name.
         num_bytes: of the stream.
     """
 
@@ -60,7 +60,7 @@ class Blob:
 
         Raises:
             InvalidValue: the offset is negative.
-            MissingFile: a file has gone, or become shorter, since the parcel was made.
+            MissingFile: a file has gone, or become shorter, since the blob was made.
         """
         require(offset >= 0, "offset", offset, "zero or more")
         parts = []
@@ -121,11 +121,11 @@ def whole_folder(root: Path) -> list[str]:
 
 
 class BlobWriter:
-    """A parcel that is being received; close it.
+    """A blob that is being received; close it.
 
     Args:
         digest: its name.
-        into: folder of parcels.
+        into: folder of blobs.
 
     Attributes:
         received: bytes of the stream so far: the next piece has to begin there.
@@ -145,7 +145,7 @@ class BlobWriter:
         """Take the next piece of the stream.
 
         Raises:
-            InvalidFile: it is no parcel, or wants to write outside of its folder.
+            InvalidFile: it is no blob, or wants to write outside of its folder.
         """
         self._hasher.update(piece)
         self.received += len(piece)
@@ -155,7 +155,7 @@ class BlobWriter:
         view = memoryview(piece)
         while view:
             if self._open is None:
-                raise InvalidFile(f"parcel {self._digest[:12]} is longer than its list of files says")
+                raise InvalidFile(f"blob {self._digest[:12]} is longer than its list of files says")
             view = self._write(view)
 
     def finish(self) -> Path:
@@ -165,7 +165,7 @@ class BlobWriter:
             InvalidFile: the stream is not what the digest names.
         """
         if self._hasher.hexdigest() != self._digest or self._open is not None or self._rest is None:
-            raise InvalidFile(f"parcel {self._digest[:12]} was damaged, or its files changed, on the way")
+            raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, on the way")
         try:
             self._draft.rename(self._place)
         except OSError:
@@ -186,16 +186,16 @@ class BlobWriter:
             return b""
         (length,) = _LENGTH.unpack_from(self._head)
         if length > _LONGEST_LIST:
-            raise InvalidFile(f"parcel {self._digest[:12]} has a list of {length} bytes")
+            raise InvalidFile(f"blob {self._digest[:12]} has a list of {length} bytes")
         end = _LENGTH.size + length
         if len(self._head) < end:
             return b""
         try:
             files = _decoder.decode(self._head[_LENGTH.size : end])
         except msgspec.DecodeError as error:
-            raise InvalidFile(f"parcel {self._digest[:12]} has no list of files: {error}") from error
+            raise InvalidFile(f"blob {self._digest[:12]} has no list of files: {error}") from error
         for path, size in files:
-            require(_is_safe(path) and size >= 0, "file of a parcel", path, "inside of its folder")
+            require(_is_safe(path) and size >= 0, "file of a blob", path, "inside of its folder")
         self._rest = files[::-1]
         rest = bytes(self._head[end:])
         self._head.clear()
@@ -230,15 +230,15 @@ class BlobWriter:
         return view[count:]
 
 
-def blob_folder(parcels: Path, digest: str) -> Path:
-    """Where the parcel `digest` lies in the folder `parcels` if it is there.
+def blob_folder(blobs: Path, digest: str) -> Path:
+    """Where the blob `digest` lies in the folder `blobs` if it is there.
 
     Raises:
-        InvalidValue: `digest` is not the name of a parcel.
+        InvalidValue: `digest` is not the name of a blob.
     """
     is_digest = len(digest) == 64 and set(digest) <= set("0123456789abcdef")
-    require(is_digest, "name of a parcel", digest, "a SHA-256, hexadecimal")
-    return parcels / digest
+    require(is_digest, "name of a blob", digest, "a SHA-256, hexadecimal")
+    return blobs / digest
 
 
 def _is_safe(path: str) -> bool:

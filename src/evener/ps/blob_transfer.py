@@ -1,6 +1,6 @@
-"""Parcels pass from the command that submits a run to the master, and from there to every node that lacks them.
+"""Blobs pass from the command that submits a run to the master, and from there to every node that lacks them.
 
-Who lacks a parcel asks for it piece by piece, a few pieces ahead, so that nobody is sent more than it takes; after a
+Who lacks a blob asks for it piece by piece, a few pieces ahead, so that nobody is sent more than it takes; after a
 broken connection it asks on from where it was. Messages go in and come out; sending them is the caller's.
 """
 
@@ -18,10 +18,10 @@ _AHEAD = 8
 
 
 class BlobReceiver:
-    """Receives parcels, one after the other; close it.
+    """Receives blobs, one after the other; close it.
 
     Args:
-        folder: of the parcels that are there.
+        folder: of the blobs that are there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,13 +35,13 @@ class BlobReceiver:
         """Whether everything that was wanted is there."""
         return not self._wanted
 
-    def collect(self, digests: Iterable[str]) -> list[FetchBlob]:
-        """Want these parcels and no others; what to ask for first."""
+    def request(self, digests: Iterable[str]) -> list[FetchBlob]:
+        """Want these blobs and no others; what to ask for first."""
         self.close()
-        self._wanted = [digest for digest in digests if not self.folder_of(digest).is_dir()]
-        return self.ask_again()
+        self._wanted = [digest for digest in digests if not self.path_of(digest).is_dir()]
+        return self.resume()
 
-    def ask_again(self) -> list[FetchBlob]:
+    def resume(self) -> list[FetchBlob]:
         """What to ask for over a new connection."""
         if not self._wanted:
             return []
@@ -49,26 +49,26 @@ class BlobReceiver:
         self._asked = self._arrival.received
         return [self._next() for _ in range(_AHEAD)]
 
-    def take(self, chunk: BlobChunk, data: memoryview) -> list[FetchBlob]:
+    def receive(self, chunk: BlobChunk, data: memoryview) -> list[FetchBlob]:
         """Keep a piece that came; what to ask for now.
 
         Raises:
-            EvenerError: the parcel is not to be had, or is damaged.
+            EvenerError: the blob is not to be had, or is damaged.
             OSError: it cannot be written here.
         """
         arrival = self._arrival
         if arrival is None or chunk.digest != self._wanted[0] or chunk.offset != arrival.received:
             return []  # asked for over a connection that is gone, or beyond the end
         if not data:
-            raise MissingFile(f"parcel {chunk.digest[:12]} is not to be had any more")
+            raise MissingFile(f"blob {chunk.digest[:12]} is not to be had any more")
         arrival.add(data)
         if arrival.received < chunk.total:
             return [self._next()] if self._asked < chunk.total else []
         arrival.finish()
-        return self.collect(self._wanted[1:])
+        return self.request(self._wanted[1:])
 
-    def folder_of(self, digest: str) -> Path:
-        """Where the parcel lies once it is there."""
+    def path_of(self, digest: str) -> Path:
+        """Where the blob lies once it is there."""
         return blob_folder(self._folder, digest)
 
     def close(self) -> None:
@@ -85,38 +85,38 @@ class BlobReceiver:
 
 
 class BlobSender:
-    """Gives pieces of parcels to whoever asks; close it.
+    """Gives pieces of blobs to whoever asks; close it.
 
     Args:
-        folder: of parcels that have been received, if there is one.
+        folder: of blobs that have been received, if there is one.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._parcels: dict[str, Blob] = {}
+        self._blobs: dict[str, Blob] = {}
 
-    def add(self, parcel: Blob) -> None:
-        """Have `parcel` to give."""
-        self._parcels[parcel.digest] = parcel
+    def add(self, blob: Blob) -> None:
+        """Have `blob` to give."""
+        self._blobs[blob.digest] = blob
 
-    def supply(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes]:
+    def chunk(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes]:
         """The piece that was asked for; empty if it is not to be had."""
         try:
-            parcel = self._parcel(fetch.digest)
-            data = parcel.read(fetch.offset, CHUNK_BYTES)
+            blob = self._blob(fetch.digest)
+            data = blob.read(fetch.offset, CHUNK_BYTES)
         except EvenerError:
             return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
-        return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=parcel.num_bytes), data
+        return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=blob.num_bytes), data
 
     def close(self) -> None:
         """Close all files."""
-        for parcel in self._parcels.values():
-            parcel.close()
+        for blob in self._blobs.values():
+            blob.close()
 
-    def _parcel(self, digest: str) -> Blob:
-        if digest not in self._parcels:
+    def _blob(self, digest: str) -> Blob:
+        if digest not in self._blobs:
             if self._folder is None:
-                raise MissingFile(f"parcel {digest[:12]} is not here")
+                raise MissingFile(f"blob {digest[:12]} is not here")
             folder = blob_folder(self._folder, digest)
-            self._parcels[digest] = Blob(folder, whole_folder(folder), digest)
-        return self._parcels[digest]
+            self._blobs[digest] = Blob(folder, whole_folder(folder), digest)
+        return self._blobs[digest]

@@ -176,4 +176,4 @@ _OF_ANYBODY: dict[type[Header], Callable[[Conversation, int, Any, Sequence[memor
     say.GetStatus: Conversation._on_ask,
     say.ShutDown: Conversation._on_down,
 }
-"""What a command says; a node may fetch parcels, too, and joins."""
+"""What a command says; a node may fetch blobs, too, and joins."""

@@ -57,7 +57,7 @@ class Employer:
         self._home, self._members, self._send, self._clock = home, members, send, clock
         self._is_sending = is_sending
         self._patience, self._environment, self._say = patience, environment, say
-        self._submissions, self._supplier = Submissions(home.parcels, send), BlobSender(home.parcels)
+        self._submissions, self._sender = Submissions(home.blobs, send), BlobSender(home.blobs)
         self._audience = Audience(send, members.by_name)
         self._keeping = Keeping(Keeper(home.run), clock, say)
         self._cores = ThreadPool()
@@ -87,12 +87,12 @@ class Employer:
         self._begin(self._submissions.submit(peer, buffers, self._reason_to_wait()))
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
-        """A piece of a parcel came from the command that submits a run."""
+        """A piece of a blob came from the command that submits a run."""
         self._begin(self._submissions.chunk(peer, chunk, data))
 
     def fetch(self, peer: int, fetch: FetchBlob) -> None:
-        """A node lacks a piece of a parcel."""
-        chunk, data = self._supplier.supply(fetch)
+        """A node lacks a piece of a blob."""
+        chunk, data = self._sender.chunk(fetch)
         self._send(peer, chunk, (data,))
 
     def watch(self, peer: int, run: str) -> None:
@@ -204,7 +204,7 @@ class Employer:
             self._keeping.keep(self.run, self._members.roster, begun=self._begun, submitted=self._submitted)
         self._keeping.close()
         self._submissions.close()
-        self._supplier.close()
+        self._sender.close()
         self._cores.close()
 
     def _begin(self, submission: Submission | None) -> None:

@@ -15,10 +15,10 @@ class Job(Part, frozen=True, kw_only=True):
 
     Attributes:
         run: its name, also that of its folder: no other run has it.
-        task: name of a built-in task, or of a file in the parcel `code`.
+        task: name of a built-in task, or of a file in the blob `code`.
         title: name of the task, for people.
-        code: parcel with the task's file and the modules beside it; empty for a built-in task.
-        data: parcel with the data; empty if they do not travel.
+        code: blob with the task's file and the modules beside it; empty for a built-in task.
+        data: blob with the data; empty if they do not travel.
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
         options: of the task, as text.
         precision: of computing.
@@ -51,7 +51,7 @@ class Job(Part, frozen=True, kw_only=True):
         require(self.num_validation >= 0, "num_validation", self.num_validation, "zero or more")
 
     @property
-    def parcels(self) -> tuple[str, ...]:
+    def blobs(self) -> tuple[str, ...]:
         """What a node has to have before it can begin."""
         return tuple(digest for digest in (self.code, self.data) if digest)
 

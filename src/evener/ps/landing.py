@@ -38,8 +38,8 @@ class Landing:
         """
         if isinstance(header, Contribution):
             return self._place_contribution(peer, header, lengths)
-        is_parcel = isinstance(header, BlobChunk) and sum(lengths) <= CHUNK_BYTES
-        if lengths and not is_parcel and not isinstance(header, SubmitRun):
+        is_blob = isinstance(header, BlobChunk) and sum(lengths) <= CHUNK_BYTES
+        if lengths and not is_blob and not isinstance(header, SubmitRun):
             raise BadFrame(f"{type(header).__name__} brings {sum(lengths)} bytes too many")
         return allocate(header, lengths)
 

@@ -93,25 +93,25 @@ class MasterClient:
         except ConnectionLost:
             return
 
-    def submit(self, job: Job, weights: Flat, parcels: Sequence[Blob]) -> None:
+    def submit(self, job: Job, weights: Flat, blobs: Sequence[Blob]) -> None:
         """Have a run begin; returns when the master has it and all that belongs to it.
 
         Raises:
             InvalidInput: the master does not want it; says why.
         """
-        supplier = BlobSender()
-        for parcel in parcels:
-            supplier.add(parcel)
+        sender = BlobSender()
+        for blob in blobs:
+            sender.add(blob)
         self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
         while True:
             frame = self._connection.receive()
             if isinstance(frame.header, FetchBlob):
-                chunk, data = supplier.supply(frame.header)
+                chunk, data = sender.chunk(frame.header)
                 self._connection.send(chunk, [data])
             elif isinstance(frame.header, RunRejected):
                 raise InvalidInput(frame.header.reason)
             elif isinstance(frame.header, RunAccepted):
-                supplier.close()
+                sender.close()
                 return
 
     def watch(self, run: str, tell: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:

@@ -118,19 +118,19 @@ class Validated(Header, frozen=True, kw_only=True):
 
 
 class FetchBlob(Header, frozen=True, kw_only=True):
-    """Send me bytes of a parcel, from `offset` on."""
+    """Send me bytes of a blob, from `offset` on."""
 
     digest: str
     offset: int
 
 
 class BlobChunk(Header, frozen=True, kw_only=True):
-    """Bytes of a parcel, in one buffer.
+    """Bytes of a blob, in one buffer.
 
     Attributes:
-        digest: name of the parcel.
+        digest: name of the blob.
         offset: of the first byte.
-        total: bytes of the parcel; 0 if it is not to be had.
+        total: bytes of the blob; 0 if it is not to be had.
     """
 
     digest: str

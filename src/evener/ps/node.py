@@ -71,7 +71,7 @@ class Node:
         self._profile: DeviceProfile | None = None
         self._job: Job | None = None
         self._employment: WorkerSession | None = None
-        self._collector = BlobReceiver(abilities.cache / "parcels")
+        self._receiver = BlobReceiver(abilities.cache / "blobs")
         self._steps = 0
         self._line = ReconnectingClient(dial, self._introduce, self._beat, self._report_break)
         self._inbox: Inbox | ThreadedInbox = Inbox(self._line)
@@ -151,7 +151,7 @@ class Node:
         if self._profile is None:
             self._profile = self._abilities.measure()
             self._inbox.send(Profiled(profile=self._profile))
-        for fetch in self._collector.ask_again():
+        for fetch in self._receiver.resume():
             self._inbox.send(fetch)
         if self._employment is not None:
             self._employment.resend(self._inbox)
@@ -163,13 +163,13 @@ class Node:
         self._forget()
         self._job = job
         self._say(f"preparing for {job.title}")
-        for fetch in self._collector.collect(job.parcels):
+        for fetch in self._receiver.request(job.blobs):
             self._inbox.send(fetch)
         self._begin_if_complete()
 
     def _on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
         try:
-            for fetch in self._collector.take(chunk, data):
+            for fetch in self._receiver.receive(chunk, data):
                 self._inbox.send(fetch)
         except (EvenerError, OSError) as error:
             self._resign(error)
@@ -179,10 +179,10 @@ class Node:
     def _begin_if_complete(self) -> None:
         """Make the engine once code and data are here."""
         job = self._job
-        if job is None or self._employment is not None or not self._collector.is_complete:
+        if job is None or self._employment is not None or not self._receiver.is_complete:
             return
         try:
-            engine = self._abilities.build(setup_for(job, self._abilities, self._collector, self._look_up))
+            engine = self._abilities.build(setup_for(job, self._abilities, self._receiver, self._look_up))
             unit_seconds = engine.unit_seconds()
         except Exception as error:
             self._resign(error)
@@ -243,7 +243,7 @@ class Node:
 
     def _forget(self) -> None:
         """Let go of the job."""
-        self._collector.close()
+        self._receiver.close()
         self._job = None
         if self._employment is not None:
             self._employment.close()

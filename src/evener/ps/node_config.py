@@ -45,16 +45,16 @@ def versions_here() -> Versions:
     return Versions(__version__, platform.python_version(), version_of("torch"))
 
 
-def setup_for(job: Job, own: NodeConfig, parcels: BlobReceiver, between_steps: Callable[[], None]) -> EngineSetup:
-    """What the engine of `job` is made from, once its parcels are here.
+def setup_for(job: Job, own: NodeConfig, blobs: BlobReceiver, between_steps: Callable[[], None]) -> EngineSetup:
+    """What the engine of `job` is made from, once its blobs are here.
 
     The node's own data come before those that the command named, and what was sent with the job before both.
     """
     shared = Path(job.data_dir) if job.data_dir else None
     return EngineSetup(
         job=job,
-        code=parcels.folder_of(job.code) if job.code else None,
-        data=parcels.folder_of(job.data) if job.data else shared and (own.data or shared),
+        code=blobs.path_of(job.code) if job.code else None,
+        data=blobs.path_of(job.data) if job.data else shared and (own.data or shared),
         device=own.device,
         speed=own.speed,
         between_steps=between_steps,

@@ -47,7 +47,7 @@ class StateDir:
         folder: see above.
         run: folder of the run in progress.
         runs: folder of what runs ended with.
-        parcels: folder of code and data that have passed through.
+        blobs: folder of code and data that have passed through.
         profile: file of all nodes' ClusterProfile.
     """
 
@@ -55,7 +55,7 @@ class StateDir:
         self.folder = folder
         self.run = folder / "run"
         self.runs = folder / "runs"
-        self.parcels = folder / "parcels"
+        self.blobs = folder / "blobs"
         self.profile = folder / "cluster.json"
 
     @contextmanager

@@ -41,12 +41,12 @@ class Submissions:
     """Takes in runs; close it.
 
     Args:
-        parcels: folder for code and data.
+        blobs: folder for code and data.
         send: see above.
     """
 
-    def __init__(self, parcels: Path, send: Send) -> None:
-        self._collector, self._send = BlobReceiver(parcels), send
+    def __init__(self, blobs: Path, send: Send) -> None:
+        self._receiver, self._send = BlobReceiver(blobs), send
         self._open: Submission | None = None
 
     def submit(self, peer: int, buffers: Sequence[memoryview], reason_to_wait: str) -> Submission | None:
@@ -68,15 +68,15 @@ class Submissions:
             self._send(peer, RunRejected(reason=reason_to_wait), ())
             return None
         self._open = Submission(peer, job, weights, time.time())
-        self._ask(peer, self._collector.collect(job.parcels))
+        self._ask(peer, self._receiver.request(job.blobs))
         return self._complete()
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> Submission | None:
-        """A piece of a parcel came; the run is returned if it was the last one."""
+        """A piece of a blob came; the run is returned if it was the last one."""
         if self._open is None or self._open.peer != peer:
             return None
         try:
-            self._ask(peer, self._collector.take(chunk, data))
+            self._ask(peer, self._receiver.receive(chunk, data))
         except (EvenerError, OSError) as error:
             self.close()
             self._send(peer, RunRejected(reason=str(error)), ())
@@ -89,7 +89,7 @@ class Submissions:
 
     def close(self) -> None:
         """Forget what has not become whole."""
-        self._collector.close()
+        self._receiver.close()
         self._open = None
 
     def _ask(self, peer: int, fetches: Sequence[FetchBlob]) -> None:
@@ -97,7 +97,7 @@ class Submissions:
             self._send(peer, fetch, ())
 
     def _complete(self) -> Submission | None:
-        found = self._open if self._collector.is_complete else None
+        found = self._open if self._receiver.is_complete else None
         if found is not None:
             self.close()
         return found

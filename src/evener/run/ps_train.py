@@ -46,12 +46,12 @@ def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> Non
     """
     check_where(where, order)
     backend, settings = load_backend(order)
-    parcels = _parcels(order, where)
-    job = _job(order, way, backend, settings, parcels)
+    blobs = _blobs(order, where)
+    job = _job(order, way, backend, settings, blobs)
     output = run_folder(order.output)
     with StarView(output, to_stderr=as_json) as view:
         with master(where, order.patience) as (control, check):
-            control.submit(job, backend.initial_weights(), list(parcels.values()))
+            control.submit(job, backend.initial_weights(), list(blobs.values()))
             result = control.watch(job.run, view, check)
         record = _settle(result, backend, output, view)
     if result.exit_code:
@@ -62,17 +62,17 @@ def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> Non
 
 
 def _job(
-    order: Order, way: Way, backend: ModelBackend, settings: Settings, parcels: dict[str, Blob]
+    order: Order, way: Way, backend: ModelBackend, settings: Settings, blobs: dict[str, Blob]
 ) -> Job:  # fmt: skip
     """What has to be done. Raises InvalidInput if it cannot be done in this way."""
     num_samples, batch = backend.num_samples, settings.batch_size
     require(num_samples > 0, "training samples", num_samples, "at least one")
     require(batch <= num_samples, "--batch-size", batch, f"at most the {num_samples} training samples")
     steps = settings.epochs * -(-num_samples // batch)
-    digests = {what: parcel.digest for what, parcel in parcels.items()}
+    digests = {what: blob.digest for what, blob in blobs.items()}
     return Job(
         run=f"{Path(order.task).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
-        task=Path(order.task).name if "code" in parcels else order.task,
+        task=Path(order.task).name if "code" in blobs else order.task,
         title=backend.name,
         data_dir=str(Path(order.data_dir).resolve()) if order.data_dir else "",
         options=order.options,
@@ -119,7 +119,7 @@ def _trust() -> None:
     """Nodes of a master may come back at any time."""
 
 
-def _parcels(order: Order, where: Where) -> dict[str, Blob]:
+def _blobs(order: Order, where: Where) -> dict[str, Blob]:
     """What travels to the nodes: `code`, unless the task is built in, and `data`, if that was asked for."""
     found = {}
     if is_path(order.task):
