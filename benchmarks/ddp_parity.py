@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from evener.comm.group import join_group, leave_group
-from evener.launch.local import run_local
 from evener.launch.nodes import parse_local_nodes
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.run.assemble import assemble
@@ -34,7 +34,7 @@ from evener.run.order import Order
 from evener.run.prepare import prepare
 
 
-def compare(seat: Seat, order: dict[str, Any]) -> None:
+def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: blocks of plain steps and of Evener's, in turn."""
     wanted = Order(
         task="synthetic",
@@ -102,7 +102,7 @@ def main() -> None:
     words = vars(parser.parse_args())
     with tempfile.TemporaryDirectory() as folder:
         run_local(
-            compare, parse_local_nodes("1,1"), {**words, "folder": folder}, patience=60, on_word=lambda _word: None
+            compare, parse_local_nodes("1,1"), {**words, "folder": folder}, patience=60, on_event=lambda _word: None
         )
         print(f"norm {words['norm']}: {Path(folder, 'result').read_text()}")
 

@@ -27,9 +27,9 @@ import msgspec
 import torch
 
 from evener.comm.group import Group, leave_group
-from evener.launch.local import run_local
 from evener.launch.nodes import parse_local_nodes
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.oracle.apportion import Worker
 from evener.record import Step
 from evener.run.assemble import assemble
@@ -86,7 +86,7 @@ def strategies(size: int) -> tuple[str, ...]:
     return ALONE if size == 1 else TOGETHER if size == 2 else TOGETHER + HYBRIDS
 
 
-def live_rank(seat: Seat, order: dict[str, Any]) -> None:
+def live_rank(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: every network in every way; the leader writes a row a cell."""
     world = join_world(seat)
     speed = world.pace.speed
@@ -116,7 +116,7 @@ def live_rank(seat: Seat, order: dict[str, Any]) -> None:
 
 
 def step_seconds(
-    work: Work, world: Group, seat: Seat, order: Order, steps: int, workers: Sequence[Worker]
+    work: Work, world: Group, seat: RankEnvironment, order: Order, steps: int, workers: Sequence[Worker]
 ) -> tuple[float, ...]:
     """Seconds of a step, as a Cell has them; what is predicted is known before the first step."""
     if order.strategy == "data":
@@ -161,7 +161,7 @@ def cells_of(nodes: str, networks: Sequence[str], ways: Sequence[str], steps: in
             "folder": folder,
             "file": str(file),
         }
-        run_local(live_rank, parse_local_nodes(nodes), order, patience=600, on_word=print)
+        run_local(live_rank, parse_local_nodes(nodes), order, patience=600, on_event=print)
         return [Cell(*json.loads(line)) for line in file.read_text().splitlines()]
 
 

@@ -27,9 +27,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from evener.comm.group import Group, join_group, leave_group
 from evener.comm.pace import Pace
-from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.models.resnet import resnet152
 from evener.oracle.schedule import bubble
 from evener.parallel.pipeline.pipeline import Pipeline
@@ -42,15 +42,15 @@ def hardware() -> str:
     return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
 
 
-def ranks(program: Callable[[Seat, Any], None], speeds: list[float], order: dict[str, Any]) -> str:
+def ranks(program: Callable[[RankEnvironment, Any], None], speeds: list[float], order: dict[str, Any]) -> str:
     """Run `program` with a rank a speed; returns what the first one wrote."""
     nodes = [LocalNode(name=f"n{i}", speeds=((0, speed),), threads=1) for i, speed in enumerate(speeds)]
     with tempfile.TemporaryDirectory() as folder:
-        run_local(program, nodes, {**order, "file": str(Path(folder, "result"))}, patience=60, on_word=print)
+        run_local(program, nodes, {**order, "file": str(Path(folder, "result"))}, patience=60, on_event=print)
         return Path(folder, "result").read_text()
 
 
-def joined(seat: Seat) -> Group:
+def joined(seat: RankEnvironment) -> Group:
     """All ranks, with this one's pace."""
     return join_group(
         rank=seat.rank,
@@ -98,7 +98,7 @@ def encoder() -> tuple[nn.Sequential, Tensor, Tensor, Callable[[Any, Any], Tenso
 TASKS = {"resnet": resnet, "encoder": encoder}
 
 
-def compare_with_pytorch(seat: Seat, order: dict[str, Any]) -> None:
+def compare_with_pytorch(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One of two ranks: the same cut, schedule and micro-batches, by PyTorch and by Evener, in turn."""
     group, micro_batches = joined(seat), 8
     model, x, y, loss, cut = TASKS[order["task"]]()
@@ -173,7 +173,7 @@ class Wait(nn.Module):
         return outputs
 
 
-def idle_shares(seat: Seat, order: dict[str, Any]) -> None:
+def idle_shares(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: the idle share for every number of micro-batches."""
     group, stages = joined(seat), order["stages"]
     lines = []
@@ -200,7 +200,7 @@ def bubbles(_rounds: int) -> None:
         print(ranks(idle_shares, [1.0] * stages, {"stages": stages}), flush=True)
 
 
-def uneven_stages(seat: Seat, order: dict[str, Any]) -> None:
+def uneven_stages(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One of two ranks of speeds 1 and 1/2, which really compute: chosen stages, equal stages, the whole model alone.
 
     A slowed rank is held to twice what its stage takes at full speed, in the same run: idling between short actions

@@ -23,7 +23,7 @@ from pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
 from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.stages import DeviceGroup
@@ -34,7 +34,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 SIZES = grid(samples=(16, 32), layers=(8, 16, 32), stages=(1, 2, 4), micro_batches=MICRO_BATCHES)
 
 
-def hold(seat: Seat, order: dict[str, Any]) -> None:
+def hold(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One of four ranks: the peaks of all sizes, without and with recomputing."""
     group = joined(seat)
     found = {policy: measure_peaks(group, SIZES, policy) for policy in ("never", "always")}
@@ -119,7 +119,7 @@ def transformer_pipeline(layers: int, on: Group | list[torch.device], budget: fl
     )  # fmt: skip
 
 
-def largest(seat: Seat, order: dict[str, Any]) -> None:
+def largest(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: the most layers that fit, and what a step of that model really holds on the fullest rank."""
     group, budget = joined(seat), order["budget"]
 

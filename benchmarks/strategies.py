@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 from division_networks import UNet
 from evener.comm.group import Group, join_group, leave_group
-from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.pipeline.memory import LiveBytes
@@ -88,7 +88,7 @@ def timed(group: Group, step: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - start, most
 
 
-def join(seat: Seat) -> Group:
+def join(seat: RankEnvironment) -> Group:
     torch.set_num_threads(1)
     return join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=600)
 
@@ -119,7 +119,7 @@ def ratio(found: dict[str, list[tuple[float, float]]], way: str, other: str, fac
     return f"{texts[0]}, of processor time {texts[1]}"
 
 
-def compare_filter(seat: Seat, order: dict[str, Any]) -> None:
+def compare_filter(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: `out` and ours in turn."""
     group = join(seat)
     sent = {}
@@ -137,7 +137,7 @@ def compare_filter(seat: Seat, order: dict[str, Any]) -> None:
     leave_group()
 
 
-def compare_spatial(seat: Seat, order: dict[str, Any]) -> None:
+def compare_spatial(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: one process, all together, and all at once without exchange, in turn."""
     group = join(seat)
     _, together = divided(group, "spatial", order)
@@ -153,7 +153,7 @@ def compare_spatial(seat: Seat, order: dict[str, Any]) -> None:
     leave_group()
 
 
-def measure_memory(seat: Seat, order: dict[str, Any]) -> None:
+def measure_memory(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: bytes of weights and momentum, peak of a step's tensors beside, peak of the process."""
     group = join(seat)
     gc.collect()
@@ -186,7 +186,7 @@ def compare_memory(ranks: int, order: dict[str, Any]) -> None:
         for size in (ranks, 1):
             file = Path(folder, str(size))
             nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(size)]
-            run_local(measure_memory, nodes, {**order, "file": str(file)}, patience=600, on_word=print)
+            run_local(measure_memory, nodes, {**order, "file": str(file)}, patience=600, on_event=print)
             found.append([float(text) for text in file.read_text().split()])
     for what, own, whole in zip(HELD, *found, strict=True):
         print(f"  {what:30} {own / MIB:8.0f} MiB of {whole / MIB:8.0f} MiB: {own / whole:.1%}")
@@ -221,7 +221,7 @@ def main() -> None:
         return
     nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)]
     program = compare_filter if args.what == "filter" else compare_spatial
-    run_local(program, nodes, order, patience=600, on_word=print)
+    run_local(program, nodes, order, patience=600, on_event=print)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from evener.launch.local import run_local
-from evener.launch.messages import Word
+from evener.events import RunEvent
 from evener.launch.nodes import LocalNode, parse_local_nodes
+from evener.launch.ranks import run_local
 from evener.record import TrainRecord
 from evener.run.order import Order
 from evener.run.rank import train_rank
@@ -35,7 +35,7 @@ def run(
     """The record of one run."""
     records: list[TrainRecord] = []
 
-    def keep(word: Word) -> None:
+    def keep(word: RunEvent) -> None:
         if isinstance(word, TrainRecord):
             records.append(word)
 
@@ -49,7 +49,7 @@ def run(
             batch_size=batch_size,
             started=time.time(),
         )
-        run_local(train_rank, nodes, order, patience=60, on_word=keep)
+        run_local(train_rank, nodes, order, patience=60, on_event=keep)
     return records[0]
 
 

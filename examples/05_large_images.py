@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from evener.comm.group import join_group, leave_group
 from evener.comm.pace import Pace
-from evener.launch.local import run_local
 from evener.launch.nodes import parse_local_nodes
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.models.unet import UNet
 from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.divided import DividedModel
@@ -38,7 +38,7 @@ def image(seed: int) -> tuple[Tensor, Tensor]:
     return (disc + 0.8 * torch.randn(disc.shape, generator=draw))[None, None], disc.long()[None]
 
 
-def train(seat: Seat, shares: tuple[float, ...]) -> None:
+def train(seat: RankEnvironment, shares: tuple[float, ...]) -> None:
     """What every rank runs; `shares` are the relative numbers of rows."""
     pace = Pace(seat.device, seat.node.speed_at(0))
     group = join_group(
@@ -82,8 +82,8 @@ def ignore(_word: Any) -> None:
 
 def main() -> None:
     """One process, then two."""
-    run_local(train, parse_local_nodes("1.0"), (1.0,), patience=60, on_word=ignore)
-    run_local(train, parse_local_nodes("1.0,0.5"), (2.0, 1.0), patience=60, on_word=ignore)
+    run_local(train, parse_local_nodes("1.0"), (1.0,), patience=60, on_event=ignore)
+    run_local(train, parse_local_nodes("1.0,0.5"), (2.0, 1.0), patience=60, on_event=ignore)
 
 
 if __name__ == "__main__":  # the ranks import this file too

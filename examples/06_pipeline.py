@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from evener.comm.group import join_group, leave_group
 from evener.comm.pace import Pace
-from evener.launch.local import run_local
 from evener.launch.nodes import parse_local_nodes
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.models.unet import UNet
 from evener.parallel.pipeline.pipeline import Pipeline
 
@@ -33,7 +33,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return (disc + 0.8 * torch.randn(disc.shape, generator=draw)).unsqueeze(1), disc.long()
 
 
-def train(seat: Seat, folder: str) -> None:
+def train(seat: RankEnvironment, folder: str) -> None:
     """What every rank runs; `folder` is where the first one leaves the timeline."""
     pace = Pace(seat.device, seat.node.speed_at(0))
     group = join_group(
@@ -75,7 +75,7 @@ def ignore(_word: Any) -> None:
 
 def main() -> None:
     """Start the ranks."""
-    run_local(train, parse_local_nodes("1.0,0.5"), str(Path.cwd()), patience=60, on_word=ignore)
+    run_local(train, parse_local_nodes("1.0,0.5"), str(Path.cwd()), patience=60, on_event=ignore)
 
 
 if __name__ == "__main__":  # the ranks import this file too

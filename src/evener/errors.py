@@ -13,11 +13,11 @@ EvenerError                 1
 `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
 """
 
-import sysconfig
-import traceback
-from pathlib import Path
+from __future__ import annotations
 
-_NOT_THE_USERS = (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")
+import traceback
+from functools import cache
+from pathlib import Path
 
 
 class EvenerError(Exception):
@@ -106,6 +106,16 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
         raise InvalidValue(field, value, allowed)
 
 
+def explain(error: BaseException) -> tuple[str, int, str]:
+    """(sentence, exit code, traceback) of an error; the traceback is empty where the sentence says it all."""
+    if isinstance(error, EvenerError):
+        return str(error), error.exit_code, ""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped before the first step", Interrupted.exit_code, ""
+    sentence = f"{type(error).__name__}: {error}"
+    return sentence, EvenerError.exit_code, "".join(traceback.format_exception(error))
+
+
 def first_line(error: BaseException) -> str:
     """What `error` says, as far as the end of the line; its class if it says nothing."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
@@ -113,10 +123,17 @@ def first_line(error: BaseException) -> str:
 
 def is_users(filename: str) -> bool:
     """Whether the code of a file is neither Evener's nor a library's."""
-    return not filename.startswith(_NOT_THE_USERS)
+    return not filename.startswith(_not_the_users())
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Where in the user's own files `error` arose; None if it arose in ours or the libraries'."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return own[-1] if own else None
+
+
+@cache
+def _not_the_users() -> tuple[str, ...]:
+    import sysconfig  # takes its time, and only what fails needs it
+
+    return (str(Path(__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")), "<")

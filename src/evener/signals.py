@@ -33,6 +33,19 @@ def requests_to_stop() -> Iterator[list[int]]:
 
 
 @contextmanager
+def first_request(answer: Callable[[], None]) -> Iterator[None]:
+    """Inside, the first of the signals calls `answer`; the next acts as it would without us."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        answer()
+        signal.signal(number, before[signal.Signals(number)])
+
+    with _handled(handle, *before):
+        yield
+
+
+@contextmanager
 def _handled(handler: Callable[[int, FrameType | None], Any], *numbers: signal.Signals) -> Iterator[None]:
     """Inside, signals go to `handler`; only the main thread may say so, others change nothing."""
     if threading.current_thread() is not threading.main_thread():

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group, join_group, leave_group
 from evener.errors import EvenerError
-from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.oracle.division.planner import Arrangement, Replica
 from evener.parallel.gradients import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
@@ -35,10 +35,10 @@ class Dropping(nn.Module):
 
 
 def start(program: Any, ranks: int) -> None:
-    run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], None, patience=30, on_word=print)
+    run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], None, patience=30, on_event=print)
 
 
-def joined(seat: Seat) -> Group:
+def joined(seat: RankEnvironment) -> Group:
     return join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
 
 
@@ -47,7 +47,7 @@ def made() -> tuple[nn.Module, Tensor]:
     return Dropping().double(), torch.randn(5, 3, 6, 7).double()
 
 
-def hold(seat: Seat, _order: None) -> None:
+def hold(seat: RankEnvironment, _order: None) -> None:
     """One rank: outputs and gradients under every arrangement are those of one process with the same seed."""
     group = joined(seat)
     for arrangement, samples in (
@@ -87,7 +87,7 @@ def test_masks_are_those_of_one_process() -> None:
     start(hold, 3)
 
 
-def disagree(seat: Seat, _order: None) -> None:
+def disagree(seat: RankEnvironment, _order: None) -> None:
     """One of two ranks, with a random generator in a state of its own."""
     group = joined(seat)
     model, x = made()

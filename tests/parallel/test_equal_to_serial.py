@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evener.comm.group import Group, join_group, leave_group
-from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.parallel.data import DataParallel
 from evener.parallel.normalisation import GroupBatchNorm, statistics_exchanges, synchronise_batch_norm
 
@@ -71,7 +71,7 @@ def serial(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], dict[str, Te
     return outputs, gradients, {k: v.clone() for k, v in model.state_dict().items()}
 
 
-def compare(seat: Seat, order: dict[str, Any]) -> None:
+def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: train its shares and hold everything against one process."""
     dtype = getattr(torch, order["dtype"])
     group = join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
@@ -117,10 +117,10 @@ def close(value: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> Non
 @pytest.mark.parametrize("shares", [(7, 2, 1), (9, 0, 1), (5, 5), (3, 1, 1, 5)], ids=str)
 def test_uneven_shares_equal_one_process(shares: tuple[int, ...], dtype: str) -> None:
     nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(len(shares))]
-    run_local(compare, nodes, {"shares": shares, "dtype": dtype}, patience=30, on_word=print)
+    run_local(compare, nodes, {"shares": shares, "dtype": dtype}, patience=30, on_event=print)
 
 
-def unnormalised(seat: Seat, order: str) -> None:
+def unnormalised(seat: RankEnvironment, order: str) -> None:
     """The checker itself: without synchronised statistics the same comparison has to fail."""
     group = join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
     _, gradients, _ = serial(torch.float64)
@@ -136,7 +136,7 @@ def unnormalised(seat: Seat, order: str) -> None:
 
 def test_the_comparison_notices_statistics_of_one_rank_alone(tmp_path: Path) -> None:
     nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(2)]
-    run_local(unnormalised, nodes, str(tmp_path / "error"), patience=30, on_word=print)
+    run_local(unnormalised, nodes, str(tmp_path / "error"), patience=30, on_event=print)
     assert float((tmp_path / "error-0").read_text()) > 1e-3
 
 

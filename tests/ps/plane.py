@@ -16,9 +16,9 @@ import msgspec
 from linear import Mood, build
 from safetensors.numpy import load
 
+from evener.events import RunEvent
 from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
-from evener.ps.events import RunEvent
 from evener.ps.job import Job
 from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient

@@ -21,8 +21,8 @@ from evener.errors import DoesNotFit
 from evener.experiments.gpipe_models import Scale
 from evener.experiments.gpipe_published import NAIVE
 from evener.experiments.strategies_nodes import equal_nodes
-from evener.launch.local import run_local
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.batches import resized, sizes_of
 from evener.parallel.pipeline.design import Wish, design
@@ -130,11 +130,13 @@ def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory(prefix="evener-") as folder:
         file = Path(folder, "held.json")
         order = _Order(scale=scale, stages=stages, layers=layers, file=str(file))
-        run_local(_hold, equal_nodes(max(1, stages), max(1, stages)), order, patience=_PATIENCE, on_word=lambda _: None)
+        run_local(
+            _hold, equal_nodes(max(1, stages), max(1, stages)), order, patience=_PATIENCE, on_event=lambda _: None
+        )
         return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
 
 
-def _hold(seat: Seat, order: _Order) -> None:
+def _hold(seat: RankEnvironment, order: _Order) -> None:
     """One stage: the second step of the model, counted."""
     group = join_world(seat)
     scale, wish = order.scale, _wish(order.scale, order.stages)

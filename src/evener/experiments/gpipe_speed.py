@@ -14,9 +14,9 @@ import torch
 from evener.atomic import atomic_write
 from evener.comm.group import Group, leave_group
 from evener.experiments.gpipe_models import Scale
-from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.run.world import join_world
 from evener.schema import Part
@@ -72,11 +72,11 @@ def speeds(
             backend="nccl" if on_gpus and not through_host else "gloo",
             file=str(file),
         )
-        run_local(_time, nodes, order, patience=_PATIENCE, on_word=lambda _: None)
+        run_local(_time, nodes, order, patience=_PATIENCE, on_event=lambda _: None)
         return msgspec.json.decode(file.read_bytes(), type=list[Speed])
 
 
-def _time(seat: Seat, order: _Order) -> None:
+def _time(seat: RankEnvironment, order: _Order) -> None:
     """What every rank does."""
     group = join_world(seat, order.backend)
     found = [_timed(group, order, micro_batches) for micro_batches in order.micro_batches]

@@ -17,7 +17,6 @@ matter more than the order does: with one worker 20 seeds come to 79.9 to 83.9 %
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
@@ -26,8 +25,10 @@ from statistics import mean, stdev
 from evener.errors import require
 from evener.experiments.nfnn_report import MODES, Cell, line, show, words
 from evener.experiments.nfnn_run import Bench, Outcome, Wanted
-from evener.experiments.thin_cluster import thin_cluster
+from evener.launch.nodes import LocalNode
+from evener.ps.master_client import MasterClient
 from evener.run.console import open_console, print_line
+from evener.run.ps_local import local_cluster
 from evener.signals import sigterm_is_ctrl_c
 from evener.tasks.load import load_thin_task
 from evener.tasks.thin.nfnn import BATCH, FOLDER
@@ -35,6 +36,8 @@ from evener.tasks.thin.nfnn import BATCH, FOLDER
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
 
+_PATIENCE = 15.0
+"""Seconds of silence after which a worker is given up: the default of `evener up`."""
 _ALLOWED_MODES = (["sync"], ["async"], sorted(MODES))
 
 
@@ -77,10 +80,15 @@ def nfnn(
     source = (data or FOLDER).resolve()
     console = open_console(as_json)
     cells: list[Cell] = []
-    with sigterm_is_ctrl_c(), tempfile.TemporaryDirectory(prefix="evener-", ignore_cleanup_errors=True) as folder:
+    with sigterm_is_ctrl_c():
         for count in counts:
-            with thin_cluster(count, source, Path(folder)) as (cluster, control):
-                bench = Bench(task, source, control, cluster.check)
+            nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(count)]
+            with (
+                local_cluster(nodes, _PATIENCE, thin=True, data=source) as cluster,
+                MasterClient(cluster.address, cluster.token, _PATIENCE) as client,
+            ):
+                cluster.wait_for_nodes(client)
+                bench = Bench(task, source, client, cluster.check_all)
                 for mode in chosen:
                     runs = [bench.run(Wanted(mode, count, updates, seed, seed + number)) for number in range(repeat)]
                     cells.append(_cell(mode, count, runs, updates))

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from evener.atomic import atomic_write
 from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit, EvenerError
-from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.models.resnet import resnet152
 from evener.oracle.data_parallel import samples_of_replicas
 from evener.oracle.division.planner import Arrangement, Replica
@@ -119,7 +119,7 @@ def time_cell(cell: Cell, network: Network, nodes: Sequence[LocalNode], steps: i
         file = Path(folder, "timing.json")
         order = _Order(cell=cell, network=network, steps=steps, file=str(file))
         try:
-            run_local(_time, nodes, order, patience=_PATIENCE, on_word=lambda _: None)
+            run_local(_time, nodes, order, patience=_PATIENCE, on_event=lambda _: None)
         except EvenerError as error:
             if error.exit_code != DoesNotFit.exit_code:
                 raise
@@ -127,7 +127,7 @@ def time_cell(cell: Cell, network: Network, nodes: Sequence[LocalNode], steps: i
         return msgspec.json.decode(file.read_bytes(), type=Timing)
 
 
-def _time(seat: Seat, order: _Order) -> None:
+def _time(seat: RankEnvironment, order: _Order) -> None:
     """What every rank does."""
     group = join_world(seat)
     timing = _timed(group, order)

@@ -1,1 +1,1 @@
-"""Who takes part: the processes of a run on this machine or under torchrun, and the watch over them."""
+"""Who takes part: the processes of this machine, ranks of a run here or under torchrun, and their heartbeats."""

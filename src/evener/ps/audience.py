@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evener.ps.events import RunEvent, encode_events
+from evener.events import RunEvent, encode_events
 from evener.ps.members import Member
 from evener.ps.messages import RunEvents, RunFinished
 from evener.ps.results import plan_of

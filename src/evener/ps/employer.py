@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted
+from evener.events import RunEvent
 from evener.ps.audience import Audience
 from evener.ps.blob_transfer import BlobSender
-from evener.ps.events import RunEvent
 from evener.ps.keeping import Keeping
 from evener.ps.ledger import Ledger
 from evener.ps.members import Member, Members

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from evener.errors import Interrupted
+from evener.heartbeat import is_due
 from evener.ps import messages as say
 from evener.ps.admission import Versions
 from evener.ps.consequences import Consequences
@@ -27,10 +28,6 @@ from evener.wire.identity import Address, Identity
 from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerRefused, Server
 
 _TICK_SECONDS = 0.05
-_BEATS = 5
-"""Within the patience, at least."""
-_LONGEST_INTERVAL = 0.5
-"""Seconds between two beats, at most."""
 
 
 class MasterConfig(NamedTuple):
@@ -163,7 +160,7 @@ class Master:
         self._consequences.follow(self._members.tick(now))
         self._employer.tick(now)
         self._consequences.of_work()
-        if now - self._beaten >= min(_LONGEST_INTERVAL, self._patience / _BEATS):
+        if is_due(self._beaten, now, self._patience):
             self._beaten = now
             for peer in self._hub.peers:
                 self._hub.send(peer, say.Heartbeat())

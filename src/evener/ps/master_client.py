@@ -9,9 +9,9 @@ from random import Random
 from types import TracebackType
 
 from evener.errors import InvalidInput, NodeLost
+from evener.events import RunEvent, decode_events
 from evener.ps.blob import Blob
 from evener.ps.blob_transfer import BlobSender
-from evener.ps.events import RunEvent, decode_events
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
     FetchBlob,

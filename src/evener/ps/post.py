@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from evener.ps.events import RunEvent
+from evener.events import RunEvent
 from evener.ps.messages import Header
 from evener.wire.frame import Buffer
 

@@ -13,17 +13,13 @@ import threading
 from collections.abc import Callable, Sequence
 from random import Random
 
+from evener.heartbeat import interval
 from evener.ps.messages import MASTER_ENDED, Header, Heartbeat, Join
 from evener.wire.connect import JOIN_SECONDS, backoff
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotJoin, ConnectionLost
 from evener.wire.frame import Buffer, Frame, Limits, allocate
 from evener.wire.reader import Place
-
-_BEATS = 5
-"""Within the patience, at least."""
-_LONGEST_INTERVAL = 0.5
-"""Seconds between two beats, at most."""
 
 Dial = Callable[[float, float], Connection[Header]]
 
@@ -109,7 +105,7 @@ class ReconnectingClient:
         self._beating.join()
 
     def _beat(self) -> None:
-        while not self._ended.wait(min(_LONGEST_INTERVAL, self.patience / _BEATS)):
+        while not self._ended.wait(interval(self.patience)):
             try:
                 self.send(self._next_beat())
             except (CannotJoin, ConnectionLost):

@@ -12,7 +12,7 @@ from evener.data.division import Division
 from evener.data.labels import labels_of
 from evener.data.sampler import Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.rebalance import Balance
 from evener.parallel.parallel_model import ParallelModel
@@ -25,7 +25,7 @@ from evener.run.running import Run
 from evener.run.strategy import is_pipeline
 
 
-def assemble(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> Run:
+def assemble(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: Order) -> Run:
     """Everything that the loop needs, now that the plan is known."""
     settings, task = work.settings, work.task
     model, plan = _join(work, plan, group, seat, order)
@@ -53,13 +53,13 @@ def assemble(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> 
         sampler=sampler,
         division=division,
         balance=Balance(workers=workers, shares=plan.replica_samples) if balancing and group.size > 1 else None,
-        emit=seat.emit,
+        emit=seat.notify,
         before_step=before_step,
-        stop_requested=lambda: seat.stop_asked,
+        stop_requested=lambda: seat.stop_requested,
     )
 
 
-def _join(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[ParallelModel, Plan]:
+def _join(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: Order) -> tuple[ParallelModel, Plan]:
     """This rank's part of the model, and the plan with its stages and what they will take, if it is of a pipeline."""
     if not is_pipeline(plan.strategy) or plan.prediction is not None:
         return join_model(work, plan, group, seat, order)

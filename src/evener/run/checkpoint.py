@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.atomic import atomic_draft
-from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed
+from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed, first_line
 from evener.parallel.parallel_model import ParallelModel
 from evener.schema import Noun, read_noun, write_noun
 
@@ -136,7 +136,7 @@ class Checkpoints:
             model.load_weights(load_file(folder / "model.safetensors"))
             tensors = load_file(folder / "optimizer.safetensors")
         except (SafetensorError, OSError, InvalidInput) as error:
-            raise InvalidFile(f"checkpoint {folder} does not fit this model: {_first_line(error)}") from error
+            raise InvalidFile(f"checkpoint {folder} does not fit this model: {first_line(error)}") from error
         groups = [
             {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()} for g in state.groups
         ]
@@ -187,10 +187,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     raise TypeError(f"a {type(value).__name__}, which is no plain value")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def refuse_other_run(saved: RunState, now: RunState, folder: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from evener.comm.group import Group
 from evener.errors import DoesNotFit, InvalidInput, TrainingFailed
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.search import search
 from evener.plan import Strategy
@@ -24,7 +24,12 @@ MUCH = 1.25
 
 
 def better_strategy(
-    work: Work, world: Group, seat: Seat, order: Order, timings: Sequence[TaskTiming], link: tuple[float, float]
+    work: Work,
+    world: Group,
+    seat: RankEnvironment,
+    order: Order,
+    timings: Sequence[TaskTiming],
+    link: tuple[float, float],
 ) -> str:
     """The strategy to take instead of data parallelism, or `data` if there is none; the same on every rank.
 
@@ -84,7 +89,7 @@ def _optimizer(work: Work) -> str:
 
 
 def _profile(
-    seat: Seat, timings: Sequence[TaskTiming], memories: Sequence[float], link: tuple[float, float]
+    seat: RankEnvironment, timings: Sequence[TaskTiming], memories: Sequence[float], link: tuple[float, float]
 ) -> ClusterProfile:
     """The nodes as this run has measured them."""
     return ClusterProfile(

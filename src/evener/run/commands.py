@@ -14,11 +14,11 @@ import numpy as np
 
 from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput, TrainingFailed
-from evener.launch.alone import run_alone
-from evener.launch.local import run_local
-from evener.launch.messages import Word
+from evener.events import RunEvent
+from evener.launch.inprocess import run_inprocess, run_rank
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import listen_for_signals, run_seat, seat_from_environment
+from evener.launch.rank_environment import torchrun_environment
+from evener.launch.ranks import run_local
 from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
@@ -81,9 +81,9 @@ def perform(
     output = run_folder(order.output)
     with RunView(output, to_stderr=to_stderr) as view:
         if len(nodes) == 1 and in_process:
-            run_alone(train_rank, nodes[0], order, patience=order.patience, on_word=view)
+            run_inprocess(train_rank, nodes[0], order, patience=order.patience, on_event=view)
         else:
-            run_local(train_rank, nodes, order, patience=order.patience, on_word=view)
+            run_local(train_rank, nodes, order, patience=order.patience, on_event=view)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
@@ -92,10 +92,10 @@ def perform(
 def _train_as_rank(order: Order, environment: Mapping[str, str], as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
     with RunView(run_folder(order.output), to_stderr=as_json) as view:
-        seat = seat_from_environment(environment, order.patience, view)
+        seat = torchrun_environment(environment, order.patience, view)
         assert seat is not None
-        listen_for_signals(seat, signal.SIGTERM, signal.SIGINT)
-        run_seat(seat, train_rank, order)
+        seat.stop_on(signal.SIGTERM, signal.SIGINT)
+        run_rank(seat, train_rank, order)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))
     sys.stdout.flush()
@@ -120,7 +120,7 @@ def benchmark(
     order = Examination(task=task, data_dir=data_dir, patience=patience)
     console = open_console(as_json)
 
-    def show(word: Word) -> None:
+    def show(word: RunEvent) -> None:
         if isinstance(word, ClusterProfile):
             write_noun(word, output)
             for table in (profile_table(word), links_table(word), timing_table(word)):
@@ -131,15 +131,15 @@ def benchmark(
                 print_line(msgspec.json.encode(word).decode())
 
     if "WORLD_SIZE" in environment and "RANK" in environment:
-        seat = seat_from_environment(environment, patience, show)
+        seat = torchrun_environment(environment, patience, show)
         assert seat is not None
-        run_seat(seat, examine, order)
+        run_rank(seat, examine, order)
         return
     nodes = choose_nodes(local_nodes, devices, memory)
     if len(nodes) == 1 and local_nodes is None:
-        run_alone(examine, nodes[0], order, patience=patience, on_word=show)
+        run_inprocess(examine, nodes[0], order, patience=patience, on_event=show)
     else:
-        run_local(examine, nodes, order, patience=patience, on_word=show)
+        run_local(examine, nodes, order, patience=patience, on_event=show)
 
 
 def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str], output: Path) -> None:

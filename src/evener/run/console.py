@@ -19,7 +19,7 @@ from evener.report.tensorboard import ScalarWriter, open_scalars
 from evener.schema import write_noun
 
 if TYPE_CHECKING:
-    from evener.launch.messages import Word  # imports PyTorch, which a thin machine lacks
+    from evener.events import RunEvent  # imports PyTorch, which a thin machine lacks
 
 _PLAIN_INTERVAL = 5.0
 _WIDTH_IN_FILES = 120
@@ -53,7 +53,7 @@ class RunView:
         if self._scalars is not None:
             self._scalars.close()
 
-    def __call__(self, word: Word) -> None:
+    def __call__(self, word: RunEvent) -> None:
         """Show `word`."""
         if isinstance(word, Plan):
             self._on_plan(word)

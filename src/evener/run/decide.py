@@ -7,7 +7,7 @@ import msgspec
 from evener.benchmark.exchange import measure_all_reduce, measure_message
 from evener.comm.group import Group
 from evener.errors import DoesNotFit, require
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.parallel.normalisation import statistics_exchanges
@@ -21,7 +21,7 @@ from evener.run.rehearse import rehearsed
 from evener.run.speeds import measured_timings, relative_shares, worker_of
 
 
-def decide(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
+def decide(work: Work, world: Group, seat: RankEnvironment, order: Order) -> Plan:
     """The plan: the one that was given, or one of the strategy that was asked for, or of the best one."""
     if order.plan is not None:
         return fit_plan(order.plan, seat.names)
@@ -30,7 +30,7 @@ def decide(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
     return decide_division(work, world, seat, order)
 
 
-def _decide_data(work: Work, world: Group, seat: Seat, order: Order) -> Plan:
+def _decide_data(work: Work, world: Group, seat: RankEnvironment, order: Order) -> Plan:
     """Data parallelism, by measured speeds or by the shares that the user named; with `auto` something better."""
     settings = work.settings
     micro = -(-settings.batch_size // settings.accumulate)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from evener.comm.group import Group
 from evener.errors import require
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, Rows, plan_divided
 from evener.plan import Plan
@@ -25,7 +25,7 @@ LEAST_SAMPLES = 2
 
 
 def decide_division(
-    work: Work, world: Group, seat: Seat, order: Order, workers: Sequence[Worker] | None = None
+    work: Work, world: Group, seat: RankEnvironment, order: Order, workers: Sequence[Worker] | None = None
 ) -> Plan:
     """The plan of a run that divides filters, channels, rows or layers; the same on every rank.
 

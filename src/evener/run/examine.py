@@ -9,7 +9,7 @@ import msgspec
 from evener.benchmark.device import environment, profile_device
 from evener.benchmark.network import measure_links
 from evener.comm.group import leave_group
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.run.prepare import measure, prepare
 from evener.run.settings import Settings
@@ -32,7 +32,7 @@ class Examination(Part, frozen=True, kw_only=True):
     patience: float
 
 
-def examine(seat: Seat, order: Examination) -> None:
+def examine(seat: RankEnvironment, order: Examination) -> None:
     """Measure this rank's device, the links to the others and, if asked, a task; the leader tells the profile."""
     world = join_world(seat)
     speed = seat.node.speed_at(0)
@@ -46,6 +46,6 @@ def examine(seat: Seat, order: Examination) -> None:
     rows = world.all_gather_bytes(msgspec.json.encode(own))
     devices = tuple(msgspec.json.decode(row, type=DeviceProfile) for row in rows)
     if world.is_leader:
-        seat.emit(ClusterProfile(devices=devices, links=links, environment=environment()))
+        seat.notify(ClusterProfile(devices=devices, links=links, environment=environment()))
     world.barrier()
     leave_group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isqrt
 
 from evener.comm.group import Group
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.division.planner import Arrangement, Replica
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided import DividedModel
@@ -22,7 +22,7 @@ from evener.run.stages import with_stages
 from evener.run.strategy import division_of, is_pipeline
 
 
-def join_model(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> tuple[ParallelModel, Plan]:
+def join_model(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: Order) -> tuple[ParallelModel, Plan]:
     """This rank's part of the model, and the plan with what was decided in making it."""
     if plan.strategy in ("serial", "data"):
         return replicated(work, group), plan
@@ -58,7 +58,7 @@ def criterion_of(work: Work) -> Criterion:
     return Criterion(loss=work.task.loss, autocast=work.arithmetic.autocast, scale=work.arithmetic.scaler.scale)
 
 
-def staged(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> StagedModel:
+def staged(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: Order) -> StagedModel:
     """A rank's stage of the model, whose parts it takes over."""
     rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
     begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
@@ -79,7 +79,7 @@ def staged(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> St
     )
 
 
-def _team(group: Group, seat: Seat) -> DeviceGroup | None:
+def _team(group: Group, seat: RankEnvironment) -> DeviceGroup | None:
     """The memory that the user granted the ranks; None where he said nothing: then what is free."""
     rows = group.all_gather_bytes(str(seat.node.memory_bytes or 0).encode())
     granted = [int(row) for row in rows]

@@ -18,7 +18,7 @@ from evener.comm.group import Group
 from evener.comm.pace import Pace
 from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import require
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.memory import usable_memory
 from evener.parallel.parallel_model import call
 from evener.profile import TaskTiming
@@ -43,7 +43,7 @@ class Work:
     make_optimizer: Callable[[Any], Optimizer]
 
 
-def prepare(task: Task, settings: Settings, seat: Seat, *, on_device: bool = True) -> Work:
+def prepare(task: Task, settings: Settings, seat: RankEnvironment, *, on_device: bool = True) -> Work:
     """Make the model (its weights follow the seed) and the data.
 
     Args:
@@ -72,7 +72,7 @@ def prepare(task: Task, settings: Settings, seat: Seat, *, on_device: bool = Tru
     )
 
 
-def calibrate(work: Work, world: Group, seat: Seat, micro: int) -> None:
+def calibrate(work: Work, world: Group, seat: RankEnvironment, micro: int) -> None:
     """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed."""
     for rank, node in enumerate(seat.nodes):
         if min(speed for _, speed in node.speeds) == 1.0:
@@ -87,13 +87,13 @@ def _step_seconds(fixed: float, each: float, accumulate: int, samples: int) -> f
     return accumulate * fixed + samples * each
 
 
-def measure(work: Work, world: Group, seat: Seat, micro: int) -> TaskTiming:
+def measure(work: Work, world: Group, seat: RankEnvironment, micro: int) -> TaskTiming:
     """How long this rank takes for batches of the run's own samples, all ranks measuring at the same time."""
     world.barrier()
     return _time(work, seat, micro, speed=world.pace.speed, seconds=_MEASURE_SECONDS)
 
 
-def _time(work: Work, seat: Seat, micro: int, *, speed: float, seconds: float) -> TaskTiming:
+def _time(work: Work, seat: RankEnvironment, micro: int, *, speed: float, seconds: float) -> TaskTiming:
     def loss_step(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         with work.arithmetic.autocast():
@@ -129,7 +129,7 @@ def samples_of(work: Work, count: int) -> tuple[Any, Any]:
     return split_batch(collect(work.train_data, indices, work.settings.seed, 0))
 
 
-def memory_limit(seat: Seat) -> int | None:
+def memory_limit(seat: RankEnvironment) -> int | None:
     """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
     if seat.node.memory_bytes is not None or seat.device.type != "cpu":
         return seat.node.memory_bytes

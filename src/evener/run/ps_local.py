@@ -1,161 +1,139 @@
-"""A private master and slowed nodes on this machine, for one command: they end with it, however it ends."""
+"""A private master and nodes on this machine, for one command: they end with it, however it ends."""
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
-import os
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection as Pipe
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 from evener.errors import NodeLost
 from evener.host import environment
 from evener.launch.nodes import LocalNode
-from evener.launch.parent import end_with_parent
+from evener.launch.processes import LocalProcess, LocalProcesses, Parent
 from evener.ps.master import Master, MasterConfig
+from evener.ps.master_client import MasterClient
 from evener.ps.node import Node
 from evener.ps.node_config import NodeConfig, versions_here
 from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.state_dir import StateDir
-from evener.run.ps_backends import build_engine
+from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.ps_node import connector
 from evener.wire.identity import Address, Identity, Token, make_identity
 
 _PRELOAD = ["torch", "evener.ps.torch_backend", "evener.run.ps_local", "evener.run.precision"]
+_PRELOAD_THIN = ["evener.ps.thin_backend", "evener.run.ps_local"]
 _START_SECONDS = 60.0
 _MEASURE_SECONDS = 0.2
 _PAUSE_SECONDS = 0.05
 
 
 class LocalCluster:
-    """The processes of one; end it.
+    """A master and nodes that run.
 
     Args:
-        folder: for what they leave on the disk.
-        patience: seconds of silence after which one of them is given up.
-
-    Attributes:
+        processes: theirs, the master's first.
         address: of the master.
         token: with which it is joined.
     """
 
-    def __init__(self, folder: Path, patience: float) -> None:
-        self._folder, self._patience = folder, patience
-        self._identity = make_identity(insecure=True)  # nothing leaves this machine, and this user's own socket
-        self.address, self.token = Address(path=str(folder / "master")), self._identity.token
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
-        self._started: list[ForkServerProcess] = []
-        self._nodes: list[ForkServerProcess] = []
+    def __init__(self, processes: Sequence[LocalProcess], address: Address, token: Token) -> None:
+        self._processes, self.address, self.token = processes, address, token
 
-    def start(self, nodes: Sequence[LocalNode]) -> None:
-        """Start the master and, when it listens, the nodes."""
-        ours, theirs = self._context.Pipe(duplex=False)
-        self._start("master", _be_master, self._folder, self._identity, self.address, self._patience, theirs)
-        theirs.close()
-        if not ours.poll(_START_SECONDS):
-            raise NodeLost(f"the master of the local nodes did not start within {_START_SECONDS:.0f} s")
-        ours.close()
-        cache, token = self._folder / "cache", self.token.text
-        self._nodes = [self._start(node.name, _be_node, node, cache, self.address, token) for node in nodes]
-
-    def wait_for_nodes(self, joined: Callable[[], int]) -> None:
+    def wait_for_nodes(self, client: MasterClient) -> None:
         """Return when all nodes have joined, so that work is divided among all from the beginning.
 
         Args:
-            joined: how many have.
+            client: of the master.
         """
-        while joined() < len(self._nodes):
-            if any(not node.is_alive() for node in self._nodes):
-                raise NodeLost("a local node ended before it had joined")
+        until, wanted = time.monotonic() + _START_SECONDS, len(self._processes) - 1
+        while (joined := sum(node.state == "present" for node in client.ask().nodes)) < wanted:
+            self.check_all()
+            if time.monotonic() > until:
+                raise NodeLost(f"only {joined} of {wanted} local nodes joined within {_START_SECONDS:.0f} s")
             time.sleep(_PAUSE_SECONDS)
 
-    def check(self) -> None:
+    def check_all(self) -> None:
+        """Raises NodeLost when any of the processes has ended."""
+        for one in self._processes:
+            if one.has_ended:
+                raise NodeLost(f"{one.process.name} {one.ending}")
+
+    def check_any(self) -> None:
         """Raises NodeLost when no node is left: nobody would ever come back here."""
-        if not any(node.is_alive() for node in self._nodes):
+        if all(node.has_ended for node in self._processes[1:]):
             raise NodeLost("all local nodes have ended")
-
-    def end(self) -> None:
-        """End all processes."""
-        for process in self._started:
-            process.kill()
-        for process in self._started:
-            process.join()
-            process.close()
-
-    def _start(self, name: str, target: Any, *words: Any) -> ForkServerProcess:
-        process = self._context.Process(target=target, args=words, name=name)
-        process.start()
-        self._started.append(process)
-        return process
 
 
 @contextmanager
-def local_cluster(nodes: Sequence[LocalNode], patience: float) -> Iterator[LocalCluster]:
-    """A master and `nodes`, which are gone when the block is left, or when this process dies."""
-    with tempfile.TemporaryDirectory(prefix="evener-", ignore_cleanup_errors=True) as folder:
-        cluster = LocalCluster(Path(folder), patience)
-        try:
-            cluster.start(nodes)
-            yield cluster
-        finally:
-            cluster.end()
+def local_cluster(
+    nodes: Sequence[LocalNode], patience: float, *, thin: bool = False, data: Path | None = None
+) -> Iterator[LocalCluster]:
+    """A master and `nodes`, which are gone when the block is left, or when this process dies.
+
+    Args:
+        nodes: to start, when the master listens.
+        patience: seconds of silence after which one of them is given up.
+        thin: whether they compute without PyTorch, and over TCP, as on machines of their own.
+        data: folder of the nodes' own data.
+
+    Raises:
+        NodeLost: the master does not start.
+    """
+    identity = make_identity(insecure=True)  # nothing leaves this machine
+    with (
+        tempfile.TemporaryDirectory(prefix="evener-", ignore_cleanup_errors=True) as name,
+        LocalProcesses(_PRELOAD_THIN if thin else _PRELOAD) as processes,
+    ):
+        folder = Path(name)
+        address = Address("127.0.0.1", 0) if thin else Address(path=str(folder / "master"))
+        master = processes.start("master", _be_master, folder, identity, address, patience)
+        address = Address.parse(_first_words(processes, master))
+        arguments = (thin, data, folder / "cache", address, identity.token.text)
+        started = [
+            processes.start(node.name, _be_node, node, *arguments, cores=node.cores, threads=node.threads)
+            for node in nodes
+        ]
+        yield LocalCluster([master, *started], address, identity.token)
 
 
-def _be_master(folder: Path, identity: Identity, address: Address, patience: float, ready: Pipe) -> None:
-    _belong_to_parent()
-    master = Master(MasterConfig(StateDir(folder), identity, versions_here(), environment(), patience, _keep_silent))
-    master.listen(address)
-    ready.send_bytes(b"listening")
-    ready.close()
+def _first_words(processes: LocalProcesses, master: LocalProcess) -> str:
+    """Where the master listens."""
+    until = time.monotonic() + _START_SECONDS
+    while time.monotonic() < until and not master.has_failed:
+        for _, data in processes.receive(_PAUSE_SECONDS):
+            return data.decode()
+    if master.failure is not None:
+        raise master.failure.as_error()
+    raise NodeLost(f"the master of the local nodes did not start within {_START_SECONDS:.0f} s")
+
+
+def _be_master(parent: Parent, folder: Path, identity: Identity, address: Address, patience: float) -> None:
+    state = StateDir(folder)
+    master = Master(MasterConfig(state, identity, versions_here(), environment(), patience, _keep_silent))
+    parent.send(str(master.listen(address)).encode())
     master.serve()
 
 
-def _be_node(node: LocalNode, cache: Path, address: Address, token: str) -> None:
-    _belong_to_parent()
-    if node.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, node.cores)
-    if node.threads:
-        _limit_threads(node.threads)
+def _be_node(
+    _parent: Parent, node: LocalNode, thin: bool, data: Path | None, cache: Path, address: Address, token: str
+) -> None:
     speed = node.speed_at(0)
-    abilities = NodeConfig(
+    config = NodeConfig(
         name=node.name,
         device=node.device,
         speed=speed,
-        data=None,
+        data=data,
         cache=cache,
         versions=versions_here(),
         measure=partial(profile_numpy, node.name, speed, _MEASURE_SECONDS),
-        build=build_engine,
+        build=build_thin_engine if thin else build_engine,
     )
     with connector(address, Token.parse(token)) as dial:
-        Node(abilities, dial, _keep_silent).serve()
-
-
-def _limit_threads(threads: int) -> None:
-    """Have NumPy and PyTorch compute in so many: on a core of the node's own, more of them wait for each other."""
-    from threadpoolctl import threadpool_limits  # here, for it changes the environment when it is imported
-
-    threadpool_limits(threads)
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+        Node(config, dial, _keep_silent).serve()
 
 
 def _keep_silent(_: str) -> None:
     """The command that the user typed tells what happens."""
-
-
-def _belong_to_parent() -> None:
-    """End with the command; Ctrl-C is that one's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()

@@ -111,8 +111,8 @@ def master(where: Where, patience: float) -> Iterator[tuple[MasterClient, Callab
         local_cluster(parse_local_nodes(where.local_nodes), patience) as cluster,
         MasterClient(cluster.address, cluster.token, patience) as control,
     ):
-        cluster.wait_for_nodes(lambda: len(control.ask().nodes))
-        yield control, cluster.check
+        cluster.wait_for_nodes(control)
+        yield control, cluster.check_any
 
 
 def _trust() -> None:

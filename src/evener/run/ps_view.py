@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from evener.events import RunEvent
 from evener.plan import Plan
-from evener.ps.events import RunEvent
 from evener.record import TrainRecord
 from evener.report.tables import record_table
 from evener.report.text import human_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from evener.comm.group import leave_group
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.run.assemble import assemble
 from evener.run.checkpoint import save_weights
 from evener.run.decide import decide
@@ -25,7 +25,7 @@ from evener.run.world import join_world
 from evener.run.write_down import write_down
 
 
-def train_rank(seat: Seat, order: Order) -> None:
+def train_rank(seat: RankEnvironment, order: Order) -> None:
     """One rank's whole way; the leader tells plan, steps and record through the seat."""
     world = join_world(seat)
     order = msgspec.json.decode(world.all_gather_bytes(msgspec.json.encode(order))[0], type=Order)
@@ -37,7 +37,7 @@ def train_rank(seat: Seat, order: Order) -> None:
         return
     run = assemble(work, plan, group, seat, order)
     if group.is_leader:
-        seat.emit(run.plan)
+        seat.notify(run.plan)
     startup = time.time() - order.started
     history = train(run)
     record = write_down(run, history, startup)
@@ -45,6 +45,6 @@ def train_rank(seat: Seat, order: Order) -> None:
     weights = run.model.gather_weights()
     if group.is_leader:
         save_weights(weights, Path(order.output) / "model.safetensors")
-        seat.emit(record)
+        seat.notify(record)
     group.barrier()
     leave_group()

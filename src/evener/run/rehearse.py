@@ -25,7 +25,7 @@ from evener.benchmark.trial import random_numbers_kept
 from evener.comm.group import Group
 from evener.comm.pace import Pace
 from evener.data.loader import to_device
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
 from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
@@ -51,7 +51,7 @@ class _Heard(msgspec.Struct, frozen=True):
     timings: list[ExchangeTiming]
 
 
-def rehearsed(work: Work, plan: Plan, world: Group, seat: Seat, order: Order) -> Plan:
+def rehearsed(work: Work, plan: Plan, world: Group, seat: RankEnvironment, order: Order) -> Plan:
     """`plan` with what its step will take; every rank of `world` calls this and gets the same.
 
     Args:
@@ -72,7 +72,7 @@ def rehearsed(work: Work, plan: Plan, world: Group, seat: Seat, order: Order) ->
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
-def predict(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> Prediction | None:
+def predict(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: Order) -> Prediction | None:
     """What a step of the ranks of `plan`, which are those of `group`, will take; the same on all of them.
 
     None if there is no memory for a second copy. A pipeline takes over the parts of the model of `work`.
@@ -104,7 +104,7 @@ def predict(work: Work, plan: Plan, group: Group, seat: Seat, order: Order) -> P
 
 
 def _twin(
-    work: Work, plan: Plan, silent: SilentGroup, place: ProcessMesh | None, seat: Seat, order: Order
+    work: Work, plan: Plan, silent: SilentGroup, place: ProcessMesh | None, seat: RankEnvironment, order: Order
 ) -> ParallelModel:
     """This rank's part of the model, among silent others."""
     if place is not None:
@@ -129,7 +129,7 @@ def _silent_place(place: ProcessMesh, silent: SilentGroup) -> ProcessMesh:
     return replace(place, world=silent, group=own)
 
 
-def _step(work: Work, plan: Plan, model: ParallelModel, seat: Seat) -> Callable[[], None]:
+def _step(work: Work, plan: Plan, model: ParallelModel, seat: RankEnvironment) -> Callable[[], None]:
     """Performs this rank's part of a step."""
     optimizer, pace = work.make_optimizer(model.parameters()), model.group.pace
     calls = 1 if is_pipeline(plan.strategy) else plan.accumulate  # a pipeline makes micro-batches itself

@@ -7,13 +7,13 @@ import msgspec
 from evener.benchmark.fit import affine
 from evener.comm.group import Group
 from evener.errors import DoesNotFit, InvalidValue, require
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.profile import TaskTiming
 from evener.run.prepare import Work, measure
 
 
-def measured_timings(work: Work, world: Group, seat: Seat, micro: int) -> list[TaskTiming]:
+def measured_timings(work: Work, world: Group, seat: RankEnvironment, micro: int) -> list[TaskTiming]:
     """How long the task takes on every node, all of them measuring at the same time; the same on every rank.
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from evener.comm.group import Group, join_group
 from evener.comm.pace import Pace
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 
 
-def join_world(seat: Seat, backend: str | None = None) -> Group:
+def join_world(seat: RankEnvironment, backend: str | None = None) -> Group:
     """The group of all ranks, with the pace of this rank's node.
 
     Args:

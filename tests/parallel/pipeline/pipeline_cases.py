@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.group import Group, join_group
-from evener.launch.local import run_local
 from evener.launch.nodes import LocalNode
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.resnet import resnet152
 from evener.models.transformer import Transformer, tokens_in, translation_loss
@@ -220,10 +220,10 @@ def piped(case: Case, samples: int, steps: int = 2, **options: Any) -> tuple[Res
 
 def start(program: Any, ranks: int, order: Any = None) -> None:
     """Run `program` on so many ranks of this machine."""
-    run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], order, patience=30, on_word=print)
+    run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], order, patience=30, on_event=print)
 
 
-def joined(seat: Seat) -> Group:
+def joined(seat: RankEnvironment) -> Group:
     """All ranks, as one of them sees them."""
     return join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
 

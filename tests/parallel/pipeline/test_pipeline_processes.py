@@ -8,14 +8,14 @@ import pytest
 from pipeline_cases import CASES, TOLERANCE, Result, assert_equal, cost, descend, joined, piped, serial, start
 
 from evener.comm.group import leave_group
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.batches import divided
 from evener.parallel.pipeline.pipeline import Pipeline
 
 Options = dict[str, Any]
 
 
-def compare(seat: Seat, orders: list[tuple[str, int, int, Options]]) -> None:
+def compare(seat: RankEnvironment, orders: list[tuple[str, int, int, Options]]) -> None:
     """One rank: its part of every case against one process."""
     group = joined(seat)
     for name, samples, micro_batches, options in orders:
@@ -44,7 +44,7 @@ def test_every_model_on_three_ranks() -> None:
     start(compare, 3, [(name, 7, 3, {"rematerialise": "always"}) for name in CASES])
 
 
-def train_replicas(seat: Seat, order: dict[str, Any]) -> None:
+def train_replicas(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """Replicas of three and two stages, with 5 and 3 samples of a batch of 8: together they are one process."""
     group = joined(seat)
     own = next(i for i, ranks in enumerate(order["replicas"]) if seat.rank in ranks)

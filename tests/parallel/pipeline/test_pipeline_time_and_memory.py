@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from evener.comm.group import leave_group
 from evener.errors import DoesNotFit, EvenerError
-from evener.launch.seat import Seat
+from evener.launch.rank_environment import RankEnvironment
 from evener.models.amoebanet import AmoebaNetD
 from evener.oracle.schedule import bubble
 from evener.oracle.stages import DeviceGroup
@@ -67,7 +67,7 @@ def waiting(layers: int, seconds: float) -> nn.Sequential:
     return nn.Sequential(*(Wait(seconds) for _ in range(layers)))
 
 
-def measure_bubble(seat: Seat, _order: None) -> None:
+def measure_bubble(seat: RankEnvironment, _order: None) -> None:
     """One rank: the idle share of two and of four stages."""
     group = joined(seat)
     pair = group.subgroup([0, 1])
@@ -92,7 +92,7 @@ def test_the_idle_share_is_that_of_the_paper() -> None:
     start(measure_bubble, 4)
 
 
-def measure_uneven(seat: Seat, _order: None) -> None:
+def measure_uneven(seat: RankEnvironment, _order: None) -> None:
     """One rank: stages chosen for the speeds 1 and 1/2 against equal ones."""
     global SPEED
     SPEED = (0.5, 1.0)[seat.rank]
@@ -123,7 +123,7 @@ def test_stages_chosen_for_unequal_devices_are_faster_than_equal_ones() -> None:
     start(measure_uneven, 2)
 
 
-def measure_memory(seat: Seat, sizes: list[Size]) -> None:
+def measure_memory(seat: RankEnvironment, sizes: list[Size]) -> None:
     """One rank: GPipe's rule holds for the peaks of all sizes if activations are recomputed, else not."""
     group = joined(seat)
     rule = fitted(measure_peaks(group, sizes, "always"))
@@ -213,7 +213,7 @@ def test_auto_recomputes_as_much_as_the_memory_asks_for() -> None:
     assert recomputed[0] == 0 < recomputed[1] < recomputed[2] <= 8
 
 
-def count_bytes(seat: Seat, _order: None) -> None:
+def count_bytes(seat: RankEnvironment, _order: None) -> None:
     """One rank: what it says that a step will send is what it sends."""
     group = joined(seat)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 2))
@@ -234,7 +234,7 @@ def test_bytes_predicted_are_bytes_sent() -> None:
     start(count_bytes, 3)
 
 
-def disagree(seat: Seat, _order: None) -> None:
+def disagree(seat: RankEnvironment, _order: None) -> None:
     """One rank, that wants another schedule than the other."""
     group = joined(seat)
     schedule: Any = ("gpipe", "1f1b")[seat.rank]

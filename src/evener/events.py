@@ -1,0 +1,28 @@
+"""Events of a run as they travel to whoever shows it: a rank's to its launcher, the master's to a command; as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from evener.plan import Plan
+from evener.profile import ClusterProfile
+from evener.record import Event, Step, TrainRecord, Validation
+
+RunEvent: TypeAlias = Plan | Step | Validation | Event | TrainRecord | ClusterProfile
+_KINDS: dict[str, type[RunEvent]] = {
+    kind.__name__: kind for kind in (Plan, Step, Validation, Event, TrainRecord, ClusterProfile)
+}
+_decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
+
+
+def encode_events(events: Sequence[RunEvent]) -> bytes:
+    """A buffer of `events`, each with the name of its class."""
+    return msgspec.json.encode([(type(event).__name__, event) for event in events])
+
+
+def decode_events(data: bytes | memoryview) -> list[RunEvent]:
+    """The events in a buffer. Raises msgspec.DecodeError."""
+    return [msgspec.json.decode(raw, type=_KINDS[kind]) for kind, raw in _decoder.decode(data)]

@@ -1,0 +1,42 @@
+"""Heartbeats: who is due to give a sign of life, and who has been silent for too long. Pure: time is an argument.
+
+Ranks of a run beat through the store that they share, nodes and master over their connections. Both say that they live
+several times within the patience, and both go by one rule: what ought to grow, and has not grown for the patience by
+the listener's own clock, is lost. That needs no common clock, and does not mistake slow for dead.
+"""
+
+from __future__ import annotations
+
+_BEATS = 8
+"""Within the patience, at least."""
+_LONGEST_INTERVAL = 0.5
+"""Seconds between two heartbeats, at most."""
+
+
+def interval(patience: float) -> float:
+    """Seconds between two heartbeats, for peers that bear `patience` seconds of silence."""
+    return min(_LONGEST_INTERVAL, patience / _BEATS)
+
+
+def is_due(last: float, now: float, patience: float) -> bool:
+    """Whether it is time, at `now`, for the heartbeat after the one at `last`."""
+    return now - last >= interval(patience)
+
+
+class Progress:
+    """Follows a counter that grows while a peer is alive.
+
+    Args:
+        now: seconds on the watcher's clock.
+    """
+
+    __slots__ = ("_count", "_since")
+
+    def __init__(self, now: float) -> None:
+        self._count, self._since = 0, now
+
+    def idle_seconds(self, count: int, *, expected: bool = True, now: float) -> float:
+        """Seconds since `count` last changed or nothing was `expected`, as far as calls of this have seen."""
+        if count != self._count or not expected:
+            self._count, self._since = count, now
+        return now - self._since

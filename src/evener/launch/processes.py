@@ -1,0 +1,251 @@
+"""Starts processes on this machine and never leaves one behind: ranks of a run, a master and its nodes.
+
+    with LocalProcesses(preload) as processes:         all of them are gone when the block is left
+        one = processes.start("node-0", target, ...)   target(parent, ...) runs there
+        for process, data in processes.receive(0.2)    what parent.send(data) sent
+        one.failure, one.has_finished                  how it ended
+
+They are forked from a server that has loaded what they need already, so that the second run of a demo starts at once. A
+process ends with the one that started it, however that one went; of its own end it says over a pipe how it came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from typing import Any, NoReturn
+
+import msgspec
+
+from evener.errors import EvenerError, NodeLost, explain
+
+
+class Sent(msgspec.Struct, frozen=True, tag=True):
+    """Something for whoever started the process."""
+
+    data: bytes
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The process ends with an error.
+
+    Attributes:
+        is_own: whether it arose here; else the connection to another process broke, or that one fell silent.
+        exit_code: of the error.
+        sentence: for the user.
+        traceback: for whoever mends it; empty for errors that the sentence explains.
+    """
+
+    is_own: bool
+    exit_code: int
+    sentence: str
+    traceback: str = ""
+
+    def as_error(self) -> EvenerError:
+        """The error to be raised where the process was started; prints the traceback, if there is one."""
+        sys.stderr.write(self.traceback)
+        error = EvenerError(self.sentence)
+        error.exit_code = self.exit_code
+        return error
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The process has done its work and ends."""
+
+
+_decoder = msgspec.msgpack.Decoder(Sent | Failed | Done)
+
+
+class Parent:
+    """A process's line to the one that started it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._sending = pipe, threading.Lock()
+
+    def send(self, data: bytes) -> None:
+        """Send `data`, from any thread."""
+        self._send(Sent(data))
+
+    def end(self, error: BaseException | None = None) -> NoReturn:
+        """Say how this process ends, and end it at once: a thread of Gloo may crash an ordinary exit."""
+        code = 0
+        with contextlib.suppress(OSError):
+            if error is None:
+                self._send(Done())
+            else:
+                sentence, code, trace = explain(error)
+                self._send(Failed(not isinstance(error, NodeLost), code, sentence, trace))
+        os._exit(code)
+
+    def _send(self, message: Sent | Failed | Done) -> None:
+        with self._sending:
+            self._pipe.send_bytes(msgspec.msgpack.encode(message))
+
+
+@dataclass
+class LocalProcess:
+    """One process that was started.
+
+    Attributes:
+        process: see above.
+        pipe: on which it says what it has to say.
+        has_finished: whether it said that its work is done.
+        is_silent: whether all that it said has been read.
+        failure: how it failed; None if it did not say so.
+    """
+
+    process: ForkServerProcess
+    pipe: Connection
+    has_finished: bool = False
+    is_silent: bool = False
+    failure: Failed | None = field(default=None)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more, however it ended."""
+        return not self.process.is_alive()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it said so, or ended without a word."""
+        return self.failure is not None or (self.has_ended and not self.has_finished)
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words: a signal, or its exit code."""
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"ended with exit code {code}"
+
+
+class LocalProcesses:
+    """The processes of one launch: a context that ends them all.
+
+    Args:
+        preload: modules that the server of the processes loads; only the first launch of a command decides.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(preload))
+        self._started: list[LocalProcess] = []
+
+    def start(
+        self,
+        name: str,
+        target: Callable[..., None],
+        *arguments: Any,
+        cores: Sequence[int] = (),
+        threads: int | None = None,
+    ) -> LocalProcess:
+        """Start a process.
+
+        Args:
+            name: that tools of the system show.
+            target: module-level function of its `Parent` and the `arguments`.
+            arguments: plain values.
+            cores: of the processor that it runs on; empty for all.
+            threads: that one operation may use; None for the libraries' defaults.
+        """
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_main, args=(target, arguments, tuple(cores), threads, theirs), name=name
+        )
+        process.start()
+        theirs.close()
+        self._started.append(LocalProcess(process, ours))
+        return self._started[-1]
+
+    def receive(self, timeout: float) -> list[tuple[LocalProcess, bytes]]:
+        """What processes have sent, at most one message of each; returns early when one of them says or does anything.
+
+        Args:
+            timeout: seconds to wait for it.
+        """
+        talking = {one.pipe: one for one in self._started if not one.is_silent}
+        sentinels = [one.process.sentinel for one in self._started if not one.has_ended]
+        found = []
+        for ready in wait([*talking, *sentinels], timeout):
+            one = talking.get(ready)  # type: ignore[call-overload]
+            if one is None:
+                continue
+            try:
+                message = _decoder.decode(one.pipe.recv_bytes())
+            except (EOFError, OSError):
+                one.is_silent = True
+                continue
+            if isinstance(message, Sent):
+                found.append((one, message.data))
+            elif isinstance(message, Failed):
+                one.failure = message
+            else:
+                one.has_finished = True
+        return found
+
+    def request_stop(self) -> None:
+        """Ask all that run to end."""
+        for one in self._started:
+            if one.process.pid is not None and not one.has_ended:
+                os.kill(one.process.pid, signal.SIGTERM)
+
+    def __enter__(self) -> LocalProcesses:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for one in self._started:
+            one.process.kill()
+        for one in self._started:
+            one.process.join()
+            one.pipe.close()
+            one.process.close()
+
+
+def _main(
+    target: Callable[..., None], arguments: Sequence[Any], cores: Sequence[int], threads: int | None, pipe: Connection
+) -> None:
+    """What a process runs. Ctrl-C is for the command that the user typed: this process ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent, error = Parent(pipe), None
+    try:
+        exit_with_parent()
+        if cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, cores)
+        if threads:
+            _limit_threads(threads)
+        target(parent, *arguments)
+    except BaseException as raised:
+        error = raised
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent.end(error)
+
+
+def exit_with_parent() -> None:
+    """From now on, end this process as soon as its parent is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(NodeLost.exit_code)
+
+    threading.Thread(target=follow, name="evener-parent", daemon=True).start()
+
+
+def _limit_threads(threads: int) -> None:
+    """Have NumPy and PyTorch compute in so many: on a core of the node's own, more of them wait for each other."""
+    from threadpoolctl import threadpool_limits  # here, for it changes the environment when it is imported
+
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for what is loaded later
+    threadpool_limits(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)

@@ -1,0 +1,169 @@
+"""The one launcher: what processes send, how they end, why they failed; and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from evener.errors import InvalidInput, NodeLost
+from evener.launch.processes import LocalProcess, LocalProcesses, Parent
+
+LIMIT = 30.0
+STARTER = """
+import sys, time
+from evener.launch.processes import LocalProcesses
+from test_processes import wait_for_ever
+if __name__ == "__main__":
+    with LocalProcesses([]) as processes:
+        print(processes.start("child", wait_for_ever).process.pid, flush=True)
+        time.sleep(60)
+"""
+
+
+def send_twice(parent: Parent, word: str) -> None:
+    """A process that says something."""
+    parent.send(word.encode())
+    parent.send(b"end")
+
+
+def fail(_parent: Parent, error: Exception) -> None:
+    """A process that fails."""
+    raise error
+
+
+def kill_itself(_parent: Parent) -> None:
+    """A process that dies without a word."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_ever(_parent: Parent) -> None:
+    """A process that has to be ended."""
+    while True:
+        time.sleep(1)
+
+
+def send_place(parent: Parent) -> None:
+    """A process that says where it runs, and with how many threads."""
+    import torch
+
+    parent.send(repr((sorted(os.sched_getaffinity(0)), torch.get_num_threads())).encode())
+
+
+def end_from_a_thread(parent: Parent) -> None:
+    """A process whose main thread hangs while another one ends it."""
+    threading.Thread(target=lambda: parent.end(NodeLost("rank 1 is silent")), daemon=True).start()
+    wait_for_ever(parent)
+
+
+def until(processes: LocalProcesses, condition: Callable[[], bool]) -> list[bytes]:
+    """What came until `condition` held."""
+    found, end = [], time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end
+        found += [data for _, data in processes.receive(0.1)]
+    return found
+
+
+def outcome(target: Callable[..., None], *arguments: object) -> tuple[LocalProcess, list[bytes], str]:
+    """A process at its end, what it sent, and how it ended in words."""
+    with LocalProcesses([]) as processes:
+        one = processes.start("node-0", target, *arguments)
+        found = until(processes, lambda: one.has_ended and one.is_silent)
+        return one, found, one.ending
+
+
+def test_what_a_process_sends_comes_in_order_and_its_end_is_known() -> None:
+    one, found, ending = outcome(send_twice, "hello")
+    assert found == [b"hello", b"end"]
+    assert one.has_finished
+    assert one.failure is None
+    assert ending == "ended with exit code 0"
+
+
+def test_an_error_for_the_user_comes_with_its_sentence_and_exit_code_and_no_traceback() -> None:
+    one, _, ending = outcome(fail, InvalidInput("no such task"))
+    assert one.failure is not None
+    assert (one.failure.sentence, one.failure.exit_code, one.failure.traceback) == ("no such task", 2, "")
+    assert one.failure.is_own
+    assert ending == "ended with exit code 2"
+
+
+def test_a_bug_comes_with_its_traceback_which_is_printed_once_it_is_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    one, _, _ = outcome(fail, KeyError("x"))
+    assert one.failure is not None
+    error = one.failure.as_error()
+    assert str(error) == "KeyError: 'x'"
+    assert error.exit_code == 1
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed
+    assert "in fail" in printed
+
+
+def test_a_lost_connection_is_no_failure_of_the_process_s_own() -> None:
+    one, _, _ = outcome(fail, NodeLost("rank 1 is gone"))
+    assert one.failure is not None
+    assert not one.failure.is_own
+
+
+def test_another_thread_may_end_a_process_that_hangs() -> None:
+    one, _, ending = outcome(end_from_a_thread)
+    assert one.failure is not None
+    assert one.failure.sentence == "rank 1 is silent"
+    assert ending == "ended with exit code 4"
+
+
+def test_a_process_that_dies_without_a_word_has_failed_by_its_signal() -> None:
+    with LocalProcesses([]) as processes:
+        one = processes.start("node-0", kill_itself)
+        until(processes, lambda: one.has_ended and one.is_silent)
+        assert one.has_failed
+        assert one.failure is None
+        assert one.ending == "was killed by signal 9 (SIGKILL)"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are chosen on Linux alone")
+def test_a_process_has_the_cores_and_threads_that_it_was_given() -> None:
+    core = min(os.sched_getaffinity(0))
+    with LocalProcesses([]) as processes:
+        one = processes.start("node-0", send_place, cores=[core], threads=1)
+        assert until(processes, lambda: one.has_ended and one.is_silent) == [repr(([core], 1)).encode()]
+
+
+def test_all_have_ended_when_the_block_is_left_by_an_error() -> None:
+    pids = list[int | None]()
+
+    def start_and_fail() -> None:
+        with LocalProcesses([]) as processes:
+            pids.extend(processes.start(f"node-{i}", wait_for_ever).process.pid for i in range(2))
+            raise InvalidInput("enough")
+
+    with pytest.raises(InvalidInput):
+        start_and_fail()
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids if pid is not None)
+
+
+def test_a_process_ends_when_the_one_that_started_it_is_killed() -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])},
+    )
+    with starter:
+        assert starter.stdout is not None
+        child = int(starter.stdout.readline())
+        starter.kill()
+    end = time.monotonic() + LIMIT
+    while psutil.pid_exists(child):
+        assert time.monotonic() < end
+        time.sleep(0.05)
