@@ -110,10 +110,9 @@ def _best_prefix(
     best: tuple[float, list[int], tuple[int, ...]] | None = None
     for k in range(1, len(order) + 1):
         members = sorted(order[:k])
-        try:
-            sizes = apportion(micro, [candidates[i].worker for i in members])
-        except DoesNotFit:
+        if sum(candidates[i].worker.room for i in members) < micro:
             continue
+        sizes = apportion(micro, [candidates[i].worker for i in members])
         if min(sizes) == 0 and best is not None:
             continue
         seconds = _step_seconds(candidates, members, sizes, exchange, accumulate)

@@ -119,16 +119,25 @@ class StageCut:
 
 
 def divide(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut:
-    """The division of `units` into stages of the fastest pace.
+    """The division of `units` into stages of the fastest pace; arguments as of `best_cut`.
+
+    Raises:
+        DoesNotFit: no division fits the memory of the devices.
+    """
+    cut = best_cut(units, group, held, stages)
+    if cut is None:
+        raise DoesNotFit(f"no division of the model into {stages or 'any number of'} stages fits the devices' memory")
+    return cut
+
+
+def best_cut(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut | None:
+    """The division of `units` into stages of the fastest pace; None if none fits the memory of the devices.
 
     Args:
         units: in order.
         group: devices; every unit has as many `seconds`.
         held: by stage, for as many stages as there may be.
         stages: their number; by default as many as pay, at most one a device.
-
-    Raises:
-        DoesNotFit: no division fits the memory of the devices.
     """
     most = min(group.size, len(units), len(held.kept))
     require(stages is None or 1 <= stages <= most, "stages", stages, f"1 to {most}, or None")
@@ -136,7 +145,7 @@ def divide(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int | 
     counts = range(1, most + 1) if stages is None else [stages]
     fastest = min((chain.best(count, np.maximum, inf) for count in counts), key=lambda way: way.value, default=None)
     if fastest is None or fastest.value == inf:
-        raise DoesNotFit(f"no division of the model into {stages or 'any number of'} stages fits the devices' memory")
+        return None
     way = min((chain.best(count, np.add, fastest.value) for count in counts), key=lambda way: way.value)
     return StageCut(ends=way.ends, devices=way.devices, pace=fastest.value, seconds=way.value)
 

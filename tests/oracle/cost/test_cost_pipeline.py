@@ -9,7 +9,7 @@ import pytest
 
 from evener.errors import DoesNotFit
 from evener.oracle.cost.layers import columns
-from evener.oracle.cost.pipeline import boundary_bytes, make_line, price_pipeline
+from evener.oracle.cost.pipeline import make_pipeline, price_pipeline
 from evener.zoo.dense_prediction import unet
 from imagined import convolutions, model
 
@@ -19,7 +19,7 @@ free = partial(model, alpha=0.0, beta=0.0)
 def test_what_lives_across_a_cut_is_what_later_layers_read() -> None:
     layers = columns(unet((3, 32, 32)))
     names = [layer.name for layer in layers.graph.layers]
-    crossing = dict(zip(names, boundary_bytes(layers), strict=True))
+    crossing = dict(zip(names, layers.boundary_bytes, strict=True))
     size = 4 * 32 * 32 * 64
     assert crossing["down0.relu2"] == size
     assert crossing["pool0"] == size + size // 4
@@ -32,7 +32,7 @@ def test_stages_are_as_equal_as_the_layers_allow() -> None:
         [1, 1],
         graph=convolutions(depth=5),
     )
-    line = make_line(team, [0, 1], samples=8, micro_batches=4)
+    line = make_pipeline(team, [0, 1], samples=8, micro_batches=4)
     seconds = team.seconds(0)
     each = seconds.forward(8) + seconds.backward(8)
     best = min(max(each[:cut].sum(), each[cut:].sum()) for cut in range(1, len(each)))
@@ -45,7 +45,7 @@ def test_a_faster_device_gets_the_longer_stage() -> None:
         [1.0, 0.5, 0.25],
         graph=convolutions(depth=7),
     )
-    line = make_line(team, [0, 1, 2], samples=8, micro_batches=4)
+    line = make_pipeline(team, [0, 1, 2], samples=8, micro_batches=4)
     alone = team.workers[0].unit_seconds * 8 * 4
     assert max(line.timeline.busy) < 0.75 * alone
     assert sorted(line.order) == [0, 1, 2]
@@ -64,18 +64,18 @@ def test_no_cut_into_three_is_faster_by_brute_force() -> None:
         for i, j in combinations(range(1, size), 2)
         for a, b, c in orders
     )
-    assert max(make_line(team, [0, 1, 2], 4, 6).timeline.busy) == pytest.approx(6 * best)
+    assert max(make_pipeline(team, [0, 1, 2], 4, 6).timeline.busy) == pytest.approx(6 * best)
 
 
 def test_stages_recompute_where_activations_do_not_fit_and_take_longer_for_it() -> None:
     graph = convolutions(depth=8, width=32)
-    roomy = make_line(model([1, 1], graph=graph), [0, 1], 4, 8)
+    roomy = make_pipeline(model([1, 1], graph=graph), [0, 1], 4, 8)
     tight_bytes = int(max(roomy.memory_bytes) * 0.75)
-    tight = make_line(model([1, 1], graph=graph, memory=tight_bytes), [0, 1], 4, 8)
+    tight = make_pipeline(model([1, 1], graph=graph, memory=tight_bytes), [0, 1], 4, 8)
     assert max(tight.memory_bytes) <= tight_bytes
     assert tight.timeline.seconds > roomy.timeline.seconds
     with pytest.raises(DoesNotFit, match="fits the devices' memory"):
-        make_line(model([1, 1], graph=graph, memory=1000), [0, 1], 4, 8)
+        make_pipeline(model([1, 1], graph=graph, memory=1000), [0, 1], 4, 8)
 
 
 def test_more_micro_batches_leave_smaller_bubbles() -> None:

@@ -76,6 +76,19 @@ class Layers:
         return len(self.graph.layers)
 
     @cached_property
+    def boundary_bytes(self) -> Numbers:
+        """Bytes of one sample that live across the cut behind every layer: outputs that later layers read."""
+        place = {layer.name: index for index, layer in enumerate(self.graph.layers)}
+        last_reader = np.arange(len(self))
+        for index, layer in enumerate(self.graph.layers):
+            for name in layer.inputs:
+                last_reader[place[name]] = index
+        crossing = np.zeros(len(self) + 1)
+        np.add.at(crossing, np.arange(len(self)), self.output_bytes)
+        np.add.at(crossing, last_reader, -self.output_bytes)
+        return np.cumsum(crossing)[:-1]
+
+    @cached_property
     def strips(self) -> tuple[Flags, Flags]:
         """Layers that are divided by rows, and layers at which strips are gathered, in a division of images."""
         in_strips: dict[str, bool] = {}

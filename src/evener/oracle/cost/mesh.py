@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate as running_sums
 from math import inf
 from statistics import NormalDist
-from typing import cast
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -71,45 +71,60 @@ def _price(
 ) -> CostEstimate:
     micro = -(-model.job.batch_size // accumulate)
     sizes = apportion(micro, [replica.worker(micro / len(groups)) for replica in replicas])
-    busy = [(replica, n) for replica, n in zip(replicas, sizes, strict=True) if n]
-    costs = [replica.cost(n) for replica, n in busy]
+    costs = [replica.cost(n) for replica, n in zip(replicas, sizes, strict=True) if n]
     slowest = max(costs, key=lambda cost: cost.seconds)
     devices = [device for group in groups for device in group]
-    gradients = exchange_gradients(model, replicas, slowest.backward)
+    gradients = _exchange_gradients(model, replicas, slowest.backward)
     statistics = accumulate * model.statistics_seconds(devices) * (len(groups) > 1 or mode == "spatial")
     update = max(replica.update_seconds() for replica in replicas)
     stretch = slowest_of_many(model, devices)
     computing = (accumulate * max(cost.computing for cost in costs) + update) * stretch
     inside = accumulate * slowest.exchanging
     waiting = _beyond_rounding(accumulate * slowest.seconds - inside + update - computing / stretch, computing)
-    told_statistics = (len(devices) - 1) * model.statistics_bytes * (statistics > 0)
-    sent = accumulate * (max(cost.sent_bytes for cost in costs) + told_statistics) + gradients.sent_bytes
+    statistics_bytes = (len(devices) - 1) * model.statistics_bytes * (statistics > 0)
+    sent = accumulate * (max(cost.sent_bytes for cost in costs) + statistics_bytes) + gradients.sent_bytes
+    limits = (
+        (computing, "computing"),
+        (inside, "exchanges between layers, inside of a replica"),
+        (gradients.seconds, "the all-reduce of gradients"),
+        (statistics, "latency of the many small exchanges of BatchNorm"),
+        (waiting, "waiting for the slowest rank of every layer"),
+    )
     return CostEstimate(
-        strategy=strategy_name(mode, len(groups), len(devices)),
-        devices=tuple(devices),
-        replicas=tuple(index for index, group in enumerate(groups) for _ in group),
-        samples=tuple(n for n, group in zip(sizes, groups, strict=True) for _ in group),
-        shares=tuple(share / sum(replica.shares) for replica in replicas for share in replica.shares),
+        strategy=_strategy_name(mode, len(groups), len(devices)),
         accumulate=accumulate,
         compute_seconds=computing + gradients.packing,
         communication_seconds=inside + gradients.seconds + statistics,
         waiting_seconds=waiting,
         sent_bytes=round(sent),
-        memory_bytes=tuple(
-            replica.memory_bytes(rank, n)
-            for replica, n in zip(replicas, sizes, strict=True)
-            for rank in range(len(replica.devices))
-        ),
-        bottleneck=worst_of(
-            (
-                (computing, "computing"),
-                (inside, "exchanges between layers, inside of a replica"),
-                (gradients.seconds, "the all-reduce of gradients"),
-                (statistics, "latency of the many small exchanges of BatchNorm"),
-                (waiting, "waiting for the slowest rank of every layer"),
-            )
-        ),
+        bottleneck=worst_of(limits),
+        **_placement(replicas, sizes),
     )
+
+
+class _Placement(TypedDict):
+    """Who does what, rank by rank."""
+
+    devices: tuple[int, ...]
+    replicas: tuple[int, ...]
+    samples: tuple[int, ...]
+    shares: tuple[float, ...]
+    memory_bytes: tuple[int, ...]
+
+
+def _placement(replicas: Sequence[ReplicaCost], sizes: Sequence[int]) -> _Placement:
+    ranks = [
+        (index, replica, n, rank)
+        for index, (replica, n) in enumerate(zip(replicas, sizes, strict=True))
+        for rank in range(len(replica.devices))
+    ]
+    return {
+        "devices": tuple(replica.devices[rank] for _, replica, _, rank in ranks),
+        "replicas": tuple(index for index, *_ in ranks),
+        "samples": tuple(n for _, _, n, _ in ranks),
+        "shares": tuple(replica.shares[rank] / sum(replica.shares) for _, replica, _, rank in ranks),
+        "memory_bytes": tuple(replica.memory_bytes(rank, n) for _, replica, n, rank in ranks),
+    }
 
 
 def _beyond_rounding(difference: float, size: float) -> float:
@@ -152,7 +167,7 @@ def make_replicas(model: CostModel, groups: Sequence[Sequence[int]], mode: Mode)
     return replicas
 
 
-def strategy_name(mode: Mode, groups: int, devices: int) -> Strategy:
+def _strategy_name(mode: Mode, groups: int, devices: int) -> Strategy:
     """The name of a mesh of `groups`."""
     if devices == 1:
         return "serial"
@@ -191,7 +206,7 @@ class GradientExchange:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class _GradientRing:
     """Gradients, in bytes of every layer, that are added up in rings of `size` ranks."""
 
     gradients: Numbers
@@ -199,7 +214,7 @@ class _Sum:
     channel: LinkCost
 
 
-def exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backward: Numbers) -> GradientExchange:
+def _exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backward: Numbers) -> GradientExchange:
     """The all-reduce of gradients among `replicas`, every rank with its counterparts.
 
     Strips of images leave partial sums on every rank: those are added up over all ranks.
@@ -209,7 +224,7 @@ def exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backwa
         replicas: that hold the same model.
         backward: seconds of every layer's backward pass of the slowest replica, during which buckets are sent.
     """
-    sums = [one for one in _sums(model, replicas) if one.size > 1]
+    sums = [one for one in _gradient_rings(model, replicas) if one.size > 1]
     totals = [float(one.gradients.sum()) for one in sums]
     sent = sum(ring_bytes(round(total), one.size) for one, total in zip(sums, totals, strict=True))
     if model.job.overlap:
@@ -227,17 +242,17 @@ def exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backwa
     )
 
 
-def _sums(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[_Sum]:
+def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[_GradientRing]:
     first = replicas[0]
     gradients: Numbers = np.max([first.parameter_bytes(rank) for rank in range(len(first.devices))], axis=0)
     if first.mode != "spatial" or first.division is None:
-        return [_Sum(gradients, *_counterparts(model, replicas))]
+        return [_GradientRing(gradients, *_counterparts(model, replicas))]
     everybody = [device for replica in replicas for device in replica.devices]
     together = (len(everybody), model.topology.ring(everybody))
     if model.job.published:
-        return [_Sum(gradients, *together)]
+        return [_GradientRing(gradients, *together)]
     strips = gradients * first.division.by_rows
-    return [_Sum(strips, *together), _Sum(gradients - strips, *_counterparts(model, replicas))]
+    return [_GradientRing(strips, *together), _GradientRing(gradients - strips, *_counterparts(model, replicas))]
 
 
 def _counterparts(model: CostModel, replicas: Sequence[ReplicaCost]) -> tuple[int, LinkCost]:

@@ -15,13 +15,13 @@ import numpy as np
 from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.estimate import CostEstimate, worst_of
-from evener.oracle.cost.layers import Layers, Numbers
+from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.mesh import slowest_of_many
 from evener.oracle.cost.model import CostModel
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
-from evener.oracle.stages import DeviceGroup, Held, Unit, divide
+from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, best_cut
 
 _FREE_ORDER_UP_TO = 5
 
@@ -49,85 +49,94 @@ class PipelineReplica:
     sent_bytes: float
 
 
-def make_line(model: CostModel, devices: Sequence[int], samples: int, micro_batches: int) -> PipelineReplica:
+def make_pipeline(model: CostModel, devices: Sequence[int], samples: int, micro_batches: int) -> PipelineReplica:
     """The fastest pipeline on `devices` for micro-batches of `samples`; stages recompute only if they have to.
 
     Raises:
         DoesNotFit: no cut of the model fits the devices, not even if stages recompute.
     """
-    try:
-        return _line(model, devices, samples, micro_batches, recomputes=False)
-    except DoesNotFit:
-        return _line(model, devices, samples, micro_batches, recomputes=True)
-
-
-def boundary_bytes(layers: Layers) -> Numbers:
-    """Bytes of one sample that live across the cut behind every layer: outputs that later layers read."""
-    place = {layer.name: index for index, layer in enumerate(layers.graph.layers)}
-    last_reader = np.arange(len(layers))
-    for index, layer in enumerate(layers.graph.layers):
-        for name in layer.inputs:
-            last_reader[place[name]] = index
-    crossing = np.zeros(len(layers) + 1)
-    np.add.at(crossing, np.arange(len(layers)), layers.output_bytes)
-    np.add.at(crossing, last_reader, -layers.output_bytes)
-    return np.cumsum(crossing)[:-1]
-
-
-def _line(
-    model: CostModel, devices: Sequence[int], samples: int, micro_batches: int, recomputes: bool
-) -> PipelineReplica:
-    layers, stages = model.layers, len(devices)
-    seconds = [model.seconds(device) for device in devices]
-    forward = np.stack([one.forward(samples) for one in seconds])
-    backward = np.stack([one.backward(samples) for one in seconds]) + forward * recomputes
-    boundary = samples * boundary_bytes(layers)
-    starts_of_units = model.units
+    stages = len(devices)
     waiting = tuple(max_held(SCHEDULES["1f1b"](k, stages, micro_batches)) for k in range(stages))
-    kept = tuple(1 if recomputes else n for n in waiting)
-    state = np.array([model.state_bytes(n) - model.job.graph.buffer_bytes for n in layers.weight_bytes])
-    columns = [*(forward + backward), state, samples * layers.kept_bytes]
-    sums = np.add.reduceat(np.stack(columns), starts_of_units, axis=1)
-    unit_ends = [*starts_of_units[1:], len(layers)]
-    units = [
-        Unit(
-            seconds=tuple(sums[:stages, unit]),
-            weight_bytes=float(sums[-2, unit]),
-            kept_bytes=float(sums[-1, unit]),
-            boundary_bytes=float(boundary[end - 1]),
-        )
-        for unit, end in enumerate(unit_ends)
-    ]
-    division = divide(units, _team(model, devices), Held(waiting=waiting, kept=kept), stages=stages)
-    ends = [unit_ends[end - 1] for end in division.ends]
-    starts = [0, *ends[:-1]]
-    ranges = list(zip(division.devices, starts, ends, strict=True))
-    channels = [model.topology.chain((devices[a], devices[b])) for a, b in pairwise(division.devices)]
-    transfer = tuple(
-        channel.seconds(float(boundary[end - 1])) for channel, end in zip(channels, ends[:-1], strict=True)
+    for recomputes in (False, True):
+        load = _load(model, devices, samples, recomputes)
+        held = Held(waiting=waiting, kept=(1,) * stages if recomputes else waiting)
+        cut = best_cut(_units(load, model.units), _group(model, devices), held, stages)
+        if cut is not None:
+            return _simulated(model, devices, load, held, cut, micro_batches)
+    raise DoesNotFit(f"no division of the model into {stages} stages fits the devices' memory")
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What one micro-batch costs: seconds of every layer on every device, bytes of every layer.
+
+    Attributes:
+        forward, backward: seconds [devices, layers].
+        state: bytes of parameters, gradients and optimiser.
+        kept: bytes that backward needs.
+        boundary: bytes that live across the cut behind the layer.
+    """
+
+    forward: Numbers
+    backward: Numbers
+    state: Numbers
+    kept: Numbers
+    boundary: Numbers
+
+
+def _load(model: CostModel, devices: Sequence[int], samples: int, recomputes: bool) -> _Load:
+    layers, seconds = model.layers, [model.seconds(device) for device in devices]
+    forward = np.stack([one.forward(samples) for one in seconds])
+    return _Load(
+        forward=forward,
+        backward=np.stack([one.backward(samples) for one in seconds]) + forward * recomputes,
+        state=np.array([model.state_bytes(n) - model.job.graph.buffer_bytes for n in layers.weight_bytes]),
+        kept=samples * layers.kept_bytes,
+        boundary=samples * layers.boundary_bytes,
     )
+
+
+def _units(load: _Load, starts: Sequence[int]) -> list[Unit]:
+    """What can be cut apart: the layers from each of `starts` to the next."""
+    sums = np.add.reduceat(np.stack([*(load.forward + load.backward), load.state, load.kept]), starts, axis=1)
+    *seconds, state, kept = sums.tolist()
+    ends = [*starts[1:], len(load.state)]
+    boundaries = [float(load.boundary[end - 1]) for end in ends]
+    rows = zip(zip(*seconds, strict=True), state, kept, boundaries, strict=True)
+    return [Unit(seconds=s, weight_bytes=w, kept_bytes=k, boundary_bytes=b) for s, w, k, b in rows]
+
+
+def _simulated(
+    model: CostModel, devices: Sequence[int], load: _Load, held: Held, cut: StageCut, micro_batches: int
+) -> PipelineReplica:
+    """The pipeline that is cut so, with its step simulated."""
+    starts_of_units = [*model.units, len(load.state)]
+    ends = [starts_of_units[end] for end in cut.ends]
+    spans = [slice(a, b) for a, b in pairwise([0, *ends])]
+    crossing = [0.0, *(float(load.boundary[end - 1]) for end in ends[:-1]), 0.0]
+    hops = [model.topology.chain((devices[a], devices[b])) for a, b in pairwise(cut.devices)]
+    transfer = tuple(hop.seconds(nbytes) for hop, nbytes in zip(hops, crossing[1:], strict=False))
     timeline = simulate(
-        [float(forward[d, a:b].sum()) for d, a, b in ranges],
-        [float(backward[d, a:b].sum()) for d, a, b in ranges],
+        [float(load.forward[d, span].sum()) for d, span in zip(cut.devices, spans, strict=True)],
+        [float(load.backward[d, span].sum()) for d, span in zip(cut.devices, spans, strict=True)],
         micro_batches,
         transfer=transfer,
     )
-    crossing = [0.0, *(float(boundary[end - 1]) for end in ends[:-1]), 0.0]
     return PipelineReplica(
-        order=division.devices,
-        starts=tuple(starts),
+        order=cut.devices,
+        starts=tuple(span.start for span in spans),
         timeline=timeline,
         transfer=transfer,
-        parameter_bytes=tuple(float(layers.weight_bytes[a:b].sum()) for a, b in zip(starts, ends, strict=True)),
+        parameter_bytes=tuple(float(model.layers.weight_bytes[span].sum()) for span in spans),
         memory_bytes=tuple(
-            round(state[a:b].sum() + samples * layers.kept_bytes[a:b].sum() * kept[k] + crossing[k] * waiting[k])
-            for k, (a, b) in enumerate(zip(starts, ends, strict=True))
+            round(load.state[span].sum() + load.kept[span].sum() * held.kept[k] + crossing[k] * held.waiting[k])
+            for k, span in enumerate(spans)
         ),
         sent_bytes=micro_batches * max(a + b for a, b in pairwise(crossing)),
     )
 
 
-def _team(model: CostModel, devices: Sequence[int]) -> DeviceGroup:
+def _group(model: CostModel, devices: Sequence[int]) -> DeviceGroup:
     """The devices as `oracle.stages` wants them; only a few of them may change their order."""
     size = len(devices)
     in_order = size > _FREE_ORDER_UP_TO
@@ -153,10 +162,10 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
     """
     micro = -(-model.job.batch_size // micro_batches)
     sizes = apportion(micro, [_worker(model, row) for row in rows])
-    lines = _lines(model, rows, sizes, micro_batches)
-    devices = [row[i] for line, row in zip(lines, rows, strict=True) for i in line.order]
-    slowest = max(lines, key=lambda line: line.timeline.seconds)
-    parameters = [nbytes for line in lines for nbytes in line.parameter_bytes]
+    pipelines = _pipelines(model, rows, sizes, micro_batches)
+    devices = [row[i] for pipeline, row in zip(pipelines, rows, strict=True) for i in pipeline.order]
+    slowest = max(pipelines, key=lambda pipeline: pipeline.timeline.seconds)
+    parameters = [nbytes for pipeline in pipelines for nbytes in pipeline.parameter_bytes]
     update = max(model.update_seconds(*pair) for pair in zip(devices, parameters, strict=True))
     computing = (max(slowest.timeline.busy) + update) * slowest_of_many(model, devices)
     sending = 2 * sum(slowest.transfer)
@@ -167,14 +176,14 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
         devices=tuple(devices),
         replicas=tuple(index for index, row in enumerate(rows) for _ in row),
         samples=tuple(n for n, row in zip(sizes, rows, strict=True) for _ in row),
-        shares=tuple(busy / sum(line.timeline.busy) for line in lines for busy in line.timeline.busy),
+        shares=tuple(busy / sum(pipeline.timeline.busy) for pipeline in pipelines for busy in pipeline.timeline.busy),
         accumulate=micro_batches,
         stages=slowest.starts,
         compute_seconds=computing,
         communication_seconds=sending + gradients,
         waiting_seconds=waiting,
-        sent_bytes=round(max(line.sent_bytes for line in lines) + gradient_bytes),
-        memory_bytes=tuple(nbytes for line in lines for nbytes in line.memory_bytes),
+        sent_bytes=round(max(pipeline.sent_bytes for pipeline in pipelines) + gradient_bytes),
+        memory_bytes=tuple(nbytes for pipeline in pipelines for nbytes in pipeline.memory_bytes),
         bottleneck=worst_of(
             (
                 (computing, "computing of the slowest stage"),
@@ -191,18 +200,18 @@ def _worker(model: CostModel, row: Sequence[int]) -> Worker:
     return Worker(unit_seconds=1 / sum(1 / model.workers[device].unit_seconds for device in row))
 
 
-def _lines(
+def _pipelines(
     model: CostModel, rows: Sequence[Sequence[int]], sizes: Sequence[int], micro_batches: int
 ) -> list[PipelineReplica]:
     """The pipeline of every row; rows of the same kinds of devices with as many samples are cut alike."""
     known: dict[tuple[tuple[int, ...], int], PipelineReplica] = {}
-    lines = []
+    pipelines = []
     for row, samples in zip(rows, sizes, strict=True):
         key = (tuple(model.kinds[device] for device in row), samples)
         if key not in known:
-            known[key] = make_line(model, row, samples, micro_batches)
-        lines.append(known[key])
-    return lines
+            known[key] = make_pipeline(model, row, samples, micro_batches)
+        pipelines.append(known[key])
+    return pipelines
 
 
 def _gradient_exchange(
