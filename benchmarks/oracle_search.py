@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.machines import imagine
+from evener.oracle.profiles import imagine
 from evener.oracle.search import search
 from evener.profile import ClusterProfile, Throughput
 from evener.zoo.classifiers import resnet152

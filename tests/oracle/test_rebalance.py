@@ -2,8 +2,7 @@
 
 import random
 
-from evener.oracle.apportion import Worker
-from evener.oracle.rebalance import Balance
+from evener.oracle.apportion import Balance, Worker
 
 
 def balance(*units: float, shares: tuple[int, ...]) -> Balance:

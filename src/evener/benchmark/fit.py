@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evener.oracle.fit import fit_line
+from evener.oracle.cost.roofline import fit_line
 from evener.profile import TaskTiming
 
 

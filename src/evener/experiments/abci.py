@@ -22,11 +22,10 @@ import msgspec
 
 from evener.atomic import atomic_write
 from evener.graph import ModelGraph
-from evener.oracle.cost.estimate import CostEstimate
 from evener.oracle.cost.mesh import price_mesh
-from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.cost.partition import Mode
-from evener.oracle.machines import NODES, V100
+from evener.oracle.profiles import NODES, V100
 from evener.profile import ClusterProfile, Fabric, Throughput
 from evener.run.console import print_line
 from evener.zoo.classifiers import resnet50, vgg16

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from evener.errors import require
-from evener.oracle.cost.estimate import CostEstimate
-from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.search import EVERY_STRATEGY, LEARNS_OTHERWISE, WORTH, Ranking, estimates_on
 from evener.plan import Assignment, Plan, Prediction, Rejected, Strategy
 from evener.profile import ClusterProfile

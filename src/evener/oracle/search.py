@@ -20,9 +20,8 @@ from typing import get_args
 
 from evener.errors import DoesNotFit
 from evener.oracle.cost.averaging import price_averaging, price_server
-from evener.oracle.cost.estimate import CostEstimate
 from evener.oracle.cost.mesh import price_mesh
-from evener.oracle.cost.model import CostModel
+from evener.oracle.cost.model import CostEstimate, CostModel
 from evener.oracle.cost.partition import MODES
 from evener.oracle.cost.pipeline import price_pipeline
 from evener.oracle.cost.topology import all_reduce_seconds

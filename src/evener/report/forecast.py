@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from evener.oracle.advice import Curve
-from evener.oracle.cost.estimate import CostEstimate
+from evener.oracle.cost.model import CostEstimate
 from evener.oracle.search import Ranking
 from evener.plan import Plan
 from evener.report.canvas import COLORS, LINES, canvas

@@ -13,8 +13,7 @@ from evener.data.labels import labels_of
 from evener.data.sampler import Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker, weights_to_workers
-from evener.oracle.rebalance import Balance
+from evener.oracle.apportion import Balance, Worker, weights_to_workers
 from evener.parallel.parallel_model import ParallelModel
 from evener.plan import Plan
 from evener.run.join_model import join_model

@@ -15,8 +15,7 @@ from evener.graph import ModelGraph
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.fit import fit_profile
-from evener.oracle.machines import imagine
+from evener.oracle.profiles import fit_profile, imagine
 from evener.oracle.search import EVERY_STRATEGY, search
 from evener.plan import Strategy
 from evener.profile import PRECISIONS, ClusterProfile, Precision

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from evener.comm.group import Group
 from evener.data.division import Division
 from evener.data.sampler import Sampler
-from evener.oracle.rebalance import Balance
+from evener.oracle.apportion import Balance
 from evener.parallel.parallel_model import ParallelModel
 from evener.plan import Plan
 from evener.run.precision import Arithmetic

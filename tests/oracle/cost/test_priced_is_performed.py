@@ -12,7 +12,7 @@ from evener.oracle.cost.partition import Mode
 from evener.oracle.division.planner import Arrangement, Replica, plan_replicas
 from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
-from evener.oracle.machines import imagine
+from evener.oracle.profiles import imagine
 from evener.parallel.read import Reader
 from evener.tracer.model_graph import trace_model_graph
 

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from evener.oracle.apportion import Worker, apportion
-from evener.oracle.cost.estimate import CostEstimate, worst_of
 from evener.oracle.cost.mesh import fewest_micro_batches, slowest_of_many
-from evener.oracle.cost.model import CostModel
+from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 

@@ -21,9 +21,8 @@ import numpy as np
 
 from evener.errors import DoesNotFit
 from evener.oracle.apportion import apportion
-from evener.oracle.cost.estimate import CostEstimate, worst_of
 from evener.oracle.cost.layers import Numbers
-from evener.oracle.cost.model import CostModel
+from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
 from evener.oracle.cost.partition import Mode
 from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.cost.topology import LinkCost, all_reduce_seconds

@@ -1,9 +1,9 @@
-"""A job on given machines: what the forecasts of all strategies start from, with what they ask again and again."""
+"""A job on given machines: what the forecasts of all strategies start from, ask again and again, and come to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log2
 
@@ -15,6 +15,7 @@ from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Layers, Numbers, columns
 from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, LayerShare, device_of, layer_seconds
 from evener.oracle.cost.topology import Topology
+from evener.plan import Strategy
 from evener.profile import ClusterProfile, Precision
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
@@ -179,3 +180,57 @@ class CostModel:
         """Bytes that a rank tells each other one: mean, variance and count forward, two sums backward, in 32 bits."""
         norms = [layer for layer in self.job.graph.layers if "BatchNorm" in layer.kind]
         return 4 * sum(4 * layer.output_shape[0] + 1 for layer in norms) if self.job.statistics else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostEstimate:
+    """One way to do a step, with its price.
+
+    Attributes:
+        strategy: how the work is divided.
+        devices: in the order of ranks, by their index in the profile.
+        replicas: of every rank: the number of the whole model that it is a part of.
+        samples: of every rank in a full micro-batch: those of its replica.
+        shares: of every rank: the fraction of its replica's model, rows or layers that it does.
+        accumulate: micro-batches of a step, one after the other (in a pipeline: behind each other).
+        local_steps: of each replica between two exchanges; 1 if they agree after every step.
+        stages: of a pipeline: number of the first layer of every stage.
+        compute_seconds: of the rank that computes longest, its update included.
+        communication_seconds: in which ranks exchange and cannot compute meanwhile.
+        waiting_seconds: of the busiest rank for others: what is left of the step.
+        sent_bytes: of the rank that sends most.
+        memory_bytes: of every rank, at its peak.
+        bottleneck: what takes longest, in words.
+        rejected: why it cannot or should not run, in words; empty if it can.
+    """
+
+    strategy: Strategy
+    devices: tuple[int, ...]
+    replicas: tuple[int, ...]
+    samples: tuple[int, ...]
+    shares: tuple[float, ...]
+    accumulate: int = 1
+    local_steps: int = 1
+    stages: tuple[int, ...] = ()
+    compute_seconds: float
+    communication_seconds: float
+    waiting_seconds: float = 0.0
+    sent_bytes: int = 0
+    memory_bytes: tuple[int, ...] = field(default=(), repr=False)
+    bottleneck: str = ""
+    rejected: str = ""
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one step of the whole batch."""
+        return self.compute_seconds + self.communication_seconds + self.waiting_seconds
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the rank that needs most."""
+        return max(self.memory_bytes, default=0)
+
+
+def worst_of(parts: Sequence[tuple[float, str]]) -> str:
+    """The words of the part that takes longest."""
+    return max(parts, key=lambda part: part[0])[1]

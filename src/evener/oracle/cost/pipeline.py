@@ -14,10 +14,9 @@ import numpy as np
 
 from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker, apportion
-from evener.oracle.cost.estimate import CostEstimate, worst_of
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.mesh import slowest_of_many
-from evener.oracle.cost.model import CostModel
+from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate

@@ -18,14 +18,16 @@ all of those whatever the samples: starting a pass does not get quicker.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evener.errors import InvalidValue
 from evener.oracle.cost.layers import Layers, Numbers
-from evener.oracle.fit import fit_line
 from evener.profile import DeviceProfile, TaskTiming
+
+_CLOCK_RESOLUTION = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,3 +226,26 @@ def _timed_alone(layers: Layers, timing: TaskTiming, seconds: LayerSeconds) -> L
 
 def _ratio(part: Numbers, all_of_it: Numbers) -> Numbers:
     return np.divide(part, all_of_it, out=np.ones_like(part), where=all_of_it > 0)
+
+
+def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The (fixed, each) of seconds = fixed + n * each through (n, seconds), neither negative.
+
+    Least squares of the relative error, (predicted / measured - 1)^2, so that small n count like large ones. One point
+    alone gives a line through zero. If the free line has a negative number, the best allowed one has a zero there.
+    """
+    known = [(float(n), max(t, _CLOCK_RESOLUTION)) for n, t in points]
+    weights = [1 / t**2 for _, t in known]
+    total = sum(weights)
+    n_mean = sum(w * n for w, (n, _) in zip(weights, known, strict=True)) / total
+    t_mean = sum(w * t for w, (_, t) in zip(weights, known, strict=True)) / total
+    spread = sum(w * (n - n_mean) ** 2 for w, (n, _) in zip(weights, known, strict=True))
+    if spread == 0:
+        return 0.0, t_mean / n_mean
+    slope = sum(w * (n - n_mean) * (t - t_mean) for w, (n, t) in zip(weights, known, strict=True)) / spread
+    if slope < 0:
+        return t_mean, 0.0
+    start = t_mean - slope * n_mean
+    if start < 0:
+        return 0.0, sum(n / t for n, t in known) / sum((n / t) ** 2 for n, t in known)
+    return start, slope
