@@ -14,6 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from evener.comm.mesh import Mesh, join_mesh
 from evener.errors import NodeLost
+from evener.wire.handshake import HandshakeType, encode_message
 
 
 def together(size: int, work: Callable[[Mesh], Any], patience: float = 10, longest_wait: float = 5) -> list[Any]:
@@ -83,13 +84,20 @@ def test_an_address_that_nobody_listens_at_is_named_with_host_and_port() -> None
     store = HashStore()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    store.set("mesh/secret", "x" * 32)
+    store.set("mesh/secret", "ab" * 16)
     store.set("mesh/0", f"127.0.0.1 {port}")
     with pytest.raises(NodeLost, match=rf"node b cannot reach node a \(rank 0\) at 127.0.0.1:{port}: .*port open"):
         join_mesh(rank=1, nodes=["a", "b"], store=store, address="127.0.0.1", patience=1, longest_wait=1)
 
 
-@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.0\r\n\r\n", b"y" * 32 + struct.pack("<I", 1), b"\xff" * 64])
+HELLO = encode_message(HandshakeType.HELLO, b"n" * 32)
+PROOF = encode_message(HandshakeType.PROOF, b"p" * 32)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [b"", b"GET / HTTP/1.0\r\n\r\n", b"y" * 32 + struct.pack("<I", 1), b"\xff" * 64, HELLO + PROOF + b"\1\0\0\0"],
+)
 def test_a_stranger_is_not_listened_to(greeting: bytes) -> None:
     store, found = HashStore(), list[list[bytes]]()
 
@@ -103,10 +111,98 @@ def test_a_stranger_is_not_listened_to(greeting: bytes) -> None:
     host, port = store.get("mesh/0").decode().split()
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(greeting)
-        if len(greeting) < 36:
+        if len(greeting) < 40:
             stranger.shutdown(socket.SHUT_WR)
         second = threading.Thread(target=rank, args=(1,))
         second.start()
         first.join(15)
         second.join(15)
     assert found == [[b"\0", b"\1"]] * 2
+
+
+class Tap:
+    """A port that passes one connection on to rank 0 of a mesh, and keeps what crosses it."""
+
+    def __init__(self, store: HashStore) -> None:
+        self._target = store.get("mesh/0").decode().split()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.sent, self.received = bytearray(), bytearray()
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with self._listener:
+            node, _ = self._listener.accept()
+        master = socket.create_connection((self._target[0], int(self._target[1])))
+        back = threading.Thread(target=self._copy, args=(master, node, self.received))
+        back.start()
+        self._copy(node, master, self.sent)
+        back.join(10)
+        node.close()
+        master.close()
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket, seen: bytearray) -> None:
+        while data := source.recv(4096):
+            seen += data
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._threads[0].join(10)
+
+
+def join(rank: int, store: HashStore, patience: float = 10) -> Mesh:
+    return join_mesh(
+        rank=rank, nodes=["a", "b"], store=store, address="127.0.0.1", patience=patience, longest_wait=5
+    )  # fmt: skip
+
+
+def through(store: HashStore, port: int, secret: str) -> HashStore:
+    """What a rank 1 finds that reaches rank 0 at `port` and believes in `secret`."""
+    other = HashStore()
+    other.set("mesh/secret", secret)
+    other.set("mesh/0", f"127.0.0.1 {port}")
+    return other
+
+
+def test_the_secret_never_crosses_a_socket_and_what_crossed_it_is_worth_nothing_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = "0123456789abcdef" * 2
+    monkeypatch.setattr("evener.comm.mesh.secrets.token_hex", lambda _: secret)
+    store = HashStore()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, 0, store)
+        tap = Tap(store)
+        second = join(1, through(store, tap.port, secret))
+        for mesh in (second, first.result(10)):
+            mesh.close()
+        tap.close()
+        crossed = bytes(tap.sent + tap.received)
+        assert len(crossed) == 4 * 40 + 4
+        assert not any(part in crossed for part in (bytes.fromhex(secret), secret.encode(), secret[:8].encode()))
+
+        store = HashStore()
+        again = pool.submit(join, 0, store, 1.0)
+        host, port = store.get("mesh/0").decode().split()
+        with socket.create_connection((host, int(port))) as replaying:
+            replaying.sendall(bytes(tap.sent))
+            with pytest.raises(NodeLost, match="node b did not connect to node a"):
+                again.result(10)
+
+
+def test_a_rank_with_another_secret_is_refused_and_the_right_one_let_in() -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, 0, store)
+        port = int(store.get("mesh/0").decode().split()[1])
+        store.get("mesh/secret")
+        with pytest.raises(
+            NodeLost, match=r"node b is not listened to by node a \(rank 0\) at 127.0.0.1:\d+: it does not"
+        ):
+            join(1, through(store, port, "00" * 16), 2.0)
+        second = join(1, store)
+        for mesh in (second, first.result(10)):
+            mesh.close()

@@ -7,27 +7,29 @@ exchanges statistics twice a layer and step, so on CPUs this decides whether syn
     send(message)      ->  to every peer, into the kernel's buffers; returns at once
     receive()          ->  everybody's message of that round, in order of ranks
 
-Rounds are matched by order: what is sent first is received first, on every rank. Whoever connects proves that it knows
-the secret that the ranks share through their store, or is not listened to.
+Rounds are matched by order: what is sent first is received first, on every rank. Both sides of a connection prove that
+they know the secret that the ranks share through their store, by the wire's handshake; the secret itself never travels.
 """
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from evener.errors import NodeLost
+from evener.wire.errors import CannotJoin
+from evener.wire.handshake import MESSAGE_BYTES, NONCE_BYTES, MasterHandshake, NodeHandshake
+from evener.wire.identity import SECRET_BYTES, Token
 
 _LENGTH = struct.Struct("<I")
 _RANK = struct.Struct("<I")
-_SECRET_BYTES = 32
-_GREETING_SECONDS = 2.0
+_HANDSHAKE_SECONDS = 5.0
 LARGEST_ROUND = 32 * 1024
 """Bytes of a message that surely fits the kernel's buffers, so that everybody may send before anybody receives."""
 
@@ -146,16 +148,16 @@ def join_mesh(
         NodeLost: a rank cannot be reached within the patience; names it.
     """
     if rank == 0:
-        store.set("mesh/secret", secrets.token_hex(_SECRET_BYTES // 2))
-    secret: bytes = store.get("mesh/secret")
+        store.set("mesh/secret", secrets.token_hex(SECRET_BYTES))
+    token = Token(secret=bytes.fromhex(store.get("mesh/secret").decode()), fingerprint=None)
     mesh = Mesh(rank=rank, nodes=nodes, peers={})
     with socket.create_server((address, 0), backlog=len(nodes)) as server:
         server.settimeout(patience)
         store.set(f"mesh/{rank}", f"{address} {server.getsockname()[1]}")
         for other in range(rank):
-            mesh.peers[other] = _call(mesh, other, store, secret, patience)
+            mesh.peers[other] = _call(mesh, other, store, token, patience)
         while len(mesh.peers) < len(nodes) - 1:
-            _accept(mesh, server, secret, patience)
+            _accept(mesh, server, token, patience)
     for peer in mesh.peers.values():
         peer.settimeout(longest_wait)
     return mesh
@@ -165,48 +167,73 @@ def _call(
     mesh: Mesh,
     other: int,
     store: dist.Store,  # type: ignore[name-defined]
-    secret: bytes,
+    token: Token,
     patience: float,
 ) -> socket.socket:
+    """A connection to `other` on which both have proved the secret, and that has said who calls."""
     host, port = store.get(f"mesh/{other}").decode().split()
+    deadline = time.monotonic() + patience
+    handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), f"{host}, port {port}")
+    message: bytes | None = handshake.hello()
     try:
         peer = socket.create_connection((host, int(port)), timeout=patience)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer.sendall(secret + _RANK.pack(mesh.rank))
+        while message is not None:
+            peer.sendall(message)
+            message = handshake.answer(bytes(_read(peer, MESSAGE_BYTES, deadline)))
+        peer.sendall(_RANK.pack(mesh.rank))
     except OSError as error:
         raise NodeLost(
             f"node {mesh.nodes[mesh.rank]} cannot reach node {mesh.nodes[other]} (rank {other}) at {host}:{port}: "
             f"{error.strerror or error}; is the port open, and the address the right interface's?"
         ) from error
+    except CannotJoin as error:
+        peer.close()
+        raise NodeLost(
+            f"node {mesh.nodes[mesh.rank]} is not listened to by node {mesh.nodes[other]} (rank {other}) "
+            f"at {host}:{port}: {error.rule}"
+        ) from error
     return peer
 
 
-def _accept(mesh: Mesh, server: socket.socket, secret: bytes, patience: float) -> None:
+def _accept(mesh: Mesh, server: socket.socket, token: Token, patience: float) -> None:
     """Take one caller in, if it knows the secret."""
     try:
         caller, _ = server.accept()
     except OSError as error:
         missing = [mesh.nodes[r] for r in range(mesh.rank + 1, mesh.size) if r not in mesh.peers]
         raise NodeLost(f"node {missing[0]} did not connect to node {mesh.nodes[mesh.rank]}: {error}") from error
-    caller.settimeout(min(patience, _GREETING_SECONDS))
     try:
-        greeting = bytes(_read(caller, _SECRET_BYTES + _RANK.size))
+        rank = _authenticated_rank(caller, token, time.monotonic() + min(patience, _HANDSHAKE_SECONDS))
     except OSError:
-        caller.close()  # somebody who does not know how to greet: nobody of ours
-        return
-    (rank,) = _RANK.unpack(greeting[_SECRET_BYTES:])
-    if not hmac.compare_digest(greeting[:_SECRET_BYTES], secret) or rank not in range(mesh.rank + 1, mesh.size):
+        rank = -1  # somebody who does not know how to greet
+    if rank not in range(mesh.rank + 1, mesh.size):
         caller.close()
         return
     caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     mesh.peers[rank] = caller
 
 
-def _read(peer: socket.socket, count: int) -> bytearray:
-    """Exactly `count` bytes. Raises OSError if the connection ends before."""
+def _authenticated_rank(caller: socket.socket, token: Token, deadline: float) -> int:
+    """The rank of a caller that proves the secret, else -1."""
+    handshake = MasterHandshake(token, secrets.token_bytes(NONCE_BYTES))
+    while True:
+        reply = handshake.answer(bytes(_read(caller, MESSAGE_BYTES, deadline)), full=False)
+        caller.sendall(reply.message)
+        if reply.refusal:
+            return -1
+        if reply.welcome:
+            (rank,) = _RANK.unpack(_read(caller, _RANK.size, deadline))
+            return int(rank)
+
+
+def _read(peer: socket.socket, count: int, deadline: float | None = None) -> bytearray:
+    """Exactly `count` bytes. Raises OSError if the connection ends before, or the deadline is over."""
     buffer = bytearray(count)
     view, done = memoryview(buffer), 0
     while done < count:
+        if deadline is not None:  # however slowly bytes drip
+            peer.settimeout(max(1e-3, deadline - time.monotonic()))
         got = peer.recv_into(view[done:])
         if got == 0:
             raise ConnectionError("the connection was closed")
