@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,34 +30,35 @@ class Inbox:
     """Frames for a node.
 
     Args:
-        line: over which they come.
+        client: over which they come.
     """
 
-    def __init__(self, line: ReconnectingClient) -> None:
-        self._line = line
-        self._waiting: deque[Frame[Header]] = deque()
+    def __init__(self, client: ReconnectingClient) -> None:
+        self._client = client
+        self.waiting: deque[Frame[Header]] = deque()
+        """Frames that came amid work."""
         self._weights: NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def next(self) -> Frame[Header]:
+    def receive(self) -> Frame[Header]:
         """The next frame; the weights in it are good until the next call."""
-        return self._waiting.popleft() if self._waiting else self._line.receive(self._place)
+        return self.waiting.popleft() if self.waiting else self._client.receive(self._place)
 
-    def look_up(self) -> None:
-        """Between two steps of work: see what has come, and keep it for `next`.
+    def check_run(self) -> None:
+        """Between two steps of work: see what has come, and keep it for `receive`.
 
         Raises:
             RunEnded: the work is not wanted any more.
         """
-        while self._line.has_frame():
-            frame = self._line.receive()
+        while self._client.has_frame():
+            frame = self._client.receive()
             if not isinstance(frame.header, Heartbeat):
-                self._waiting.append(frame)
-        if any(isinstance(frame.header, Release | Dismiss) for frame in self._waiting):
+                self.waiting.append(frame)
+        if any(isinstance(frame.header, Release | Dismiss) for frame in self.waiting):
             raise RunEnded
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame; returns when its memory may be used again."""
-        self._line.send(header, buffers)
+        self._client.send(header, buffers)
 
     def close(self) -> None:
         """Nothing runs here."""
@@ -72,16 +73,17 @@ class Inbox:
 
 
 class ThreadedInbox:
-    """Frames for a node, received and sent while it computes; close the line first, then this.
+    """Frames for a node, received and sent while it computes; close the client first, then this.
 
     Args:
-        line: over which they go.
+        client: over which they go.
+        waiting: those that have come already.
     """
 
-    def __init__(self, line: ReconnectingClient) -> None:
-        self._line = line
-        self._arrived: deque[_Arrived] = deque()
-        self._news = threading.Condition()
+    def __init__(self, client: ReconnectingClient, waiting: Iterable[Frame[Header]] = ()) -> None:
+        self._client = client
+        self._arrived: deque[_Arrived] = deque(waiting)
+        self._changed = threading.Condition()
         self._leaving: queue.SimpleQueue[tuple[Header, Sequence[Buffer]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=target, name=f"evener-{name}", daemon=True)
@@ -90,18 +92,18 @@ class ThreadedInbox:
         for thread in self._threads:
             thread.start()
 
-    def next(self) -> Frame[Header]:
+    def receive(self) -> Frame[Header]:
         """The next frame."""
-        with self._news:
-            self._news.wait_for(lambda: self._arrived)
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrived)
             arrived = self._arrived.popleft()
         if isinstance(arrived, Exception):
             raise arrived
         return arrived
 
-    def look_up(self) -> None:
+    def check_run(self) -> None:
         """Between two steps of work: see whether it is still wanted. Raises RunEnded."""
-        with self._news:
+        with self._changed:
             arrived = list(self._arrived)
         if any(isinstance(one, Exception) or isinstance(one.header, Release | Dismiss) for one in arrived):
             raise RunEnded
@@ -120,16 +122,16 @@ class ThreadedInbox:
         arrived: _Arrived | None = None
         while not isinstance(arrived, Exception):
             try:
-                arrived = self._line.receive()
+                arrived = self._client.receive()
             except (CannotJoin, ConnectionLost) as error:
                 arrived = error
-            with self._news:
+            with self._changed:
                 self._arrived.append(arrived)
-                self._news.notify()
+                self._changed.notify()
 
     def _send(self) -> None:
         while (frame := self._leaving.get()) is not None:
             try:
-                self._line.send(*frame)
+                self._client.send(*frame)
             except (CannotJoin, ConnectionLost):
                 return  # whoever receives is told

@@ -1,14 +1,13 @@
-"""A node: joins a master, makes ready for whatever run there is, computes what it is leased, until it is told to go.
+"""A node: joins a master, makes ready for whatever run there is, computes what it is leased, until it is dismissed.
 
     Join -> Welcome -> measure the device -> Profiled
-    Prepare -> fetch code and data -> make the engine -> Ready
-    Told    -> work -> Contribution                       (employment.py)
-    Assess  -> Assessed
-    Release -> forget the run
-    Farewell -> end
+    Prepare, BlobChunk, ServerReply, Validate -> the session of a run (worker_session)
+    Release -> the session ends
+    Dismiss -> the node ends
 
-One thread does all this; it reads the next frame when it has done what the last one asked for. Another one beats, so
-that the master knows that the node lives, and finds the master again when the connection breaks (line.py).
+One thread does all this; it reads the next frame when it has done what the last one asked for. Another one sends
+heartbeats, so that the master knows that the node lives, and connects again when the connection breaks
+(reconnecting_client).
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from evener.errors import EvenerError, NodeLost
 from evener.profile import DeviceProfile
-from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.inbox import Inbox, RunEnded, ThreadedInbox
-from evener.ps.job import Job, decode_job
+from evener.ps.job import decode_job
 from evener.ps.messages import (
     PROTOCOL,
     BlobChunk,
@@ -35,74 +34,173 @@ from evener.ps.messages import (
     Prepare,
     Profiled,
     Quarantine,
-    Ready,
     Release,
     ServerReply,
     Validate,
     Welcome,
 )
-from evener.ps.node_config import NodeConfig, setup_for
+from evener.ps.node_config import NodeConfig
 from evener.ps.reconnecting_client import Dial, ReconnectingClient
 from evener.ps.worker_session import WorkerSession
 from evener.wire.errors import ConnectionLost
-from evener.wire.frame import Frame
+from evener.wire.frame import Buffer
+
+Buffers = tuple[memoryview, ...]
+"""Of a frame."""
 
 
 class Node:
     """One node.
 
     Args:
-        abilities: what it is and has.
+        config: what it is and has.
         dial: makes a connection to the master within the seconds given, with this patience.
-        say: tells the user.
+        log: takes sentences for the user.
 
     Raises:
         CannotJoin: the master cannot be reached.
     """
 
-    def __init__(
-        self,
-        abilities: NodeConfig,
-        dial: Dial,
-        say: Callable[[str], None],
-    ) -> None:
-        self._abilities, self._say = abilities, say
+    def __init__(self, config: NodeConfig, dial: Dial, log: Callable[[str], None]) -> None:
+        self._config, self._log = config, log
         self._incarnation = time.time_ns() // 10**6
         self._profile: DeviceProfile | None = None
-        self._job: Job | None = None
-        self._employment: WorkerSession | None = None
-        self._receiver = BlobReceiver(abilities.cache / "blobs")
+        self._session: WorkerSession | None = None
         self._steps = 0
-        self._line = ReconnectingClient(dial, self._introduce, self._beat, self._report_break)
-        self._inbox: Inbox | ThreadedInbox = Inbox(self._line)
+        self._handlers: dict[type[Header], Callable[[Any, Buffers], None]] = {
+            ServerReply: self._on_reply,
+            Validate: self._on_validate,
+            Welcome: self._on_welcome,
+            Prepare: self._on_prepare,
+            BlobChunk: self._on_chunk,
+            Release: self._on_release,
+            Quarantine: self._on_quarantine,
+        }
+        self._client = ReconnectingClient(dial, self._introduction, self._heartbeat, self._log_break)
+        self._inbox: Inbox | ThreadedInbox = Inbox(self._client)
 
     def serve(self) -> None:
-        """Be a node until the master says goodbye.
+        """Be a node until the master dismisses it.
 
         Raises:
             NodeLost: the master refuses this node, with the reason.
         """
         try:
             while True:
-                frame = self._inbox.next()
+                frame = self._inbox.receive()
                 if isinstance(frame.header, Dismiss):
-                    return self._part(frame.header)
-                self._handle(frame)
+                    return self._on_dismiss(frame.header)
+                handle = self._handlers.get(type(frame.header))
+                if handle is not None:
+                    handle(frame.header, frame.buffers)
                 self._work()
         except ConnectionLost as error:
-            if not self._line.has_ended_for_good:
+            if not self._client.is_over:
                 raise
-            self._say(str(error))
+            self._log(str(error))
         except KeyboardInterrupt:
-            self._line.say_last(Leave())
+            self._client.send_last(Leave())
             raise
         finally:
-            self._forget()
-            self._line.close()
+            self._end_session()
+            self._client.close()
             self._inbox.close()
 
-    def _introduce(self) -> Join:
-        own, employment = self._abilities, self._employment
+    def _work(self) -> None:
+        """Do what there is to do, a lease at a time, until the next frame is needed or waits."""
+        while self._session is not None and self._session.can_work:
+            if not self._attempt(self._session.work):
+                return
+
+    def _attempt(self, action: Callable[..., None], *words: Any) -> bool:
+        """Do something for the run, and whether that succeeded; what fails ends this node's part in the run."""
+        try:
+            action(*words)
+        except RunEnded:
+            return False
+        except NodeLost:  # of the connection: nothing that the task did
+            raise
+        except Exception as error:
+            self._resign(error)
+            return False
+        return True
+
+    def _resign(self, error: Exception) -> None:
+        """Say that this node cannot take part in the run, and why."""
+        assert self._session is not None
+        job, reason = self._session.job, explain(error)
+        self._log(f"cannot take part in {job.title}: {reason}")
+        self._end_session()
+        self._send(NotReady(run=job.run, reason=reason))
+
+    def _on_welcome(self, welcome: Welcome, _: Buffers) -> None:
+        self._client.patience = welcome.patience
+        for remark in welcome.remarks:
+            self._log(f"warning: {remark}")
+        if self._profile is None:
+            self._profile = self._config.measure()
+            self._send(Profiled(profile=self._profile))
+        if self._session is not None:
+            self._session.resend()
+
+    def _on_prepare(self, _: Prepare, buffers: Buffers) -> None:
+        job = decode_job(buffers[0])
+        if self._session is not None and self._session.job.run == job.run:
+            return  # it was asked for over an earlier connection
+        self._end_session()
+        self._log(f"preparing for {job.title}")
+        if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
+            self._inbox = ThreadedInbox(self._client, self._inbox.waiting)
+        self._session = WorkerSession(job, self._config, self._send, self._between_steps)
+        self._advance(self._session, self._session.start)
+
+    def _on_chunk(self, chunk: BlobChunk, buffers: Buffers) -> None:
+        if self._session is not None:
+            self._advance(self._session, self._session.on_chunk, chunk, buffers[0])
+
+    def _advance(self, session: WorkerSession, action: Callable[..., None], *words: Any) -> None:
+        """Take a step on the way to being ready."""
+        was_ready = session.is_ready
+        if self._attempt(action, *words) and session.is_ready and not was_ready:
+            self._log(f"ready for {session.job.title}")
+
+    def _on_reply(self, reply: ServerReply, buffers: Buffers) -> None:
+        if self._session is not None and reply.run == self._session.job.run:
+            self._session.on_reply(reply, buffers[0] if buffers else None)
+
+    def _on_validate(self, asked: Validate, buffers: Buffers) -> None:
+        if self._session is not None and asked.run == self._session.job.run:
+            self._attempt(self._session.validate, asked, buffers[0])
+
+    def _on_quarantine(self, quarantine: Quarantine, _: Buffers) -> None:
+        self._log(f"benched for {quarantine.seconds:.3g} s: {quarantine.reason}")
+        if self._session is not None:
+            self._session.drop_leases()
+
+    def _on_release(self, release: Release, _: Buffers) -> None:
+        if self._session is not None and self._session.job.run == release.run:
+            self._log(f"done with {self._session.job.title}")
+            self._end_session()
+
+    def _on_dismiss(self, dismiss: Dismiss) -> None:
+        if dismiss.is_error:
+            raise NodeLost(f"the master refuses node {self._config.name}: {dismiss.reason}")
+        self._log(f"the master says goodbye: {dismiss.reason}")
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _between_steps(self) -> None:
+        self._steps += 1
+        self._inbox.check_run()
+
+    def _send(self, header: Header, *buffers: Buffer) -> None:
+        self._inbox.send(header, buffers)
+
+    def _introduction(self) -> Join:
+        own, session = self._config, self._session
         return Join(
             protocol=PROTOCOL,
             name=own.name,
@@ -112,142 +210,15 @@ class Node:
             torch=own.versions.torch,
             clock=time.time(),
             device=own.device,
-            run=employment.job.run if employment else "",
+            run=session.job.run if session is not None and session.is_ready else "",
             profile=self._profile,
         )
 
-    def _beat(self) -> Heartbeat:
+    def _heartbeat(self) -> Heartbeat:
         return Heartbeat(peak_memory_bytes=_peak_memory(), steps=self._steps)
 
-    def _report_break(self, why: str) -> None:
-        self._say(f"{why}; looking for the master" if why else "the master is there again")
-
-    def _part(self, farewell: Dismiss) -> None:
-        if farewell.is_error:
-            raise NodeLost(f"the master refuses node {self._abilities.name}: {farewell.reason}")
-        self._say(f"the master says goodbye: {farewell.reason}")
-
-    def _handle(self, frame: Frame[Header]) -> None:
-        header, buffers = frame.header, frame.buffers
-        if isinstance(header, ServerReply):
-            self._on_told(header, buffers[0] if buffers else None)
-        elif isinstance(header, Validate):
-            self._on_assess(header, buffers[0])
-        elif isinstance(header, Welcome):
-            self._on_welcome(header)
-        elif isinstance(header, Prepare):
-            self._on_prepare(buffers[0])
-        elif isinstance(header, BlobChunk):
-            self._on_chunk(header, buffers[0])
-        elif isinstance(header, Release):
-            self._on_release(header)
-        elif isinstance(header, Quarantine):
-            self._on_bench(header)
-
-    def _on_welcome(self, welcome: Welcome) -> None:
-        self._line.patience = welcome.patience
-        for remark in welcome.remarks:
-            self._say(f"warning: {remark}")
-        if self._profile is None:
-            self._profile = self._abilities.measure()
-            self._inbox.send(Profiled(profile=self._profile))
-        for fetch in self._receiver.resume():
-            self._inbox.send(fetch)
-        if self._employment is not None:
-            self._employment.resend(self._inbox)
-
-    def _on_prepare(self, data: memoryview) -> None:
-        job = decode_job(data)
-        if self._job is not None and self._job.run == job.run:
-            return  # it was asked for over an earlier connection
-        self._forget()
-        self._job = job
-        self._say(f"preparing for {job.title}")
-        for fetch in self._receiver.request(job.blobs):
-            self._inbox.send(fetch)
-        self._begin_if_complete()
-
-    def _on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
-        try:
-            for fetch in self._receiver.receive(chunk, data):
-                self._inbox.send(fetch)
-        except (EvenerError, OSError) as error:
-            self._resign(error)
-            return
-        self._begin_if_complete()
-
-    def _begin_if_complete(self) -> None:
-        """Make the engine once code and data are here."""
-        job = self._job
-        if job is None or self._employment is not None or not self._receiver.is_complete:
-            return
-        try:
-            engine = self._abilities.build(setup_for(job, self._abilities, self._receiver, self._look_up))
-            unit_seconds = engine.unit_seconds()
-        except Exception as error:
-            self._resign(error)
-            return
-        self._employment = WorkerSession(job, engine)
-        if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
-            self._inbox = ThreadedInbox(self._line)
-        self._say(f"ready for {job.title}")
-        self._inbox.send(Ready(run=job.run, unit_seconds=unit_seconds))
-
-    def _look_up(self) -> None:
-        self._steps += 1
-        self._inbox.look_up()
-
-    def _on_told(self, told: ServerReply, image: memoryview | None) -> None:
-        if self._employment is not None and told.run == self._employment.job.run:
-            self._employment.hear(told, image)
-
-    def _on_assess(self, asked: Validate, weights: memoryview) -> None:
-        if self._employment is None or asked.run != self._employment.job.run:
-            return
-        try:
-            self._inbox.send(self._employment.validate(asked, weights))
-        except RunEnded:
-            pass
-        except Exception as error:
-            self._resign(error)
-
-    def _work(self) -> None:
-        """Do what there is to do, a lease at a time, until the next frame is needed or waits."""
-        while self._employment is not None and self._employment.can_work:
-            try:
-                self._employment.work(self._inbox)
-            except RunEnded:
-                return
-            except Exception as error:
-                self._resign(error)
-
-    def _on_bench(self, bench: Quarantine) -> None:
-        self._say(f"benched for {bench.seconds:.3g} s: {bench.reason}")
-        if self._employment is not None:
-            self._employment.drop_leases()
-
-    def _on_release(self, release: Release) -> None:
-        if self._job is not None and self._job.run == release.run:
-            self._say(f"done with {self._job.title}")
-            self._forget()
-
-    def _resign(self, error: Exception) -> None:
-        """Say that this node cannot take part in the run, and why; wire's own errors go on."""
-        if isinstance(error, NodeLost):
-            raise error
-        assert self._job is not None
-        run, reason = self._job.run, explain(error)
-        self._say(f"cannot take part in {self._job.title}: {reason}")
-        self._forget()
-        self._inbox.send(NotReady(run=run, reason=reason))
-
-    def _forget(self) -> None:
-        """Let go of the job."""
-        self._receiver.close()
-        self._job = None
-        if self._employment is not None:
-            self._employment.close()
-            self._employment = None
+    def _log_break(self, why: str) -> None:
+        self._log(f"{why}; looking for the master" if why else "the master is there again")
 
 
 def explain(error: Exception) -> str:

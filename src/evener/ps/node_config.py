@@ -1,4 +1,4 @@
-"""What a node is and has, and what its engine for a job is therefore made from."""
+"""What a node is and has."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from evener import __version__
 from evener.host import version_of
 from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
-from evener.ps.blob_transfer import BlobReceiver
-from evener.ps.engine import Build, EngineSetup
-from evener.ps.job import Job
+from evener.ps.engine import Build
 
 
 class NodeConfig(NamedTuple):
@@ -43,19 +41,3 @@ class NodeConfig(NamedTuple):
 def versions_here() -> Versions:
     """What runs on this machine; PyTorch is not imported."""
     return Versions(__version__, platform.python_version(), version_of("torch"))
-
-
-def setup_for(job: Job, own: NodeConfig, blobs: BlobReceiver, between_steps: Callable[[], None]) -> EngineSetup:
-    """What the engine of `job` is made from, once its blobs are here.
-
-    The node's own data come before those that the command named, and what was sent with the job before both.
-    """
-    shared = Path(job.data_dir) if job.data_dir else None
-    return EngineSetup(
-        job=job,
-        code=blobs.path_of(job.code) if job.code else None,
-        data=blobs.path_of(job.data) if job.data else shared and (own.data or shared),
-        device=own.device,
-        speed=own.speed,
-        between_steps=between_steps,
-    )

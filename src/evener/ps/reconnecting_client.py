@@ -1,9 +1,9 @@
 """A node's connection to its master, which is made anew whenever it breaks, while the node computes or waits.
 
 Only one thread receives. Every thread may send, and whichever notices first that the connection is broken dials again,
-with growing pauses; a thread of the line's own sends beats, so that a break is noticed while everybody else computes.
-What was in flight when it broke may be lost. Over a new connection the line first says who the node is; the master's
-`Welcome`, which comes before anything else, is the sign for the node to say again what was not answered.
+with growing pauses; a thread of its own sends heartbeats, so that a break is noticed while everybody else computes.
+What was in flight when it broke may be lost. Over a new connection the node first introduces itself; the master's
+`Welcome`, which comes before anything else, is the sign for the node to send again what was not answered.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Dial = Callable[[float, float], Connection[Header]]
 
 
 class ReconnectingClient:
-    """A node's line to its master; close it.
+    """A node's connection to its master; close it.
 
     Args:
         dial: makes a connection within the seconds given, with this patience.
-        introduce: what the node says first over every new connection.
-        beat: what it says again and again.
+        introduce: makes what the node sends first over every new connection.
+        beat: makes what it sends again and again.
         on_break: told why, whenever a connection broke, and when another one stands (with an empty string).
 
     Raises:
@@ -50,10 +50,10 @@ class ReconnectingClient:
         self._renewing = threading.Lock()
         self._ended = threading.Event()
         self._failure: CannotJoin | None = None
-        self.has_ended_for_good = False
+        self.is_over = False
         """Whether the master has said that it will not come back."""
         self.patience = Limits().patience
-        """Seconds of silence after which a connection is given up; the master's, once it has told."""
+        """Seconds of silence after which a connection is given up; the master's, once it has said."""
         self._connection = dial(JOIN_SECONDS, self.patience)
         self._connection.send(introduce())
         self._beating = threading.Thread(target=self._beat, name="evener-beat", daemon=True)
@@ -64,7 +64,7 @@ class ReconnectingClient:
 
         Raises:
             CannotJoin: the connection broke and can never be made again.
-            ConnectionLost: the line was closed, or the master has ended for good.
+            ConnectionLost: the client was closed, or the master has ended for good.
         """
         connection = self._connection
         try:
@@ -77,7 +77,7 @@ class ReconnectingClient:
 
         Raises:
             CannotJoin: the connection broke and can never be made again.
-            ConnectionLost: the line was closed, or the master has ended for good.
+            ConnectionLost: the client was closed, or the master has ended for good.
         """
         while True:
             connection = self._connection
@@ -86,7 +86,7 @@ class ReconnectingClient:
             except (ConnectionLost, BadFrame) as error:
                 self._renew(connection, error)
 
-    def say_last(self, header: Header) -> None:
+    def send_last(self, header: Header) -> None:
         """Send a frame if the connection still takes it."""
         with contextlib.suppress(ConnectionLost):
             self._connection.send(header)
@@ -117,7 +117,7 @@ class ReconnectingClient:
             if self._connection is not broken:
                 return
             if MASTER_ENDED in str(why):
-                self.has_ended_for_good = True
+                self.is_over = True
                 self._ended.set()
             if self._failure is None and not self._ended.is_set():
                 self._on_break(str(why))

@@ -1,6 +1,8 @@
-"""A node's part in one run: the leases that it holds, and what it has sent and not heard of.
+"""A node's part in one run, from the job that it is sent until its release.
 
-    answer with a lease -> work -> contribution -> answer with a lease -> ...
+    Prepare -> fetch code and data -> make the engine -> Ready
+    ServerReply with a lease -> work -> Contribution -> ServerReply with a lease -> ...
+    Validate -> Validated
 
 Over a new connection everything that was not answered is sent again; the master states again what it had said. So both
 sides may say things twice, and a lease is worked on once.
@@ -9,71 +11,136 @@ sides may say things twice, and a lease is worked on once.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
 
-from evener.ps.engine import NodeEngine
-from evener.ps.inbox import Inbox, ThreadedInbox
+from evener.ps.blob_transfer import BlobReceiver
+from evener.ps.engine import EngineSetup, NodeEngine
 from evener.ps.job import Job
-from evener.ps.messages import Contribution, ServerReply, Validate, Validated
+from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
+from evener.ps.node_config import NodeConfig
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat
 from evener.sync.messages import Lease, Push
 from evener.sync.worker import WorkerReplica
+from evener.wire.frame import Buffer
+
+
+class SendToMaster(Protocol):
+    """Sends to the master."""
+
+    def __call__(self, header: Header, *buffers: Buffer) -> None:
+        """Send a frame."""
+        ...
 
 
 class WorkerSession:
-    """What a node does for one job, from its first lease to the last.
+    """What a node does for one job; close it.
 
     Args:
         job: see `Job`.
-        engine: ready for it.
+        config: of the node.
+        send: see above.
+        between_steps: called between local steps; raises if the run is over.
     """
 
-    def __init__(self, job: Job, engine: NodeEngine) -> None:
-        self.job, self._engine = job, engine
-        self._replica = WorkerReplica(engine, job.agreement)
+    def __init__(self, job: Job, config: NodeConfig, send: SendToMaster, between_steps: Callable[[], None]) -> None:
+        self.job, self._config, self._send, self._between_steps = job, config, send, between_steps
+        self._blobs = BlobReceiver(config.cache / "blobs")
+        self._engine: NodeEngine | None = None
+        self._replica: WorkerReplica | None = None
         self._leases: deque[Lease] = deque()
         self._unanswered: dict[int, tuple[Push, memoryview]] = {}
 
-    def hear(self, told: ServerReply, image: memoryview | None) -> None:
-        """Take in what the server said."""
-        answer = told.answer
-        if answer.answers is not None:
-            self._unanswered.pop(answer.answers, None)
-        self._replica.take(answer, image)
-        if answer.is_anew:
-            self._leases.clear()
-        if answer.lease is not None and not self._knows(answer.lease.number):
-            self._leases.append(answer.lease)
+    @property
+    def is_ready(self) -> bool:
+        """Whether code, data and engine are there."""
+        return self._replica is not None
 
     @property
     def can_work(self) -> bool:
         """Whether there is something to do now."""
-        return bool(self._leases) and len(self._replica.underway) < self.job.agreement.depth
+        replica = self._replica
+        return bool(self._leases) and replica is not None and len(replica.underway) < self.job.agreement.depth
 
-    def work(self, inbox: Inbox | ThreadedInbox) -> None:
+    def start(self) -> None:
+        """Ask for what is not here; make the engine if nothing is missing. Raises what the task's own code raises."""
+        self._fetch(self._blobs.request(self.job.blobs))
+        self._make_engine_if_complete()
+
+    def on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
+        """Keep a piece of a blob; make the engine if it was the last one. Raises as `start`, and OSError."""
+        self._fetch(self._blobs.receive(chunk, data))
+        self._make_engine_if_complete()
+
+    def on_reply(self, reply: ServerReply, image: memoryview | None) -> None:
+        """Take in what the server answers."""
+        answer, replica = reply.answer, self._replica
+        if replica is None:
+            return
+        if answer.answers is not None:
+            self._unanswered.pop(answer.answers, None)
+        replica.take(answer, image)
+        if answer.is_anew:
+            self._leases.clear()
+        if answer.lease is not None and not self._knows(replica, answer.lease.number):
+            self._leases.append(answer.lease)
+
+    def work(self) -> None:
         """Do what the oldest lease says, and send it."""
+        assert self._replica is not None
         push, image = self._replica.work(self._leases.popleft())
         self._unanswered[push.number] = push, image
-        inbox.send(Contribution(run=self.job.run, push=push), [image])
+        self._send(Contribution(run=self.job.run, push=push), image)
 
-    def resend(self, inbox: Inbox | ThreadedInbox) -> None:
-        """Say again, over a new connection, what was not answered; the master names the leases that still hold."""
+    def validate(self, asked: Validate, weights: memoryview) -> None:
+        """Send what the weights make of a slice of the validation data."""
+        if self._engine is None:
+            return
+        loss, correct = self._engine.validate(Flat(self.job.layout, as_bytes(weights)), asked.first, asked.size)
+        self._send(Validated(run=self.job.run, number=asked.number, loss=loss, correct=correct))
+
+    def resend(self) -> None:
+        """Ask and send again, over a new connection, what was not answered; the master names the leases that hold."""
+        self._fetch(self._blobs.resume())
         for push, image in self._unanswered.values():
-            inbox.send(Contribution(run=self.job.run, push=push), [image])
+            self._send(Contribution(run=self.job.run, push=push), image)
 
     def drop_leases(self) -> None:
         """Forget what there was to do: others do it."""
         self._leases.clear()
 
-    def validate(self, asked: Validate, weights: memoryview) -> Validated:
-        """What the weights make of a slice of the validation data."""
-        flat = Flat(self.job.layout, as_bytes(weights))
-        loss, correct = self._engine.validate(flat, asked.first, asked.size)
-        return Validated(run=self.job.run, number=asked.number, loss=loss, correct=correct)
-
     def close(self) -> None:
         """The run is over."""
-        self._engine.close()
+        self._blobs.close()
+        if self._engine is not None:
+            self._engine.close()
 
-    def _knows(self, number: int) -> bool:
-        return number in self._replica.underway or any(lease.number == number for lease in self._leases)
+    def _fetch(self, fetches: list[FetchBlob]) -> None:
+        for fetch in fetches:
+            self._send(fetch)
+
+    def _make_engine_if_complete(self) -> None:
+        if self.is_ready or not self._blobs.is_complete:
+            return
+        self._engine = self._config.build(self._engine_setup())
+        unit_seconds = self._engine.unit_seconds()
+        self._replica = WorkerReplica(self._engine, self.job.agreement)
+        self._send(Ready(run=self.job.run, unit_seconds=unit_seconds))
+
+    def _engine_setup(self) -> EngineSetup:
+        """The node's own data come before those that the command named; what was sent with the job, before both."""
+        job, config = self.job, self._config
+        shared = Path(job.data_dir) if job.data_dir else None
+        return EngineSetup(
+            job=job,
+            code=self._blobs.path_of(job.code) if job.code else None,
+            data=self._blobs.path_of(job.data) if job.data else shared and (config.data or shared),
+            device=config.device,
+            speed=config.speed,
+            between_steps=self._between_steps,
+        )
+
+    def _knows(self, replica: WorkerReplica, number: int) -> bool:
+        return number in replica.underway or any(lease.number == number for lease in self._leases)
