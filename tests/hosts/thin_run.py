@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from evener.experiments.nfnn_run import Bench, Wanted
+from evener.experiments.nfnn import NfnnMaster, NfnnRun
 from evener.ps.master_client import MasterClient
 from evener.tasks.load import load_thin_task
 from evener.wire.identity import Address, Token
@@ -20,8 +20,8 @@ def main(address: str, token: str, data: str, workers: str, updates: str) -> Non
     with MasterClient(Address.parse(address), Token.parse(token), 60.0) as control:
         while sum(node.score is not None and node.state == "present" for node in control.ask().nodes) < int(workers):
             time.sleep(0.1)
-        bench = Bench(load_thin_task("nfnn", Path(data)), Path(data), control, lambda: None)
-        outcome = bench.run(Wanted("async", int(workers), int(updates), weights_seed=9, order_seed=0))
+        running = NfnnMaster(load_thin_task("nfnn", Path(data)), Path(data), control, lambda: None)
+        outcome = running.run(NfnnRun("async", int(workers), int(updates), weights_seed=9, order_seed=0))
     sys.stdout.write(f"{int(updates) / outcome.seconds:.1f} updates/s, accuracy {outcome.accuracy:.4f}\n")
 
 

@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from commands import command, evener, processes_of
-
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.state_dir import StateDir
 from evener.ps.status import ClusterStatus, NodeStatus
+from support.commands import command, evener, processes_of
 
 WAIT_SECONDS = 60.0
 _WITHOUT_TORCH = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import TINY, evener, evener_here
+
+from support.commands import TINY, evener, evener_here
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from commands import command, evener, processes_of
+
+from support.commands import command, evener, processes_of
 
 ENDLESS = str(Path(__file__).parents[1] / "support_tasks" / "endless.py")
 PATIENCE = 4.0

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from commands import TINY, evener, evener_here
 
 from evener.launch.nodes import parse_local_nodes
 from evener.plan import Plan
@@ -14,6 +13,7 @@ from evener.record import TrainRecord
 from evener.run.commands import perform
 from evener.run.order import Order
 from evener.schema import read_noun
+from support.commands import TINY, evener, evener_here
 
 
 def test_a_plan_for_imagined_machines_is_ranked_saved_and_printed(tmp_path: Path) -> None:

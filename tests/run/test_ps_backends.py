@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import TINY
 from safetensors.numpy import load_file, save
 
 from evener.ps.engine import ModelBackend
 from evener.run.order import Order
 from evener.run.ps_backends import is_thin, load_backend
 from evener.sync.protocol import Adam
+from support.commands import TINY
 
 SMALL = {"channels": "4", "blocks": "1"}
 THIN_ONLY = """

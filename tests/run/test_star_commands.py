@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import TINY, evener
 from safetensors import safe_open
 from star_cluster import cluster, wait_until
 
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
 from evener.schema import read_noun
+from support.commands import TINY, evener
 
 pytestmark = pytest.mark.slow
 TASKS = Path(TINY).parent

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import TINY
 from safetensors.torch import load_file
 
 from evener.launch.nodes import parse_local_nodes
@@ -17,6 +16,7 @@ from evener.run.order import Order
 from evener.run.ps_options import Way, Where
 from evener.run.ps_train import train_on_star
 from evener.schema import read_noun
+from support.commands import TINY
 
 SMOOTH = str(Path(TINY).with_name("smooth.py"))
 DIGITS = {"channels": "8", "blocks": "1"}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import TINY, evener
 from safetensors.torch import load_file
 
 from evener.errors import EvenerError, InvalidInput
@@ -21,6 +20,7 @@ from evener.run.given import fit_plan, take_plan
 from evener.run.order import Order
 from evener.run.strategy import check_strategy, replica_rows
 from evener.schema import read_noun
+from support.commands import TINY, evener
 
 TOLERANCE = 1e-10
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import TINY, evener, last_json
 from safetensors.torch import load_file
 
 from evener.errors import EvenerError
@@ -19,6 +18,7 @@ from evener.record import TrainRecord
 from evener.run.commands import perform
 from evener.run.order import Order
 from evener.schema import read_noun
+from support.commands import TINY, evener, last_json
 
 
 def train(tmp_path: Path, name: str, speeds: str = "1", **words: Any) -> dict[str, torch.Tensor]:

@@ -11,15 +11,19 @@ are GPUs, and models and memory are those of the paper.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 
+import torch
 from rich.console import Console
 
+from evener.comm.group import Group
 from evener.errors import require
 from evener.experiments.gpipe_memory import Largest, largest
-from evener.experiments.gpipe_models import FULL, SMALL, Scale
-from evener.experiments.gpipe_published import NAIVE
+from evener.experiments.gpipe_models import FULL, NAIVE, SMALL, PipelineSpeed, Scale
 from evener.experiments.gpipe_report import (
     Row,
     host_rows,
@@ -27,11 +31,67 @@ from evener.experiments.gpipe_report import (
     memory_table,
     speed_table,
     throughput_rows,
-    write_csv,
 )
-from evener.experiments.gpipe_speed import Speed, speeds
-from evener.experiments.strategies_nodes import equal_nodes, numbers, require_gpus, where
+from evener.experiments.local_ranks import equal_nodes, measure_on, numbers, require_gpus, where
+from evener.experiments.results import write_csv
+from evener.launch.nodes import LocalNode
+from evener.parallel.pipeline.pipeline import Pipeline
 from evener.run.console import open_console, print_line
+
+
+def speeds(
+    scale: Scale, nodes: Sequence[LocalNode], micro_batches: Sequence[int], steps: int, through_host: bool
+) -> list[PipelineSpeed]:
+    """Of the model that is timed, a stage on each of `nodes`, for every number of micro-batches in turn.
+
+    Args:
+        scale: of the model.
+        nodes: one a stage.
+        micro_batches: numbers M.
+        steps: to be timed.
+        through_host: whether tensors travel through the memory of the host, even between GPUs.
+    """
+    on_gpus = all(node.device.startswith("cuda") for node in nodes)
+    backend = "nccl" if on_gpus and not through_host else "gloo"
+    return measure_on(nodes, partial(_speeds, scale, tuple(micro_batches), steps), list[PipelineSpeed], backend)
+
+
+def _speeds(scale: Scale, micro_batches: Sequence[int], steps: int, group: Group) -> list[PipelineSpeed]:
+    """What every rank does."""
+    return [_timed(scale, number, steps, group) for number in micro_batches]
+
+
+def _timed(scale: Scale, micro_batches: int, steps: int, group: Group) -> PipelineSpeed:
+    """Steps of all stages; the first one, which warms up, is not counted."""
+    torch.manual_seed(0)
+    inputs, targets = scale.batch(scale.timed_samples)
+    pipeline = Pipeline(
+        scale.build_timed(),
+        inputs,
+        scale.loss,
+        micro_batches=micro_batches,
+        on=group if group.size > 1 else [group.device],
+        schedule="gpipe",
+        rematerialise="always",
+        costs="estimated",
+        weigh=scale.weigh,
+    )
+    took = []
+    for _ in range(steps + 1):
+        group.barrier()
+        begin = time.perf_counter()
+        pipeline.step(inputs, targets)
+        if group.device.type == "cuda":
+            torch.cuda.synchronize(group.device)
+        group.barrier()
+        took.append(time.perf_counter() - begin)
+    return PipelineSpeed(
+        family=scale.family,
+        stages=group.size,
+        micro_batches=micro_batches,
+        samples_per_second=scale.timed_samples / median(took[1:]),
+        bubble=pipeline.timeline().bubble,
+    )
 
 
 def gpipe(
@@ -71,7 +131,7 @@ def gpipe(
     for scale in families:
         require(chunks[-1] <= scale.timed_samples, "--micro-batches", chunks[-1], f"at most {scale.timed_samples}")
     console = open_console(as_json)
-    timer = _Timer(families, counts, steps, apart=full)
+    timer = _SpeedTable(families, counts, steps, apart=full)
     found: dict[str, list[Row]] = {}
     if 1 in wanted:
         tried = sorted({NAIVE, 1, *counts})
@@ -98,7 +158,7 @@ def _largest(scale: Scale, stages: int, console: Console) -> Largest:
     return found
 
 
-class _Timer:
+class _SpeedTable:
     """Times each combination once, also where two tables show it.
 
     Args:
@@ -110,9 +170,9 @@ class _Timer:
 
     def __init__(self, families: Sequence[Scale], stages: Sequence[int], steps: int, *, apart: bool) -> None:
         self._families, self._stages, self._steps, self._apart = families, stages, steps, apart
-        self._known: dict[tuple[str, int, int, bool], Speed] = {}
+        self._known: dict[tuple[str, int, int, bool], PipelineSpeed] = {}
 
-    def speeds(self, micro_batches: Sequence[int], *, through_host: bool) -> list[Speed]:
+    def speeds(self, micro_batches: Sequence[int], *, through_host: bool) -> list[PipelineSpeed]:
         """By family, then by stages, then by micro-batches."""
         return [
             speed
@@ -121,7 +181,7 @@ class _Timer:
             for speed in self._row(scale, stages, micro_batches, through_host and self._apart)
         ]
 
-    def _row(self, scale: Scale, stages: int, micro_batches: Sequence[int], through_host: bool) -> list[Speed]:
+    def _row(self, scale: Scale, stages: int, micro_batches: Sequence[int], through_host: bool) -> list[PipelineSpeed]:
         missing = [m for m in micro_batches if (scale.family, stages, m, through_host) not in self._known]
         if missing:
             nodes = equal_nodes(stages, max(self._stages))

@@ -8,21 +8,16 @@ for every number of stages (and one without re-materialisation, "naive")
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import msgspec
 import torch
 
-from evener.atomic import atomic_write
-from evener.comm.group import Group, leave_group
+from evener.comm.group import Group
 from evener.errors import DoesNotFit
-from evener.experiments.gpipe_models import Scale
-from evener.experiments.gpipe_published import NAIVE
-from evener.experiments.strategies_nodes import equal_nodes
-from evener.launch.rank_environment import RankEnvironment
-from evener.launch.ranks import run_local
+from evener.experiments.gpipe_models import NAIVE, Scale
+from evener.experiments.local_ranks import equal_nodes, measure_on
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.batches import resized, sizes_of
 from evener.parallel.pipeline.design import Wish, design
@@ -30,11 +25,8 @@ from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.rematerialise import Rematerialise
-from evener.run.world import join_world
 from evener.schema import Part
 from evener.tracer.meta_model import on_meta
-
-_PATIENCE = 600.0
 
 
 class Largest(Part, frozen=True, kw_only=True):
@@ -57,13 +49,6 @@ class Largest(Part, frozen=True, kw_only=True):
     activation_bytes: int
     fullest: int
     memory: float
-
-
-class _Order(Part, frozen=True, kw_only=True):
-    scale: Scale
-    stages: int
-    layers: int
-    file: str
 
 
 def largest(scale: Scale, stages: int) -> Largest:
@@ -127,22 +112,16 @@ def _fits(scale: Scale, stages: int, layers: int) -> bool:
 
 def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:
     """Train a step on a process a stage; parameters of the model, and what the fullest process held."""
-    with tempfile.TemporaryDirectory(prefix="evener-") as folder:
-        file = Path(folder, "held.json")
-        order = _Order(scale=scale, stages=stages, layers=layers, file=str(file))
-        run_local(
-            _hold, equal_nodes(max(1, stages), max(1, stages)), order, patience=_PATIENCE, on_event=lambda _: None
-        )
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+    nodes = equal_nodes(max(1, stages), max(1, stages))
+    return measure_on(nodes, partial(_hold, scale, stages, layers), dict[str, int])
 
 
-def _hold(seat: RankEnvironment, order: _Order) -> None:
+def _hold(scale: Scale, stages: int, layers: int, group: Group) -> dict[str, int]:
     """One stage: the second step of the model, counted."""
-    group = join_world(seat)
-    scale, wish = order.scale, _wish(order.scale, order.stages)
+    wish = _wish(scale, stages)
     inputs, targets = scale.batch(scale.samples)
     pipeline = Pipeline(
-        scale.build_without_memory(order.layers),
+        scale.build_without_memory(layers),
         inputs,
         scale.loss,
         micro_batches=wish.micro_batches,
@@ -157,11 +136,7 @@ def _hold(seat: RankEnvironment, order: _Order) -> None:
     with LiveBytes() as live:
         pipeline.step(inputs, targets)
     own = [sum(p.numel() for p in pipeline.parameters()), live.peak, sum(p.nbytes for p in pipeline.parameters())]
-    found = _held(group, own)
-    if group.is_leader:
-        atomic_write(Path(order.file), msgspec.json.encode(found))
-    group.barrier()
-    leave_group()
+    return _held(group, own)
 
 
 def _held(group: Group, own: list[int]) -> dict[str, int]:

@@ -15,6 +15,26 @@ from evener.parallel.pipeline.weighting import Loss, Weigh
 from evener.schema import Part
 
 AMOEBANET, TRANSFORMER = "AmoebaNet-D", "Transformer"
+NAIVE = 0
+"""Stands for one accelerator without re-materialisation, where a number of stages is meant."""
+
+
+class PipelineSpeed(Part, frozen=True, kw_only=True):
+    """How fast a pipeline trains.
+
+    Attributes:
+        family: of models.
+        stages: K.
+        micro_batches: M.
+        samples_per_second: of the median step.
+        bubble: idle share of the stages' time in the last step.
+    """
+
+    family: str
+    stages: int
+    micro_batches: int
+    samples_per_second: float
+    bubble: float
 
 
 class Scale(Part, frozen=True, kw_only=True):

@@ -17,27 +17,129 @@ matter more than the order does: with one worker 20 seeds come to 79.9 to 83.9 %
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
+from typing import NamedTuple
 
-from evener.errors import require
-from evener.experiments.nfnn_report import MODES, Cell, line, show, words
-from evener.experiments.nfnn_run import Bench, Outcome, Wanted
+from safetensors.numpy import load as load_weights
+
+from evener import autodiff as ad
+from evener.errors import EvenerError, require
+from evener.experiments.nfnn_report import MODES, NfnnCell, as_row, line, show
 from evener.launch.nodes import LocalNode
+from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
+from evener.ps.thin_backend import ThinBackend
+from evener.record import TrainRecord
 from evener.run.console import open_console, print_line
 from evener.run.ps_local import local_cluster
+from evener.schema import parse_noun
 from evener.signals import sigterm_is_ctrl_c
+from evener.sync.layout import StateLayout
+from evener.sync.protocol import Sgd, SyncProtocol, Workload
+from evener.task import ThinTask
 from evener.tasks.load import load_thin_task
-from evener.tasks.thin.nfnn import BATCH, FOLDER
+from evener.tasks.thin.nfnn import BATCH, FOLDER, LEARNING_RATE
+
+
+class NfnnRun(NamedTuple):
+    """A run.
+
+    Attributes:
+        mode: sync or async.
+        workers: that take part.
+        updates: of the common weights.
+        weights_seed: of the weights that it begins with.
+        order_seed: of the order of the samples.
+    """
+
+    mode: str
+    workers: int
+    updates: int
+    weights_seed: int
+    order_seed: int
+
+
+class NfnnOutcome(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        seconds: from the first lease to the last update.
+        accuracy: on the validation data.
+        bytes_sent: gradients of all workers together.
+        bytes_received: weights, likewise.
+    """
+
+    seconds: float
+    accuracy: float
+    bytes_sent: int
+    bytes_received: int
+
+
+class NfnnMaster:
+    """A master with its nodes, and the data to validate with.
+
+    Args:
+        task: nfnn.
+        data: folder of MNIST, on this machine and the nodes.
+        control: connection to the master.
+        check: called every now and then during a run; may raise.
+    """
+
+    def __init__(self, task: ThinTask, data: Path, control: MasterClient, check: Callable[[], None]) -> None:
+        assert task.validation_data is not None
+        self._task, self._data, self._control, self._check = task, data, control, check
+        self._num_samples = len(task.train_data()[0])
+        self._images, self._labels = task.validation_data()
+
+    def run(self, wanted: NfnnRun) -> NfnnOutcome:
+        """Do it. Raises EvenerError: it ended before it was complete."""
+        backend = ThinBackend(self._task, wanted.weights_seed, "fp32")
+        job = self._job(wanted, backend.layout)
+        self._control.submit(job, backend.initial_weights(), [])
+        result = self._control.watch(job.run, lambda _: None, self._check)
+        if result.exit_code:
+            error = EvenerError(result.reason)
+            error.exit_code = result.exit_code
+            raise error
+        record = parse_noun(result.record, TrainRecord, source="the master's record")
+        backend.model.load_state_dict(load_weights(result.weights))
+        return NfnnOutcome(
+            seconds=record.seconds,
+            accuracy=self._accuracy(backend.model),
+            bytes_sent=sum(node.bytes_sent for node in record.nodes),
+            bytes_received=sum(node.bytes_received for node in record.nodes),
+        )
+
+    def _job(self, wanted: NfnnRun, layout: StateLayout) -> Job:
+        is_sync = wanted.mode == "sync"
+        rate = LEARNING_RATE * wanted.workers if is_sync else LEARNING_RATE
+        return Job(
+            run=f"nfnn-{wanted.mode}-{wanted.workers}-{wanted.order_seed}",
+            task="nfnn",
+            title="nfnn",
+            data_dir=str(self._data),
+            protocol=wanted.mode,
+            agreement=SyncProtocol(
+                batch=BATCH, outer=Sgd(learning_rate=rate), staleness=0 if is_sync else None, division="fixed"
+            ),
+            workload=Workload(num_samples=self._num_samples, num_updates=wanted.updates, seed=wanted.order_seed),
+            layout=layout,
+        )
+
+    def _accuracy(self, model: ad.nn.Module) -> float:
+        with ad.no_grad():
+            return float((model(ad.from_numpy(self._images)).numpy().argmax(1) == self._labels).mean())
+
 
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
 
 _PATIENCE = 15.0
 """Seconds of silence after which a worker is given up: the default of `evener up`."""
+
 _ALLOWED_MODES = (["sync"], ["async"], sorted(MODES))
 
 
@@ -51,7 +153,7 @@ def nfnn(
     seed: int,
     output: Path,
     as_json: bool,
-) -> list[Cell]:
+) -> list[NfnnCell]:
     """Do the experiment; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png` into `output`.
 
     Args:
@@ -79,7 +181,7 @@ def nfnn(
     require(num_samples >= BATCH, "training samples", num_samples, f"at least {BATCH}, a batch")
     source = (data or FOLDER).resolve()
     console = open_console(as_json)
-    cells: list[Cell] = []
+    cells: list[NfnnCell] = []
     with sigterm_is_ctrl_c():
         for count in counts:
             nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(count)]
@@ -88,21 +190,21 @@ def nfnn(
                 MasterClient(cluster.address, cluster.token, _PATIENCE) as client,
             ):
                 cluster.wait_for_nodes(client)
-                bench = Bench(task, source, client, cluster.check_all)
+                master = NfnnMaster(task, source, client, cluster.check_all)
                 for mode in chosen:
-                    runs = [bench.run(Wanted(mode, count, updates, seed, seed + number)) for number in range(repeat)]
+                    runs = [master.run(NfnnRun(mode, count, updates, seed, seed + number)) for number in range(repeat)]
                     cells.append(_cell(mode, count, runs, updates))
                     console.print(line(cells[-1]))
     cells.sort(key=lambda cell: (MODES.index(cell.mode), cell.workers))
     show(cells, console, output)
     if as_json:
-        print_line(json.dumps({"cells": [words(cell) for cell in cells]}))
+        print_line(json.dumps({"cells": [as_row(cell) for cell in cells]}))
     return cells
 
 
-def _cell(mode: str, workers: int, runs: Sequence[Outcome], updates: int) -> Cell:
+def _cell(mode: str, workers: int, runs: Sequence[NfnnOutcome], updates: int) -> NfnnCell:
     seconds = [run.seconds for run in runs]
-    return Cell(
+    return NfnnCell(
         mode=mode,
         workers=workers,
         seconds=mean(seconds),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,14 +9,41 @@ from rich.console import Console
 from rich.table import Table
 
 from evener.atomic import atomic_write
-from evener.experiments import published
+from evener.experiments.results import can_draw, write_csv
 from evener.report.grid import grid
 from evener.schema import Part
 
 MODES = ("sync", "async")
 
+# What the authors measured in a data centre, by (mode, workers).
 
-class Cell(Part, frozen=True, kw_only=True):
+PUBLISHED_SECONDS = {
+    ("sync", 1): 230.0,
+    ("sync", 2): 230.0,
+    ("sync", 3): 230.0,
+    ("async", 1): 229.0,
+    ("async", 2): 114.0,
+    ("async", 3): 74.0,
+}
+"""Of 5000 updates."""
+
+PUBLISHED_ACCURACY = {
+    ("sync", 1): 0.8369,
+    ("sync", 2): 0.8711,
+    ("sync", 3): 0.8850,
+    ("async", 1): 0.8369,
+    ("async", 2): 0.8361,
+    ("async", 3): 0.8380,
+}
+"""On the validation data, after 5000 updates."""
+
+PUBLISHED_BYTES = 509_000_000
+"""Each way and worker in 5000 updates of its own: 25 450 parameters of 4 bytes."""
+
+PUBLISHED_UPDATES = 5000
+
+
+class NfnnCell(Part, frozen=True, kw_only=True):
     """One mode with one number of workers.
 
     Attributes:
@@ -47,14 +71,13 @@ class Cell(Part, frozen=True, kw_only=True):
     updates: int
 
 
-def show(cells: Sequence[Cell], console: Console, output: Path) -> None:
+def show(cells: Sequence[NfnnCell], console: Console, output: Path) -> None:
     """Print both tables; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png` into `output`."""
-    output.mkdir(parents=True, exist_ok=True)
-    atomic_write(output / "nfnn.csv", _csv(cells).encode())
+    write_csv([as_row(cell) for cell in cells], output / "nfnn.csv")
     for table in tables(cells):
         console.print(table)
     written = "nfnn.csv"
-    if importlib.util.find_spec("matplotlib") is not None:
+    if can_draw():
         _draw(cells, output / "nfnn.png")
         written += " and nfnn.png"
     else:
@@ -62,7 +85,7 @@ def show(cells: Sequence[Cell], console: Console, output: Path) -> None:
     console.print(f"wrote {written} into {output}")
 
 
-def tables(cells: Sequence[Cell]) -> Iterator[Table]:
+def tables(cells: Sequence[NfnnCell]) -> Iterator[Table]:
     """Seconds, then accuracy and traffic, beside the published ones."""
     heads = ("mode", ">workers", ">seconds", ">95 %", ">updates/s", ">published s", ">times faster")
     yield grid("Seconds", heads, [_seconds_row(cell) for cell in cells], "published: 5000 updates in a data centre")
@@ -80,9 +103,9 @@ def tables(cells: Sequence[Cell]) -> Iterator[Table]:
     yield grid("Accuracy and traffic, all workers together", columns, [_accuracy_row(cell) for cell in cells])
 
 
-def _seconds_row(cell: Cell) -> tuple[str, ...]:
-    known = published.SECONDS.get((cell.mode, cell.workers))
-    ours = cell.seconds * published.UPDATES / cell.updates
+def _seconds_row(cell: NfnnCell) -> tuple[str, ...]:
+    known = PUBLISHED_SECONDS.get((cell.mode, cell.workers))
+    ours = cell.seconds * PUBLISHED_UPDATES / cell.updates
     return (
         cell.mode,
         str(cell.workers),
@@ -94,8 +117,8 @@ def _seconds_row(cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _accuracy_row(cell: Cell) -> tuple[str, ...]:
-    known = published.ACCURACY.get((cell.mode, cell.workers)) if cell.updates == published.UPDATES else None
+def _accuracy_row(cell: NfnnCell) -> tuple[str, ...]:
+    known = PUBLISHED_ACCURACY.get((cell.mode, cell.workers)) if cell.updates == PUBLISHED_UPDATES else None
     of_all = cell.workers if cell.mode == "sync" else 1
     return (
         cell.mode,
@@ -106,7 +129,7 @@ def _accuracy_row(cell: Cell) -> tuple[str, ...]:
         "-" if known is None else f"{100 * (cell.accuracy - known):+.2f}",
         f"{cell.bytes_sent / 1e6:,.1f}",
         f"{cell.bytes_received / 1e6:,.1f}",
-        f"{published.BYTES * of_all * cell.updates / published.UPDATES / 1e6:,.1f}",
+        f"{PUBLISHED_BYTES * of_all * cell.updates / PUBLISHED_UPDATES / 1e6:,.1f}",
     )
 
 
@@ -114,27 +137,19 @@ def _plus_minus(interval: float | None, scale: int = 1) -> str:
     return "-" if interval is None else f"±{scale * interval:.2f}"
 
 
-def line(cell: Cell) -> str:
+def line(cell: NfnnCell) -> str:
     """What is said when a cell is done."""
     who = "1 worker" if cell.workers == 1 else f"{cell.workers} workers"
     speed = f"{cell.seconds:.2f} s, {cell.updates_per_second:,.0f} updates/s"
     return f"{cell.mode}, {who}: {speed}, accuracy {cell.accuracy:.2%}"
 
 
-def words(cell: Cell) -> dict[str, object]:
+def as_row(cell: NfnnCell) -> dict[str, object]:
     """A cell by the names of its fields."""
-    return {field: getattr(cell, field) for field in Cell.__struct_fields__}
+    return {field: getattr(cell, field) for field in NfnnCell.__struct_fields__}
 
 
-def _csv(cells: Sequence[Cell]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, Cell.__struct_fields__, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(words(cell) for cell in cells)
-    return text.getvalue()
-
-
-def _draw(cells: Sequence[Cell], path: Path) -> None:
+def _draw(cells: Sequence[NfnnCell], path: Path) -> None:
     """Seconds and accuracy by workers, ours and published."""
     from evener.report.canvas import canvas, png
 
@@ -145,12 +160,12 @@ def _draw(cells: Sequence[Cell], path: Path) -> None:
             if not ours:
                 continue
             counts = [cell.workers for cell in ours]
-            left.plot(counts, [cell.seconds * published.UPDATES / cell.updates for cell in ours], "o-", label=mode)
+            left.plot(counts, [cell.seconds * PUBLISHED_UPDATES / cell.updates for cell in ours], "o-", label=mode)
             right.plot(counts, [100 * cell.accuracy for cell in ours], "o-", label=mode)
-            known = [count for count in counts if (mode, count) in published.SECONDS]
-            left.plot(known, [published.SECONDS[mode, count] for count in known], "x--", label=f"{mode}, published")
+            known = [count for count in counts if (mode, count) in PUBLISHED_SECONDS]
+            left.plot(known, [PUBLISHED_SECONDS[mode, count] for count in known], "x--", label=f"{mode}, published")
             right.plot(
-                known, [100 * published.ACCURACY[mode, count] for count in known], "x--", label=f"{mode}, published"
+                known, [100 * PUBLISHED_ACCURACY[mode, count] for count in known], "x--", label=f"{mode}, published"
             )
         left.set(xlabel="workers", ylabel="seconds for 5000 updates", yscale="log")
         right.set(xlabel="workers", ylabel="accuracy, %")

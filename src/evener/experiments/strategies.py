@@ -12,16 +12,129 @@ The published curves are of 200 classes, 64x64 images, 1 to 8 GPUs and batches o
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from statistics import median
 
-from evener.errors import require
-from evener.experiments.strategies_nodes import equal_nodes, numbers, require_gpus, where
-from evener.experiments.strategies_report import Row, line, show, words
-from evener.experiments.strategies_run import Cell, Network, time_cell
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from evener.comm.group import Group
+from evener.errors import DoesNotFit, EvenerError, require
+from evener.experiments.local_ranks import equal_nodes, measure_on, numbers, require_gpus, where
+from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, as_row, line, show
+from evener.launch.nodes import LocalNode
+from evener.models.resnet import resnet152
+from evener.oracle.data_parallel import samples_of_replicas
+from evener.oracle.division.planner import Arrangement, Replica
+from evener.parallel.divided import DividedModel
+from evener.parallel.normalisation import synchronise_batch_norm
+from evener.parallel.parallel_model import Criterion, ParallelModel
+from evener.parallel.pipeline.staged import StagedModel
+from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.replicated import ReplicatedModel
 from evener.run.console import open_console, print_line
-from evener.run.strategy import STRATEGIES, is_pipeline
+from evener.run.strategy import STRATEGIES, division_of, is_pipeline
 from evener.schema import Part
+
+CLASSES = 200
+"""Of Tiny ImageNet."""
+
+
+class ResNetSize(Part, frozen=True, kw_only=True):
+    """Which ResNet, on what.
+
+    Attributes:
+        size: rows and columns of an image.
+        width: channels of the stem.
+        depths: blocks of the four layers.
+    """
+
+    size: int = 64
+    width: int = 64
+    depths: tuple[int, int, int, int] = (3, 8, 36, 3)
+
+    def build(self) -> nn.Sequential:
+        """With the same weights on every rank."""
+        torch.manual_seed(0)
+        return resnet152(CLASSES, self.width, self.depths)
+
+    def batch(self, samples: int) -> tuple[Tensor, Tensor]:
+        """Images that are noise, and labels; the same on every rank."""
+        draw = torch.Generator().manual_seed(1)
+        images = torch.randn(samples, 3, self.size, self.size, generator=draw)
+        return images, torch.randint(0, CLASSES, (samples,), generator=draw)
+
+
+def time_cell(cell: StrategyCell, network: ResNetSize, nodes: Sequence[LocalNode], steps: int) -> StepTime | None:
+    """Time `steps` steps on `nodes`; None if they do not fit their memory.
+
+    Raises:
+        EvenerError: a rank failed for another reason.
+    """
+    try:
+        return measure_on(nodes, partial(_timed, cell, network, steps), StepTime)
+    except EvenerError as error:
+        if error.exit_code != DoesNotFit.exit_code:
+            raise
+        return None
+
+
+def _timed(cell: StrategyCell, network: ResNetSize, steps: int, group: Group) -> StepTime:
+    """Steps of all ranks together; the first one, which warms up, is not counted."""
+    images, labels = network.batch(cell.batch)
+    samples = samples_of_replicas(cell.rows, [1.0] * cell.ranks, cell.batch)
+    replica = next(i for i, row in enumerate(cell.rows) if group.rank in row)
+    start, count = sum(samples[:replica]), samples[replica]
+    own, targets = (whole[start : start + count].to(group.device) for whole in (images, labels))
+    model = _joined(cell, network, group, replica, own)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    took: list[float] = []
+    before = 0.0
+    for _ in range(steps + 1):
+        before = group.traffic.sent_bytes
+        _wait_for_all(group)
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        group.pace.resume("fb")
+        model.add_gradients(own, targets, samples=count, total=cell.batch, is_last=True)
+        group.pace.pause()
+        group.pace.resume("wu")
+        optimizer.step()
+        group.pace.close_step(count)
+        _wait_for_all(group)
+        took.append(time.perf_counter() - begin)
+    (sent,) = group.all_reduce_max([group.traffic.sent_bytes - before])
+    counted = took[1:]
+    return StepTime(seconds=median(counted), fastest=min(counted), slowest=max(counted), sent_bytes=round(sent))
+
+
+def _wait_for_all(group: Group) -> None:
+    if group.device.type == "cuda":
+        torch.cuda.synchronize(group.device)
+    group.barrier()
+
+
+def _joined(cell: StrategyCell, network: ResNetSize, group: Group, replica: int, inputs: Tensor) -> ParallelModel:
+    """This rank's part of the network."""
+    model = network.build()
+    criterion = Criterion(loss=F.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)
+    if is_pipeline(cell.strategy):
+        example = network.batch(cell.batch)[0]
+        return StagedModel(
+            model, group, replica, criterion, example=example, micro_batches=cell.chunks, replicas=cell.rows
+        )
+    model.to(group.device)
+    if cell.strategy in ("serial", "data"):
+        return ReplicatedModel(synchronise_batch_norm(model, group) if group.size > 1 else model, group, criterion)
+    replicas = tuple(Replica(shares=(1.0,) * len(row)) for row in cell.rows)
+    arrangement = Arrangement(division=division_of(cell.strategy), replicas=replicas)
+    return DividedModel(model, form_process_mesh(group, arrangement), inputs, criterion)
+
 
 DEFAULT = ("data", "spatial", "filter", "channel", "hybrid", "sharded", "pipeline")
 
@@ -41,15 +154,15 @@ class Sweep(Part, frozen=True, kw_only=True):
     strategies: tuple[str, ...]
     chunks: tuple[int, ...]
 
-    def cells(self) -> Iterator[Cell]:
+    def cells(self) -> Iterator[StrategyCell]:
         """In order; those that have too few samples for their ranks or chunks are left out."""
         for batch in self.batches:
             if 1 in self.ranks:
-                yield Cell(strategy="serial", ranks=1, batch=batch)
+                yield StrategyCell(strategy="serial", ranks=1, batch=batch)
             for ranks in self.ranks:
                 for strategy in self.strategies if ranks > 1 else ():
                     for chunks in self.chunks if is_pipeline(strategy) else (1,):
-                        cell = Cell(strategy=strategy, ranks=ranks, batch=batch, chunks=chunks)
+                        cell = StrategyCell(strategy=strategy, ranks=ranks, batch=batch, chunks=chunks)
                         if batch >= chunks * len(cell.rows):
                             yield cell
 
@@ -65,8 +178,8 @@ def resnet152_strategies(
     full: bool,
     output: Path,
     as_json: bool,
-    network: Network | None = None,
-) -> list[Row]:
+    network: ResNetSize | None = None,
+) -> list[StrategyRow]:
     """Do the experiment; write `strategies.csv` and, where matplotlib is installed, curves into `output`.
 
     Args:
@@ -96,15 +209,15 @@ def resnet152_strategies(
     require(output.is_dir() or not output.exists(), "--output", str(output), "a folder")
     if full:
         require_gpus("--ranks", most)
-    network = network or Network(size=size)
-    console, rows = open_console(as_json), list[Row]()
+    network = network or ResNetSize(size=size)
+    console, rows = open_console(as_json), list[StrategyRow]()
     for cell in sweep.cells():
         timing = time_cell(cell, network, equal_nodes(cell.ranks, most), steps)
-        rows.append(Row(cell=cell, timing=timing))
+        rows.append(StrategyRow(cell=cell, timing=timing))
         console.print(line(rows[-1]))
     show(rows, where(most), console, output)
     if as_json:
-        print_line(json.dumps({"cells": [words(row, rows) for row in rows]}))
+        print_line(json.dumps({"cells": [as_row(row, rows) for row in rows]}))
     return rows
 
 

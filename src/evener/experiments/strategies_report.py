@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from evener.atomic import atomic_write
-from evener.experiments.strategies_run import Cell, Timing
+from evener.experiments.results import can_draw, write_csv
 from evener.report.grid import grid
 from evener.report.text import human_seconds
-from evener.run.strategy import is_pipeline
+from evener.run.strategy import is_pipeline, replica_rows
 from evener.schema import Part
 
 if TYPE_CHECKING:
@@ -30,55 +27,93 @@ _PUBLISHED = (
 )
 
 
-class Row(Part, frozen=True, kw_only=True):
+class StrategyCell(Part, frozen=True, kw_only=True):
+    """What is to be timed.
+
+    Attributes:
+        strategy: as `evener train --strategy` knows it; `serial` for one process.
+        ranks: number of them.
+        batch: samples of a step.
+        chunks: micro-batches of a pipeline; 1 elsewhere.
+    """
+
+    strategy: str
+    ranks: int
+    batch: int
+    chunks: int = 1
+
+    @property
+    def rows(self) -> Sequence[Sequence[int]]:
+        """The ranks of every replica."""
+        if self.strategy in ("serial", "data"):
+            return [[rank] for rank in range(self.ranks)]
+        return replica_rows(self.strategy, None, self.ranks)
+
+
+class StepTime(Part, frozen=True, kw_only=True):
+    """What a cell took.
+
+    Attributes:
+        seconds: of a step, median.
+        fastest: of all steps.
+        slowest: of all steps.
+        sent_bytes: in a step, by the rank that sends most.
+    """
+
+    seconds: float
+    fastest: float
+    slowest: float
+    sent_bytes: int
+
+
+class StrategyRow(Part, frozen=True, kw_only=True):
     """A cell and what it took; None if it did not fit the memory."""
 
-    cell: Cell
-    timing: Timing | None
+    cell: StrategyCell
+    timing: StepTime | None
 
 
-def name_of(cell: Cell) -> str:
+def name_of(cell: StrategyCell) -> str:
     """Of the curve that a cell lies on."""
     return f"{cell.strategy}, {cell.chunks} chunks" if is_pipeline(cell.strategy) else cell.strategy
 
 
-def speed_up(row: Row, rows: Sequence[Row]) -> float | None:
+def speed_up(row: StrategyRow, rows: Sequence[StrategyRow]) -> float | None:
     """Over one process with the same batch, if both were timed."""
     alone = next((r.timing for r in rows if r.cell.ranks == 1 and r.cell.batch == row.cell.batch), None)
     return alone.seconds / row.timing.seconds if alone and row.timing else None
 
 
-def words(row: Row, rows: Sequence[Row]) -> dict[str, object]:
+def as_row(row: StrategyRow, rows: Sequence[StrategyRow]) -> dict[str, object]:
     """A row by names: cell, timing, and what follows from them."""
-    cell = {field: getattr(row.cell, field) for field in Cell.__struct_fields__}
-    timing = {field: getattr(row.timing, field, None) for field in Timing.__struct_fields__}
+    cell = {field: getattr(row.cell, field) for field in StrategyCell.__struct_fields__}
+    timing = {field: getattr(row.timing, field, None) for field in StepTime.__struct_fields__}
     rate = row.cell.batch / row.timing.seconds if row.timing else None
     return {**cell, **timing, "samples_per_second": rate, "speed_up": speed_up(row, rows)}
 
 
-def line(row: Row) -> str:
+def line(row: StrategyRow) -> str:
     """What is said when a cell is done."""
     cell = row.cell
     who = f"{name_of(cell)}, {cell.ranks} {'rank' if cell.ranks == 1 else 'ranks'}, batch {cell.batch}"
     return f"{who}: {row.timing.seconds:.3f} s a step" if row.timing else f"{who}: does not fit the memory"
 
 
-def show(rows: Sequence[Row], nodes: str, console: Console, output: Path) -> None:
+def show(rows: Sequence[StrategyRow], nodes: str, console: Console, output: Path) -> None:
     """Print the table; write `strategies.csv` and, where matplotlib is installed, the curves into `output`."""
-    output.mkdir(parents=True, exist_ok=True)
-    atomic_write(output / "strategies.csv", _csv(rows).encode())
+    write_csv([as_row(row, rows) for row in rows], output / "strategies.csv")
     console.print(table(rows, nodes))
     _draw(rows, output)
     console.print(f"wrote {output}")
 
 
-def table(rows: Sequence[Row], nodes: str) -> Table:
+def table(rows: Sequence[StrategyRow], nodes: str) -> Table:
     """All rows."""
     heads = ("strategy", ">ranks", ">batch", ">s a step", ">images/s", ">times one process", ">MB sent")
     return grid(f"ResNet-152, {nodes}", heads, [_cells(row, rows) for row in rows], _PUBLISHED)
 
 
-def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+def _cells(row: StrategyRow, rows: Sequence[StrategyRow]) -> tuple[str, ...]:
     cell, timing, factor = row.cell, row.timing, speed_up(row, rows)
     measured = ("does not fit", "-", "-", "-")
     if timing is not None:
@@ -87,18 +122,9 @@ def _cells(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
     return name_of(cell), str(cell.ranks), str(cell.batch), *measured
 
 
-def _csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    table = [words(row, rows) for row in rows]
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
-
-
-def _draw(rows: Sequence[Row], output: Path) -> None:
+def _draw(rows: Sequence[StrategyRow], output: Path) -> None:
     """Seconds of an epoch against ranks and, of several batches, against them; nothing without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
+    if not can_draw():
         return
     batches, ranks = (sorted({getattr(row.cell, field) for row in rows}) for field in ("batch", "ranks"))
     _panels([(f"batch {b}", [r for r in rows if r.cell.batch == b]) for b in batches], "ranks", output)
@@ -107,7 +133,7 @@ def _draw(rows: Sequence[Row], output: Path) -> None:
         _panels(panels, "batch", output)
 
 
-def _panels(panels: Sequence[tuple[str, Sequence[Row]]], against: str, output: Path) -> None:
+def _panels(panels: Sequence[tuple[str, Sequence[StrategyRow]]], against: str, output: Path) -> None:
     from evener.report.canvas import canvas, png
 
     columns = min(len(panels), 3)
@@ -125,7 +151,7 @@ def _panels(panels: Sequence[tuple[str, Sequence[Row]]], against: str, output: P
         atomic_write(output / f"strategies-by-{against}.png", png(figure))
 
 
-def _curves(axes: Axes, rows: Sequence[Row], against: str) -> None:
+def _curves(axes: Axes, rows: Sequence[StrategyRow], against: str) -> None:
     """A line a strategy; those against ranks all begin at one process."""
     from evener.report.canvas import COLORS, LINES
 

@@ -8,24 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import evener, evener_here
 from rich.console import Console
 
 from evener.errors import InvalidInput
-from evener.experiments.strategies import DEFAULT, Sweep, resnet152_strategies
-from evener.experiments.strategies_nodes import equal_nodes, numbers
-from evener.experiments.strategies_report import Row, show, speed_up, table
-from evener.experiments.strategies_run import Cell, Network, Timing
+from evener.experiments.local_ranks import equal_nodes, numbers
+from evener.experiments.strategies import DEFAULT, ResNetSize, Sweep, resnet152_strategies
+from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, show, speed_up, table
 from evener.oracle.division.planner import Arrangement, Replica, plan_replicas
 from evener.oracle.division.traffic import step_traffic
 from evener.parallel.read import Reader
 from evener.run.strategy import division_of
+from support.commands import evener, evener_here
 
-TINY = Network(size=32, width=4, depths=(1, 1, 2, 1))
+TINY = ResNetSize(size=32, width=4, depths=(1, 1, 2, 1))
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> list[StrategyRow]:
     folder = tmp_path_factory.mktemp("strategies")
     return resnet152_strategies(
         ranks="1,2",
@@ -42,7 +41,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 
 
 @pytest.mark.slow
-def test_every_cell_is_timed_one_process_first(done: list[Row]) -> None:
+def test_every_cell_is_timed_one_process_first(done: list[StrategyRow]) -> None:
     names = ["serial", "data", "spatial", "filter", "sharded", "pipeline"]
     assert [(r.cell.batch, r.cell.strategy) for r in done] == [(4, name) for name in names]
     for row in done:
@@ -50,7 +49,7 @@ def test_every_cell_is_timed_one_process_first(done: list[Row]) -> None:
         assert 0 < row.timing.fastest <= row.timing.seconds <= row.timing.slowest
 
 
-def predicted(cell: Cell) -> float:
+def predicted(cell: StrategyCell) -> float:
     """Bytes that the rank sends that sends most, by the oracle's table."""
     arrangement = Arrangement(division=division_of(cell.strategy), replicas=(Replica(shares=(1.0,) * cell.ranks),))
     images = torch.empty(cell.batch, 3, TINY.size, TINY.size, device="meta")
@@ -59,7 +58,7 @@ def predicted(cell: Cell) -> float:
 
 
 @pytest.mark.slow
-def test_the_bytes_are_those_of_the_table(done: list[Row]) -> None:
+def test_the_bytes_are_those_of_the_table(done: list[StrategyRow]) -> None:
     for row in done:
         assert row.timing is not None
         if row.cell.strategy in ("spatial", "filter", "sharded"):
@@ -67,13 +66,13 @@ def test_the_bytes_are_those_of_the_table(done: list[Row]) -> None:
     assert {r.timing.sent_bytes for r in done if r.cell.strategy == "serial" and r.timing} == {0}
 
 
-def timing(seconds: float) -> Timing:
-    return Timing(seconds=seconds, fastest=seconds, slowest=seconds, sent_bytes=2_000_000)
+def timing(seconds: float) -> StepTime:
+    return StepTime(seconds=seconds, fastest=seconds, slowest=seconds, sent_bytes=2_000_000)
 
 
 def test_files_hold_all_rows_and_curves_against_ranks_and_batches(tmp_path: Path) -> None:
     rows = [
-        Row(cell=Cell(strategy=strategy, ranks=ranks, batch=batch, chunks=chunks), timing=took)
+        StrategyRow(cell=StrategyCell(strategy=strategy, ranks=ranks, batch=batch, chunks=chunks), timing=took)
         for batch, took in ((8, timing(1.0)), (16, timing(2.0)), (32, None))
         for strategy, ranks, chunks in (("serial", 1, 1), ("data", 2, 1), ("pipeline", 2, 4), ("pipeline", 2, 8))
     ]
@@ -90,10 +89,10 @@ def test_files_hold_all_rows_and_curves_against_ranks_and_batches(tmp_path: Path
 
 def test_a_speed_up_is_over_one_process_with_the_same_batch() -> None:
     rows = [
-        Row(cell=Cell(strategy="serial", ranks=1, batch=8), timing=timing(3.0)),
-        Row(cell=Cell(strategy="serial", ranks=1, batch=16), timing=timing(7.0)),
-        Row(cell=Cell(strategy="data", ranks=2, batch=8), timing=timing(2.0)),
-        Row(cell=Cell(strategy="pipeline", ranks=2, batch=8, chunks=4), timing=None),
+        StrategyRow(cell=StrategyCell(strategy="serial", ranks=1, batch=8), timing=timing(3.0)),
+        StrategyRow(cell=StrategyCell(strategy="serial", ranks=1, batch=16), timing=timing(7.0)),
+        StrategyRow(cell=StrategyCell(strategy="data", ranks=2, batch=8), timing=timing(2.0)),
+        StrategyRow(cell=StrategyCell(strategy="pipeline", ranks=2, batch=8, chunks=4), timing=None),
     ]
     assert [speed_up(row, rows) for row in rows] == [1.0, 1.0, 1.5, None]
     cells = [list(column.cells) for column in table(rows, "a node: a core").columns]

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import evener, evener_here
 
 from evener.experiments.gpipe import gpipe
 from evener.experiments.gpipe_memory import Largest, _most
-from evener.experiments.gpipe_models import AMOEBANET, FULL, SMALL, TRANSFORMER, Scale
-from evener.experiments.gpipe_published import NAIVE
+from evener.experiments.gpipe_models import AMOEBANET, FULL, NAIVE, SMALL, TRANSFORMER, PipelineSpeed, Scale
 from evener.experiments.gpipe_report import host_rows, memory_rows, throughput_rows
-from evener.experiments.gpipe_speed import Speed
+from support.commands import evener, evener_here
 
 TINY = Scale(
     family=TRANSFORMER, width=16, length=6, classes=12, samples=8, micro_batches=4, memory=0.55e6,
@@ -81,8 +79,10 @@ def test_published_models_stand_beside_ours_as_ratios_to_one_device() -> None:
     assert rows[2]["published_of_one_device"] == pytest.approx(83.9 / 0.7858)
 
 
-def speed(stages: int, micro_batches: int, rate: float) -> Speed:
-    return Speed(family=TRANSFORMER, stages=stages, micro_batches=micro_batches, samples_per_second=rate, bubble=0.1)
+def speed(stages: int, micro_batches: int, rate: float) -> PipelineSpeed:
+    return PipelineSpeed(
+        family=TRANSFORMER, stages=stages, micro_batches=micro_batches, samples_per_second=rate, bubble=0.1
+    )
 
 
 def test_speeds_are_relative_to_the_first_ours_and_published_alike() -> None:

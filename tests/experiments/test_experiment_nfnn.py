@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import command, evener, processes_of
 
 from evener.data.idx import ELEMENTS
 from evener.errors import InvalidValue
-from evener.experiments import published
 from evener.experiments.nfnn import nfnn
-from evener.experiments.nfnn_report import Cell, tables
+from evener.experiments.nfnn_report import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnCell, tables
 from evener.ps.messages import Contribution, ServerReply
 from evener.sync.messages import Answer, Lease, Push
 from evener.sync.samples import SampleRange
 from evener.wire.frame import Limits, encode_frame
+from support.commands import command, evener, processes_of
 
 IMAGES, PARAMETERS = 1000, 25_450
 WEIGHT_BYTES = 4 * PARAMETERS
@@ -112,17 +111,17 @@ def test_tables_csv_and_figure_show_the_published_values_too(done: Done) -> None
 
 
 def test_the_difference_to_the_publication_is_in_points_of_accuracy() -> None:
-    cell = Cell(
+    cell = NfnnCell(
         mode="sync",
         workers=3,
         seconds=10.0,
         seconds_interval=None,
         accuracy=0.8800,
         accuracy_interval=None,
-        bytes_sent=3 * published.BYTES,
-        bytes_received=3 * published.BYTES,
+        bytes_sent=3 * PUBLISHED_BYTES,
+        bytes_received=3 * PUBLISHED_BYTES,
         updates_per_second=500.0,
-        updates=published.UPDATES,
+        updates=PUBLISHED_UPDATES,
     )
     seconds, accuracy = ([str(next(iter(column.cells))) for column in table.columns] for table in tables([cell]))
     assert seconds == ["sync", "3", "10.00", "-", "500", "230", "23"]

@@ -1,14 +1,57 @@
-"""The nodes that an experiment's ranks run on: a GPU each where there are enough, else local nodes of one speed."""
+"""Measuring on ranks of this machine: a GPU each where there are enough, else local nodes of one speed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 
+from evener.atomic import atomic_write
+from evener.comm.group import Group, leave_group
 from evener.errors import InvalidInput
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
+from evener.run.world import join_world
+
+R = TypeVar("R")
+
+_PATIENCE = 600.0
+
+
+def measure_on(
+    nodes: Sequence[LocalNode], measurement: Callable[[Group], R], result: type[R], backend: str | None = None
+) -> R:
+    """What `measurement` gives on the leader of a group with a rank on each of `nodes`.
+
+    Args:
+        nodes: one a rank.
+        measurement: what every rank does; a module-level function, or a `partial` of one.
+        result: type of what it gives; a plain value.
+        backend: `nccl` or `gloo`; by default what suits the devices.
+
+    Raises:
+        EvenerError: of the rank that failed first-hand.
+    """
+    with tempfile.TemporaryDirectory(prefix="evener-") as folder:
+        file = Path(folder, "result.json")
+        run_local(_rank, nodes, (measurement, str(file), backend), patience=_PATIENCE, on_event=lambda _: None)
+        return msgspec.json.decode(file.read_bytes(), type=result)
+
+
+def _rank(environment: RankEnvironment, order: tuple[Callable[[Group], Any], str, str | None]) -> None:
+    measurement, file, backend = order
+    group = join_world(environment, backend)
+    found = measurement(group)
+    if group.is_leader:
+        atomic_write(Path(file), msgspec.json.encode(found))
+    group.barrier()
+    leave_group()
 
 
 def equal_nodes(ranks: int, most: int) -> list[LocalNode]:
