@@ -209,7 +209,7 @@ def test_ctrl_c_of_the_command_ends_the_run_with_what_it_has_reached() -> None:
         with star.control() as control:
             control.submit(submitted, weights(), [])
             wait_until(lambda: star.version() > 3)
-            control._say_stop(submitted.run)
+            control._send_stop(submitted.run)
             result = control.watch(submitted.run, lambda _: None, lambda: None)
         record, _ = unpack(result)
         assert result.exit_code == 130

@@ -89,15 +89,12 @@ class BlobSender:
 
     Args:
         folder: of blobs that have been received, if there is one.
+        blobs: others that may be sent.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, blobs: Iterable[Blob] = ()) -> None:
         self._folder = folder
-        self._blobs: dict[str, Blob] = {}
-
-    def add(self, blob: Blob) -> None:
-        """Have `blob` to give."""
-        self._blobs[blob.digest] = blob
+        self._blobs = {blob.digest: blob for blob in blobs}
 
     def chunk(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes]:
         """The piece that was asked for; empty if it is not to be had."""

@@ -62,7 +62,7 @@ def find_master(home: StateDir, address: str | None, token: str | None) -> tuple
 
 
 class MasterClient:
-    """A command's side; close it.
+    """A command's connection to a master; close it.
 
     Args:
         address: of the master.
@@ -77,7 +77,7 @@ class MasterClient:
         self._address, self._token, self._patience = address, token, patience
         self._is_stopping = False
         self._connection = self._dial()
-        self._heard = time.monotonic()
+        self._received = time.monotonic()
 
     def ask(self) -> ClusterStatus:
         """Who is here, and what goes on."""
@@ -99,29 +99,23 @@ class MasterClient:
         Raises:
             InvalidInput: the master does not want it; says why.
         """
-        sender = BlobSender()
-        for blob in blobs:
-            sender.add(blob)
         self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
-        while True:
-            frame = self._connection.receive()
-            if isinstance(frame.header, FetchBlob):
-                chunk, data = sender.chunk(frame.header)
-                self._connection.send(chunk, [data])
-            elif isinstance(frame.header, RunRejected):
-                raise InvalidInput(frame.header.reason)
-            elif isinstance(frame.header, RunAccepted):
-                sender.close()
-                return
+        with contextlib.closing(BlobSender(blobs=blobs)) as sender:
+            while not isinstance((frame := self._connection.receive()).header, RunAccepted):
+                if isinstance(frame.header, FetchBlob):
+                    chunk, data = sender.chunk(frame.header)
+                    self._connection.send(chunk, [data])
+                elif isinstance(frame.header, RunRejected):
+                    raise InvalidInput(frame.header.reason)
 
-    def watch(self, run: str, tell: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
-        """Tell what happens in a run until it is over, also if the master is killed and comes back.
+    def watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
+        """Follow a run until it is over, also if the master is killed and comes back.
 
         Ctrl-C asks the master to end the run; a second one ends this command.
 
         Args:
             run: its name.
-            tell: told everything.
+            on_event: takes everything that happens.
             check: called every now and then; may raise.
 
         Raises:
@@ -130,39 +124,39 @@ class MasterClient:
         """
         while True:
             try:
-                return self._watch(run, tell, check)
+                return self._watch(run, on_event, check)
             except ConnectionLost as error:
-                tell(Event(step=0, kind="master lost", message=str(error)))
+                on_event(Event(step=0, kind="master lost", message=str(error)))
                 self._find_again(run, error)
 
-    def _watch(self, run: str, tell: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
+    def _watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         earlier = int(self._is_stopping)
         with requests_to_stop() as requests:
             while True:
                 check()
-                self._heed(earlier + len(requests), run)
+                self._obey(earlier + len(requests), run)
                 if not self._connection.wait(_CHECK_SECONDS) and self._is_patient():
                     continue
                 frame = self._connection.receive()
-                self._heard = time.monotonic()
+                self._received = time.monotonic()
                 if isinstance(frame.header, RunEvents):
-                    for word in decode_events(frame.buffers[0]):
-                        tell(word)
+                    for event in decode_events(frame.buffers[0]):
+                        on_event(event)
                 elif isinstance(frame.header, RunRejected):
                     raise InvalidInput(frame.header.reason)
                 elif isinstance(frame.header, RunFinished):
                     record, weights = (bytes(buffer) for buffer in frame.buffers) if frame.buffers else (b"", b"")
                     return RunResult(frame.header.exit_code, frame.header.reason, record, weights)
 
-    def _heed(self, requests: int, run: str) -> None:
+    def _obey(self, requests: int, run: str) -> None:
         """Have the run end when Ctrl-C was pressed once; end without waiting for that when it was pressed again."""
         if requests > 1:
             raise KeyboardInterrupt
         if requests and not self._is_stopping:
             self._is_stopping = True
-            self._say_stop(run)
+            self._send_stop(run)
 
-    def _say_stop(self, run: str) -> None:
+    def _send_stop(self, run: str) -> None:
         with contextlib.suppress(ConnectionLost):  # watching will notice
             self._connection.send(StopRun(run=run))
 
@@ -180,16 +174,16 @@ class MasterClient:
                         f"{why}, and it does not come back ({error}); `evener up` in its home goes on with run {run}"
                     ) from error
             else:
-                self._heard = time.monotonic()
+                self._received = time.monotonic()
                 if self._is_stopping:
-                    self._say_stop(run)
+                    self._send_stop(run)
                 return
 
     def _dial(self) -> Connection[Header]:
         return open_connection(self._address, self._token, ToCommand, Limits(patience=self._patience))
 
     def _is_patient(self) -> bool:
-        return time.monotonic() - self._heard < self._patience
+        return time.monotonic() - self._received < self._patience
 
     def _await(self, kind: type[Header]) -> Frame[Header]:
         while not isinstance((frame := self._connection.receive()).header, kind):
