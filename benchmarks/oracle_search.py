@@ -16,7 +16,7 @@ from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.profiles import imagine
 from evener.oracle.search import search
 from evener.profile import ClusterProfile, Throughput
-from evener.zoo.classifiers import resnet152
+from evener.zoo.networks import resnet152
 
 
 def uneven(devices: int, seed: int = 0) -> ClusterProfile:

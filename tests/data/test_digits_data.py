@@ -50,7 +50,7 @@ def test_readers_and_shares_work_without_torch() -> None:
     code = """
 import sys
 sys.modules["torch"] = None
-from evener.data.idx import read_idx
+from evener.data.mnist import read_idx
 from evener.data.mnist import read_mnist
 from evener.data.digits import load_digits, split_digits
 print(len(split_digits(load_digits()[1])[1]))

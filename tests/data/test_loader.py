@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from evener.data.division import Division
 from evener.data.loader import Loader, collect, sample_seeds, split_batch
-from evener.data.sampler import ShuffledSampler
+from evener.data.sampler import Division, ShuffledSampler
 from evener.errors import InvalidInput
 from evener.oracle.apportion import weights_to_workers
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.data.rounding import round_table
+from evener.data.shares import round_table
 from evener.errors import InvalidValue
 
 COUNTS = st.lists(st.one_of(st.integers(0, 12), st.sampled_from([15, 20, 30, 60, 1000])), max_size=12)
@@ -72,7 +72,7 @@ def test_columns_that_dealing_alone_leaves_outside_their_bounds_are_mended(
     counts: list[int], weights: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_rounded(counts, weights)
-    monkeypatch.setattr("evener.data.rounding._mend", lambda *_: None)
+    monkeypatch.setattr("evener.data.shares._mend", lambda *_: None)
     with pytest.raises(AssertionError):
         assert_rounded(counts, weights)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.data.division import Division
-from evener.data.sampler import ShuffledSampler, StationarySampler, stream
+from evener.data.sampler import Division, ShuffledSampler, StationarySampler, stream
 from evener.oracle.apportion import Worker, weights_to_workers
 
 

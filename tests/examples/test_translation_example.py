@@ -15,7 +15,7 @@ from evener.record import TrainRecord
 from evener.run.commands import perform
 from evener.run.order import Order
 from evener.schema import read_noun
-from evener.tasks.file import import_file
+from evener.tasks.load import import_file
 
 FILE = Path(__file__).parents[2] / "examples" / "07_translation.py"
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evener.data.idx import ELEMENTS
+from evener.data.mnist import ELEMENTS
 from evener.errors import InvalidValue
 from evener.experiments.nfnn import nfnn
 from evener.experiments.nfnn_report import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnCell, tables

@@ -14,9 +14,8 @@ from rich.text import Text
 
 from evener.plan import Assignment, Plan
 from evener.profile import BatchTiming, ClusterProfile, DeviceProfile, LinkProfile, TaskTiming, Throughput
-from evener.report.keys import summary
 from evener.report.profile_tables import links_table, profile_table, timing_table
-from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
+from evener.report.tables import comparison_table, plan_table, predicted_table, record_table, summary
 
 
 def plain(value: object) -> str:

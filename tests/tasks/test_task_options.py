@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evener.errors import InvalidInput, InvalidValue
-from evener.tasks.options import arguments
+from evener.tasks.load import arguments
 
 
 def typed(

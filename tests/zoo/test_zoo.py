@@ -11,12 +11,9 @@ from evener.errors import InvalidValue
 from evener.graph import Layer, ModelGraph
 from evener.tracer.model_graph import trace_model_graph
 from evener.zoo.amoebanet import amoebanet_d
-from evener.zoo.classifiers import vgg16
-from evener.zoo.dense_prediction import unet, yolov8n
+from evener.zoo.networks import cosmoflow, transformer, unet, vgg16, yolov8n
 from evener.zoo.registry import draw
 from evener.zoo.sketch import Sketch
-from evener.zoo.transformer import transformer
-from evener.zoo.volumes import cosmoflow
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "resnet152"])

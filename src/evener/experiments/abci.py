@@ -28,7 +28,7 @@ from evener.oracle.cost.partition import Mode
 from evener.oracle.profiles import NODES, V100
 from evener.profile import ClusterProfile, Fabric, Throughput
 from evener.run.console import print_line
-from evener.zoo.classifiers import resnet50, vgg16
+from evener.zoo.networks import resnet50, vgg16
 
 COLUMNS = ("strategy", "model", "gpus", "compute_seconds", "communication_seconds", "total_seconds")
 

@@ -8,8 +8,7 @@ from rich.table import Table
 
 from evener.experiments.gpipe_memory import Largest
 from evener.experiments.gpipe_models import NAIVE, PipelineSpeed
-from evener.report.grid import grid
-from evener.report.text import human_bytes, human_count
+from evener.report.text import grid, human_bytes, human_count
 
 Row = Mapping[str, object]
 

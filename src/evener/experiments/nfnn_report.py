@@ -10,7 +10,7 @@ from rich.table import Table
 
 from evener.atomic import atomic_write
 from evener.experiments.results import can_draw, write_csv
-from evener.report.grid import grid
+from evener.report.text import grid
 from evener.schema import Part
 
 MODES = ("sync", "async")

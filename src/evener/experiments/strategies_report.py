@@ -11,8 +11,7 @@ from rich.table import Table
 
 from evener.atomic import atomic_write
 from evener.experiments.results import can_draw, write_csv
-from evener.report.grid import grid
-from evener.report.text import human_seconds
+from evener.report.text import grid, human_seconds
 from evener.run.strategy import is_pipeline, replica_rows
 from evener.schema import Part
 

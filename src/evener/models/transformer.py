@@ -68,7 +68,7 @@ class _Scaled(nn.Linear):
         nn.init.zeros_(self.bias)
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """A layer of the encoder, or with `attends_to_memory` of the decoder."""
 
     def __init__(
@@ -123,9 +123,11 @@ class Transformer(nn.Module):
         self.clip, self.dim = clip, dim
         self.embedding = _Embedding(vocabulary, dim)
         self.dropout = nn.Dropout(dropout)
-        self.encoder = nn.ModuleList(Layer(dim, heads, hidden, dropout, layers, False) for _ in range(layers))
+        self.encoder = nn.ModuleList(
+            TransformerLayer(dim, heads, hidden, dropout, layers, False) for _ in range(layers)
+        )
         self.encoder_norm = nn.LayerNorm(dim)
-        self.decoder = nn.ModuleList(Layer(dim, heads, hidden, dropout, layers, True) for _ in range(layers))
+        self.decoder = nn.ModuleList(TransformerLayer(dim, heads, hidden, dropout, layers, True) for _ in range(layers))
         self.decoder_norm = nn.LayerNorm(dim)
         self.classify = nn.Linear(dim, vocabulary, bias=False)
         if tied:

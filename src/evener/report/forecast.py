@@ -12,8 +12,7 @@ from evener.oracle.cost.model import CostEstimate
 from evener.oracle.search import Ranking
 from evener.plan import Plan
 from evener.report.canvas import COLORS, LINES, canvas
-from evener.report.grid import Row, grid
-from evener.report.text import human_bytes, human_seconds, percent
+from evener.report.text import Row, grid, human_bytes, human_seconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,8 @@ from evener.record import TrainRecord
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
-from evener.report.grid import grid
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
-from evener.report.text import human_count, human_seconds
+from evener.report.text import grid, human_count, human_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

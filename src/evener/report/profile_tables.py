@@ -1,4 +1,4 @@
-"""Tables of what was measured of the machines."""
+"""Tables of what is known before a run: the layers of a model, what was measured of the machines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,37 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from evener.graph import Layer, ModelGraph
 from evener.profile import BatchTiming, ClusterProfile, DeviceProfile, TaskTiming, Throughput
-from evener.report.grid import Row, grid
-from evener.report.text import human_bytes, human_count, human_seconds, percent
+from evener.report.text import Row, grid, human_bytes, human_count, human_seconds, percent
+
+
+def layers_table(graph: ModelGraph) -> Table:
+    """Every layer of `graph` with its costs per sample; in the caption those of the whole model."""
+    forward, kept = human_count(graph.forward_flops / 1e6), human_bytes(graph.activation_bytes)
+    total = (
+        f"{human_count(graph.parameters)} parameters ({human_bytes(graph.parameter_bytes)}); "
+        f"per sample {forward} MFLOP forward, {kept} kept for backward"
+    )
+    return grid(
+        f"Model: {graph.name}",
+        ("layer", "kind", "output of a sample", ">parameters", ">MFLOP", ">kept", "can be split along"),
+        [_row(layer) for layer in graph.layers],
+        caption=total,
+    )
+
+
+def _row(layer: Layer) -> Row:
+    return (
+        layer.name,
+        layer.kind,
+        " x ".join(map(str, layer.output_shape)),
+        human_count(layer.parameters),
+        human_count(layer.forward_flops / 1e6),
+        human_bytes(layer.activation_bytes),
+        ", ".join(layer.splits),
+    )
+
 
 _GIGA = 1e9
 

@@ -8,9 +8,39 @@ from rich.table import Table
 
 from evener.plan import Plan, Prediction, Rejected
 from evener.record import NodeSummary, TrainRecord
-from evener.report.grid import Row, grid
 from evener.report.measured import typical_step, waiting_fraction
-from evener.report.text import human_bytes, human_count, human_seconds, percent
+from evener.report.text import Row, grid, human_bytes, human_count, human_seconds, percent
+
+
+def summary(record: TrainRecord) -> dict[str, object]:
+    """What `--json` prints: ready for `json.dumps`.
+
+    Returns:
+        `task`, `strategy`, `seconds` (of training), `samples_per_second`, `validation_accuracy` (in [0, 1], or None),
+        `final_loss` (or None), and `nodes`: for every node its `name`, `share` (fraction of all samples),
+        `seconds_computing`, `seconds_waiting` and `bytes_sent`. Of a star also `agreement`, its name, and
+        `bytes_saved`, by sending fewer bits.
+    """
+    star = {"agreement": record.agreement, "bytes_saved": record.bytes_saved} if record.agreement else {}
+    return {
+        "task": record.task,
+        "strategy": record.plan.strategy,
+        "seconds": record.seconds,
+        "samples_per_second": record.samples_per_second,
+        "validation_accuracy": record.validation_accuracy,
+        "final_loss": record.final_loss,
+        "nodes": [
+            {
+                "name": node.name,
+                "share": node.share,
+                "seconds_computing": node.seconds_computing,
+                "seconds_waiting": node.seconds_waiting,
+                "bytes_sent": node.bytes_sent,
+            }
+            for node in record.nodes
+        ],
+        **star,
+    }
 
 
 def plan_table(plan: Plan) -> Table:

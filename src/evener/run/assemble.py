@@ -8,9 +8,8 @@ from dataclasses import replace
 import msgspec
 
 from evener.comm.group import Group
-from evener.data.division import Division
-from evener.data.labels import labels_of
-from evener.data.sampler import Sampler, ShuffledSampler, StationarySampler
+from evener.data.loader import labels_of
+from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Balance, Worker, weights_to_workers

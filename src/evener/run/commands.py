@@ -22,9 +22,8 @@ from evener.launch.ranks import run_local
 from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
-from evener.report.graph_table import layers_table
-from evener.report.keys import summary
-from evener.report.profile_tables import links_table, profile_table, timing_table
+from evener.report.profile_tables import layers_table, links_table, profile_table, timing_table
+from evener.report.tables import summary
 from evener.run.console import RunView, open_console, print_line
 from evener.run.examine import Examination, examine
 from evener.run.folder import run_folder

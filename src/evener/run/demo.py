@@ -14,8 +14,7 @@ from evener.record import TrainRecord
 from evener.report.bars import comparison_figure
 from evener.report.canvas import png, require_matplotlib
 from evener.report.html import write_page
-from evener.report.keys import summary
-from evener.report.tables import comparison_table
+from evener.report.tables import comparison_table, summary
 from evener.run.commands import perform
 from evener.run.console import open_console, print_line
 from evener.run.order import Order

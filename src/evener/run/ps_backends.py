@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evener.errors import MissingExtra, require
 from evener.ps.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.task import Task, ThinTask
-from evener.tasks.file import import_file
-from evener.tasks.load import has_thin_task, is_path, load_task, load_thin_task, thin_twin
+from evener.tasks.load import has_thin_task, import_file, is_path, load_task, load_thin_task, thin_twin
 
 if TYPE_CHECKING:
     from evener.run.order import Order  # imports PyTorch

@@ -18,8 +18,7 @@ from evener.ps.master_client import MasterClient, find_master
 from evener.ps.node_config import versions_here
 from evener.ps.state_dir import Beacon, StateDir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
-from evener.report.grid import grid
-from evener.report.text import human_bytes
+from evener.report.text import grid, human_bytes
 from evener.run.ps_node import print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.frame import Limits

@@ -22,7 +22,7 @@ from evener.ps.master_client import MasterClient, find_master
 from evener.ps.results import RunResult
 from evener.ps.state_dir import StateDir
 from evener.record import TrainRecord
-from evener.report.keys import summary
+from evener.report.tables import summary
 from evener.run.console import print_line
 from evener.run.folder import run_folder
 from evener.run.ps_agreement import agreement_of

@@ -11,8 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from evener.comm.group import Group
-from evener.data.division import Division
-from evener.data.sampler import Sampler
+from evener.data.sampler import Division, Sampler
 from evener.oracle.apportion import Balance
 from evener.parallel.parallel_model import ParallelModel
 from evener.plan import Plan

@@ -2,18 +2,161 @@
 
 from __future__ import annotations
 
+import difflib
+import hashlib
+import inspect
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
-from evener.errors import InvalidInput
+from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingFile, TrainingFailed
 from evener.task import Task, ThinTask
 from evener.tasks.extras import needing_extras
-from evener.tasks.file import blaming, import_file
-from evener.tasks.options import arguments, nearest
+
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def _truth(text: str) -> bool:
+    return _TRUTH[text.lower()]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.lower().split("x"))
+
+
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "bool": (_truth, "true or false"),
+    "str": (str, "text"),
+    "tuple[int,...]": (_sizes, "whole numbers written like 3x64x64"),
+}
+"""Annotation of a parameter, without spaces -> how its text is read, and what is allowed."""
+
+
+def arguments(
+    function: Callable[..., Any], where: str, given: Mapping[str, str], fixed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The keyword arguments with which to call `function`.
+
+    Args:
+        function: its annotations (or defaults) say how each option is read: int, float, bool, str, tuple[int, ...].
+        where: names the function in errors, such as "task digits".
+        given: option -> text.
+        fixed: arguments that are no options; left out where None.
+
+    Raises:
+        InvalidInput: an option is unknown, lacking or of a type without text; a fixed argument is not taken.
+        InvalidValue: the text of an option does not fit its type.
+    """
+    parameters = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind in _BY_NAME}
+    result = {name: value for name, value in fixed.items() if value is not None}
+    for name in result:
+        if name not in parameters:
+            raise InvalidInput(f"{where} takes no {name}: leave it out, or give its function that parameter")
+    options = [name for name in parameters if name not in fixed]
+    for name, text in given.items():
+        if name not in options:
+            raise InvalidInput(f"{where} has no option {name!r}{nearest(name, options)}; {_known(options)}")
+        result[name] = _convert(parameters[name], where, text)
+    lacking = [name for name, p in parameters.items() if p.default is p.empty and name not in result]
+    if lacking:
+        raise InvalidInput(f"{where} needs a value for {' and '.join(lacking)}")
+    return result
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` if one of `known` looks like `name`, else nothing."""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {match[0]!r}?" if match else ""
+
+
+def _known(options: list[str]) -> str:
+    return f"its options are {', '.join(options)}" if options else "it takes no options"
+
+
+def _convert(parameter: inspect.Parameter, where: str, text: str) -> Any:
+    kind = _annotation(parameter)
+    if kind not in KINDS:
+        raise InvalidInput(
+            f"{where}: parameter {parameter.name} is annotated {kind} and cannot be an option; "
+            f"options are of type {', '.join(KINDS)}"
+        )
+    convert, allowed = KINDS[kind]
+    try:
+        return convert(text)
+    except (ValueError, KeyError) as error:
+        raise InvalidValue(f"option {parameter.name} of {where}", text, allowed) from error
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    """As text without spaces and `| None`; of a parameter without one, the type of its default."""
+    if parameter.annotation is parameter.empty:
+        default = parameter.default
+        return "str" if default is parameter.empty or default is None else type(default).__name__
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return text.replace(" ", "").removesuffix("|None")
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module in the file `path`, run afresh under a name of its own; it may import the files beside it.
+
+    Raises:
+        MissingFile: there is no such file.
+        MissingExtra: it imports PyTorch or torchvision, which is not installed.
+        TrainingFailed: it raised an error; says which and on what line.
+    """
+    path = path.resolve()
+    if not path.is_file():
+        raise MissingFile(f"there is no task file {path}")
+    name = f"evener_task_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise MissingFile(f"{path} is not a Python file: a task file ends in .py")
+    module = module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        with blaming(path):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Tells an error raised by the code of the file `path` in one sentence; Evener's own errors pass as they are."""
+    try:
+        with needing_extras():
+            yield
+    except EvenerError:
+        raise
+    except Exception as error:
+        what = str(error).partition("\n")[0]
+        raise TrainingFailed(f"{path} line {_line(path, error)}: {type(error).__name__}: {what}") from error
+
+
+def _line(path: Path, error: Exception) -> int | str:
+    """Of the file `path`, where `error` passed last."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno or "?"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return (lines and lines[-1]) or "?"
+
 
 BUILT_IN_TASKS = ("digits", "mnist", "nfnn", "synthetic", "tiny-imagenet")
 """Names of the tasks that come with Evener."""

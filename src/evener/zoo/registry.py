@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from evener.errors import InvalidValue
 from evener.graph import ModelGraph
 from evener.zoo.amoebanet import amoebanet_d
-from evener.zoo.classifiers import alexnet, resnet50, resnet152, vgg16
-from evener.zoo.dense_prediction import unet, yolov8n
-from evener.zoo.transformer import transformer
-from evener.zoo.volumes import cosmoflow
+from evener.zoo.networks import alexnet, cosmoflow, resnet50, resnet152, transformer, unet, vgg16, yolov8n
 
 __all__ = [
     "ZOO",

@@ -10,7 +10,7 @@ import pytest
 from evener.errors import DoesNotFit
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.pipeline import make_pipeline, price_pipeline
-from evener.zoo.dense_prediction import unet
+from evener.zoo.networks import unet
 from imagined import convolutions, model
 
 free = partial(model, alpha=0.0, beta=0.0)

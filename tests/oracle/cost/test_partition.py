@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evener.oracle.apportion import apportion, weights_to_workers
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.partition import MODES, Mode, divide_layers, division
-from evener.zoo.classifiers import resnet152, vgg16
+from evener.zoo.networks import resnet152, vgg16
 from evener.zoo.sketch import Sketch
 from imagined import convolutions
 

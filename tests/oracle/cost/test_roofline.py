@@ -14,7 +14,7 @@ from evener.errors import InvalidValue
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.roofline import DeviceSpeed, LayerShare, device_of, layer_seconds, roofline, whole
 from evener.profile import BatchTiming, LayerTiming, TaskTiming
-from evener.zoo.classifiers import resnet50
+from evener.zoo.networks import resnet50
 from evener.zoo.sketch import Sketch
 from imagined import convolutions, device
 

@@ -14,7 +14,7 @@ from evener.autodiff import functional as F
 from evener.data.digits import load_digits, split_digits
 from evener.errors import require
 from evener.task import ThinTask
-from evener.tasks.rates import share_of_peak
+from evener.tasks.schedule import share_of_peak
 
 INK, MEAN, STD = 16, 0.305, 0.376
 
@@ -46,14 +46,14 @@ def digits_model(channels: int, blocks: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, channels, 3, padding=1),
         nn.ReLU(),
-        *(ResidualBlock(channels) for _ in range(blocks)),
+        *(ThinResidualBlock(channels) for _ in range(blocks)),
         nn.AvgPool2d(2),
         nn.Flatten(),
         nn.Linear(16 * channels, 10),
     )
 
 
-class ResidualBlock(nn.Module):
+class ThinResidualBlock(nn.Module):
     """x -> relu(x + two convolutions of x), [N, C, H, W] -> [N, C, H, W]; it starts as the identity."""
 
     def __init__(self, channels: int) -> None:

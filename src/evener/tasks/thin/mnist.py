@@ -13,7 +13,7 @@ from evener.autodiff import Tensor, nn, optim
 from evener.autodiff import functional as F
 from evener.data.mnist import read_mnist
 from evener.task import ThinTask
-from evener.tasks.rates import share_of_peak
+from evener.tasks.schedule import share_of_peak
 
 FOLDER = Path("data/mnist")
 
@@ -42,7 +42,7 @@ def thin_task(data_dir: Path | None = None) -> ThinTask:
 def mnist_model() -> nn.Module:
     """Two convolutions and two linear layers, bytes [N, 1, 28, 28] -> [N, 10]."""
     return nn.Sequential(
-        Normalise(mean=33.32, std=78.57),
+        ThinNormalise(mean=33.32, std=78.57),
         nn.Conv2d(1, 32, 3, padding=1, bias=False),
         nn.BatchNorm2d(32),
         nn.ReLU(),
@@ -58,7 +58,7 @@ def mnist_model() -> nn.Module:
     )
 
 
-class Normalise(nn.Module):
+class ThinNormalise(nn.Module):
     """(x - mean) / std in floating point: data may stay bytes, a quarter of float32's memory."""
 
     def __init__(self, mean: float, std: float) -> None:

@@ -13,7 +13,7 @@ from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.data.mnist import read_mnist
 from evener.task import ThinTask
-from evener.tasks.thin.mnist import Normalise
+from evener.tasks.thin.mnist import ThinNormalise
 
 FOLDER = Path("data/mnist")
 PIXELS, HIDDEN, CLASSES = 784, 32, 10
@@ -51,7 +51,7 @@ def thin_task(data_dir: Path | None = None) -> ThinTask:
 def nfnn_model() -> nn.Module:
     """Bytes [N, 784] -> log-probabilities [N, 10]."""
     model = nn.Sequential(
-        Normalise(mean=0, std=WHITE),
+        ThinNormalise(mean=0, std=WHITE),
         nn.Linear(PIXELS, HIDDEN),
         nn.ReLU(),
         nn.Linear(HIDDEN, CLASSES),
