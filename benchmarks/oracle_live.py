@@ -89,7 +89,7 @@ def strategies(size: int) -> tuple[str, ...]:
 def live_rank(seat: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: every network in every way; the leader writes a row a cell."""
     world = join_world(seat)
-    speed = world.pace.speed
+    speed = world.timer.pace.speed
     for network in order["networks"]:
         base = Order(
             task=str(Path(__file__).with_name("oracle_live_task.py")),
@@ -103,7 +103,7 @@ def live_rank(seat: RankEnvironment, order: dict[str, Any]) -> None:
         workers = [worker_of(one, 1) for one in measured_timings(work, world, seat, settings.batch_size)]
         ways = order["strategies"] or strategies(world.size)
         for strategy in (*ways, ways[0]):
-            world.pace.reference, world.pace.speed = None, speed
+            world.timer.pace.reference, world.timer.pace.speed = None, speed
             mine = replace(work, model=copy.deepcopy(work.model))
             wanted = msgspec.structs.replace(base, strategy=strategy)
             found = step_seconds(mine, world, seat, wanted, order["steps"], workers)

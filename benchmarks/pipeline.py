@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from evener.comm.group import Group, join_group, leave_group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -51,14 +51,14 @@ def ranks(program: Callable[[RankEnvironment, Any], None], speeds: list[float], 
 
 
 def joined(seat: RankEnvironment) -> Group:
-    """All ranks, with this one's pace."""
+    """All ranks, with this one's timer."""
     return join_group(
         rank=seat.rank,
         nodes=seat.names,
         device=seat.device,
         store=seat.store,
         patience=60,
-        pace=Pace(seat.device, seat.node.speed_at(0)),
+        timer=StepTimer(seat.device, seat.node.speed_at(0)),
     )
 
 
@@ -230,10 +230,10 @@ def uneven_stages(seat: RankEnvironment, order: dict[str, Any]) -> None:
 
     def by_both(way: Pipeline) -> None:
         part = way.design.work[way.design.layout.ranks.index(seat.rank)]
-        group.pace.reference = lambda _samples: part * median(own)
-        group.pace.expect(len(x))
+        group.timer.pace.reference = lambda _samples: part * median(own)
+        group.timer.pace.expect(len(x))
         way.step(x, y)
-        group.pace.close_step(len(x))
+        group.timer.close_step(len(x))
 
     ways: dict[str, Callable[[], object]] = {
         "alone": lambda: alone.step(x, y) if seat.rank == 0 else None,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import join_group, leave_group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -40,9 +40,9 @@ def image(seed: int) -> tuple[Tensor, Tensor]:
 
 def train(seat: RankEnvironment, shares: tuple[float, ...]) -> None:
     """What every rank runs; `shares` are the relative numbers of rows."""
-    pace = Pace(seat.device, seat.node.speed_at(0))
+    timer = StepTimer(seat.device, seat.node.speed_at(0))
     group = join_group(
-        rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=seat.patience, pace=pace
+        rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=seat.patience, timer=timer
     )
     torch.manual_seed(0)
     place = form_process_mesh(group, Arrangement(division="spatial", replicas=(Replica(shares=shares),)))
@@ -56,9 +56,9 @@ def train(seat: RankEnvironment, shares: tuple[float, ...]) -> None:
         group.barrier()
         begin = time.perf_counter()
         with live if step == STEPS else nullcontext():  # counting takes time: only of the last step
-            pace.resume("fb")
+            timer.resume("fb")
             loss = model.add_gradients(images, discs, samples=1, total=1, is_last=True)
-            pace.pause()
+            timer.pause()
         optimizer.step()
         group.barrier()
         seconds = time.perf_counter() - begin

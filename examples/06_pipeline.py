@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import join_group, leave_group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
@@ -35,9 +35,9 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 def train(seat: RankEnvironment, folder: str) -> None:
     """What every rank runs; `folder` is where the first one leaves the timeline."""
-    pace = Pace(seat.device, seat.node.speed_at(0))
+    timer = StepTimer(seat.device, seat.node.speed_at(0))
     group = join_group(
-        rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=seat.patience, pace=pace
+        rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=seat.patience, timer=timer
     )
     torch.manual_seed(0)
     pipeline = Pipeline(

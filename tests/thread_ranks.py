@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from evener.comm.group import Group
 from evener.comm.mesh import join_mesh
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 
 T = TypeVar("T")
 SECONDS = 60.0
@@ -44,7 +44,7 @@ def thread_group(rank: int, size: int, store: Any) -> ThreadGroup:
     """Rank `rank` of `size`, each of which calls this in a thread of its own."""
     nodes = [f"n{i}" for i in range(size)]
     device = torch.device("cpu")
-    group = ThreadGroup(rank=rank, size=size, device=device, nodes=nodes, pace=Pace(device), store=store)
+    group = ThreadGroup(rank=rank, size=size, device=device, nodes=nodes, timer=StepTimer(device), store=store)
     if size > 1:
         group.process_group = _gloo(rank, size, store)
         group.mesh = join_mesh(

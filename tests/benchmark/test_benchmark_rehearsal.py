@@ -18,7 +18,7 @@ from evener.benchmark.score import Score
 from evener.benchmark.silence import silent_group
 from evener.benchmark.transport import measure_exchanges, spread_out
 from evener.comm.group import Group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.oracle.division.planner import Arrangement, Replica
 from evener.oracle.division.rules import Division
 from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
@@ -53,18 +53,18 @@ READER = Reader(MODEL)  # torch.fx cannot follow models in several threads at a 
 
 
 def step(model: ParallelModel) -> None:
-    pace = model.group.pace
-    pace.resume("fb")
+    timer = model.group.timer
+    timer.resume("fb")
     model.add_gradients(IMAGES, LABELS, samples=len(IMAGES), total=len(IMAGES), is_last=True)
-    pace.pause()
+    timer.pause()
 
 
 def silent(place: ProcessMesh, score: Score) -> ProcessMesh:
     """The same place, in silence."""
-    world = silent_group(place.world, range(place.world.size), Pace(CPU), score)
+    world = silent_group(place.world, range(place.world.size), StepTimer(CPU), score)
     if place.group is place.world:
         return replace(place, world=world, group=world)
-    group = silent_group(place.group, place.arrangement.ranks_of(place.index), world.pace, score)
+    group = silent_group(place.group, place.arrangement.ranks_of(place.index), world.timer, score)
     group.traffic = world.traffic
     return replace(place, world=world, group=group)
 
@@ -104,7 +104,7 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
 
 def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float]]:
-        quiet = silent_group(group, range(group.size), Pace(CPU), Score(CPU))
+        quiet = silent_group(group, range(group.size), StepTimer(CPU), Score(CPU))
         aloud, alone = (
             ReplicatedModel(synchronise_batch_norm(copy.deepcopy(MODEL), where), where, CRITERION)
             for where in (group, quiet)
@@ -121,7 +121,7 @@ def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
 def test_a_rehearsal_is_of_equally_many_rounds_everywhere() -> None:
     def rank(group: Group) -> list[int]:
         score = Score(CPU)
-        quiet = silent_group(group, range(group.size), Pace(CPU), score)
+        quiet = silent_group(group, range(group.size), StepTimer(CPU), score)
 
         def part() -> None:
             quiet.all_reduce(torch.rand(100 * (1 + group.rank)).sum(), "gradients")
@@ -174,7 +174,7 @@ def test_statistics_in_silence_are_those_of_the_own_samples() -> None:
     """A rank that heard zeros would refuse them, and would then compute something else."""
 
     def rank(group: Group) -> list[Tensor]:
-        quiet: Any = silent_group(group, range(group.size), Pace(CPU), Score(CPU))
+        quiet: Any = silent_group(group, range(group.size), StepTimer(CPU), Score(CPU))
         return list(quiet.all_gather(torch.tensor([1.0, 2.0]), "statistics"))
 
     for rows in together(2, rank):

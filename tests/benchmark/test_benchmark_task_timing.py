@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from evener.benchmark.fit import affine
 from evener.benchmark.task_timing import batch_sizes, time_task
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.errors import DoesNotFit, InvalidValue
 from evener.profile import TaskTiming
 from evener.task import Task
@@ -65,7 +65,7 @@ def timing(model: nn.Module, **options: Any) -> TaskTiming:
         "loss_step": loss_step,
         "fetch": fetch,
         "device": CPU,
-        "pace": Pace(CPU),
+        "timer": StepTimer(CPU),
         "precision": "fp32",
         "largest": 32,
         "seconds": 0.2,
@@ -185,10 +185,10 @@ def test_a_slowed_node_takes_as_long_as_its_speed_says(speed: float, least: floa
         result: Tensor = model(batch[0])
         return result
 
-    pace = Pace(CPU, speed)
-    result = timing(Work(), loss_step=work, pace=pace, largest=2, seconds=0.3)
+    timer = StepTimer(CPU, speed)
+    result = timing(Work(), loss_step=work, timer=timer, largest=2, seconds=0.3)
     assert least < result.batches[0].forward_seconds < 3 * least
-    assert pace.close_step(0)[0].seconds == 0, "what was timed must not be part of the next step"
+    assert timer.close_step(0)[0].seconds == 0, "what was timed must not be part of the next step"
 
 
 def test_memory_bounds_the_sizes() -> None:
@@ -224,6 +224,6 @@ def test_a_gpu_is_timed_and_its_random_numbers_are_kept() -> None:
     def fetch_there(samples: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device) for part in fetch(samples))
 
-    result = timing(network().to(device), device=device, pace=Pace(device), fetch=fetch_there)
+    result = timing(network().to(device), device=device, timer=StepTimer(device), fetch=fetch_there)
     assert all(0 < batch.seconds < 1 for batch in result.batches)
     assert torch.equal(before, torch.cuda.get_rng_state(device))

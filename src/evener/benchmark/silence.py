@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evener.benchmark.score import Score
 from evener.comm.group import Group, Traffic
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.oracle.replay import ExchangeKind
 
 _ANY_COUNT = 2.0
@@ -157,16 +157,16 @@ class SilentGroup(Group):
         if aloud is None:
             return None
         self.made.append(aloud)
-        return silent_group(aloud, ranks, self.pace, self.score)
+        return silent_group(aloud, ranks, self.timer, self.score)
 
 
-def silent_group(group: Group, ranks: Sequence[int], pace: Pace, score: Score) -> SilentGroup:
+def silent_group(group: Group, ranks: Sequence[int], timer: StepTimer, score: Score) -> SilentGroup:
     """The ranks of `group`, silent.
 
     Args:
         group: this rank and others.
         ranks: their numbers in the run.
-        pace: of this rank in the silence.
+        timer: of this rank in the silence.
         score: that is told of every exchange.
     """
     return SilentGroup(
@@ -174,7 +174,7 @@ def silent_group(group: Group, ranks: Sequence[int], pace: Pace, score: Score) -
         size=group.size,
         device=group.device,
         nodes=group.nodes,
-        pace=pace,
+        timer=timer,
         process_group=Silence(ranks, group.rank, score) if group.size > 1 else None,
         mesh=group.mesh,
         traffic=_ScoredTraffic(score=score),

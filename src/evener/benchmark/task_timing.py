@@ -23,7 +23,7 @@ from torch import nn
 from evener.benchmark.capacity import capacity
 from evener.benchmark.clock import Clock
 from evener.benchmark.trial import Fetch, LossStep, MakeOptimizer, Trial, trial_of
-from evener.comm.pace import Pace, Phase
+from evener.comm.step_timing import Phase, StepTimer
 from evener.errors import require
 from evener.memory import usable_memory
 from evener.profile import BatchTiming, TaskTiming
@@ -44,7 +44,7 @@ def time_task(
     loss_step: LossStep,
     fetch: Fetch,
     device: torch.device,
-    pace: Pace,
+    timer: StepTimer,
     precision: str,
     largest: int,
     memory_limit: int | None = None,
@@ -62,7 +62,7 @@ def time_task(
         loss_step: (model, batch) -> scalar loss; runs the forward pass, autocast and the like included.
         fetch: number of samples -> a batch of so many, on the device; its time is not counted.
         device: that computes.
-        pace: the rank's clock, outside a step; the times are those of the node as slowed by it.
+        timer: the rank's clock, outside a step; the times are those of the node as slowed by it.
         precision: of the run; named in the result.
         largest: batch that will ever be asked for.
         memory_limit: bytes that the user grants; None for all that are usable.
@@ -81,10 +81,10 @@ def time_task(
     usable = usable_memory(str(device), memory_limit)[1]
     with trial_of(model, make_optimizer, loss_step, fetch, device) as trial:
         bound = capacity(trial, largest, usable)
-        timer = _Timer(trial, pace, Clock(device))
-        batches = timer.sweep(batch_sizes(bound or largest), seconds)
-        update = timer.update(batches[0].samples, seconds * _UPDATE_SHARE)
-    pace.discard()
+        passes = _PassTimer(trial, timer, Clock(device))
+        batches = passes.sweep(batch_sizes(bound or largest), seconds)
+        update = passes.update(batches[0].samples, seconds * _UPDATE_SHARE)
+    timer.discard()
     return TaskTiming(task=task.name, precision=precision, batches=batches, update_seconds=update, max_samples=bound)
 
 
@@ -98,11 +98,11 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 @dataclass
-class _Timer:
+class _PassTimer:
     """Times passes of a trial, keeping every pass by batch size."""
 
     trial: Trial
-    pace: Pace
+    timer: StepTimer
     clock: Clock
     passes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     fetch_seconds: dict[int, float] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class _Timer:
     def _mean(self, run: Callable[[], tuple[float, float]]) -> tuple[float, float]:
         """The two seconds of one `run`, or of as many as it takes for a slowed node's idling to average out."""
         runs = [run()]
-        while self.pace.speed < 1 and sum(map(sum, runs)) < _SLOWED_SECONDS:
+        while self.timer.pace.speed < 1 and sum(map(sum, runs)) < _SLOWED_SECONDS:
             runs.append(run())
         return sum(first for first, _ in runs) / len(runs), sum(second for _, second in runs) / len(runs)
 
@@ -166,9 +166,9 @@ class _Timer:
         """Seconds of `work`, with the idling of a slowed node."""
 
         def paced() -> None:
-            self.pace.resume(phase)
+            self.timer.resume(phase)
             work()
-            self.pace.pause()
+            self.timer.pause()
 
         return self.clock.time(paced)
 

@@ -21,8 +21,8 @@ from evener.benchmark.score import Score
 from evener.benchmark.silence import silent_group
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from evener.comm.pace import Pace
 from evener.comm.regions import Region
+from evener.comm.step_timing import StepTimer
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming
 
 _Begin: TypeAlias = Callable[[], Callable[[], object]]
@@ -80,8 +80,8 @@ class _Twins:
 
     def __init__(self, group: Group, beginning: _Beginning, nbytes: int) -> None:
         self._group = group
-        self._score, self._pace = Score(group.device), Pace(group.device, group.pace.speed)
-        silent = silent_group(group, range(group.size), self._pace, self._score)
+        self._score, self._timer = Score(group.device), StepTimer(group.device, group.timer.pace.speed)
+        silent = silent_group(group, range(group.size), self._timer, self._score)
         self._aloud, self._alone = beginning(group, nbytes), beginning(silent, nbytes)
         self._side = torch.rand(_SIDE, _SIDE, device=group.device)
 
@@ -91,7 +91,7 @@ class _Twins:
         differences = []
         for _ in range(_ROUNDS + 1):
             differences.append(self._seconds_aloud(products) - self._seconds_alone(products))
-        self._group.pace.discard()
+        self._group.timer.discard()
         rows = self._group.all_gather_bytes(repr(median(differences[1:])).encode())
         return max(0.0, min(map(float, rows)))
 
@@ -107,18 +107,18 @@ class _Twins:
     def _seconds_aloud(self, products: int) -> float:
         group = self._group
         group.barrier()
-        group.pace.resume("fb")
+        group.timer.resume("fb")
         start = time.perf_counter()
         self._run(self._aloud, products)
         seconds = now(group.device) - start
-        group.pace.pause()
+        group.timer.pause()
         return seconds / _REPEATS
 
     def _seconds_alone(self, products: int) -> float:
         self._score.start()
-        self._pace.resume("fb")
+        self._timer.resume("fb")
         self._run(self._alone, products)
-        self._pace.pause()
+        self._timer.pause()
         return sum(beat.computing for beat in self._score.finish()) / _REPEATS
 
     def _run(self, begin: _Begin, products: int) -> None:
@@ -133,7 +133,7 @@ def _reduced(group: Group, nbytes: int) -> _Begin:
     numbers = torch.zeros(nbytes // 4, device=group.device)
 
     def begin() -> Callable[[], object]:
-        group.pace.break_for_others()
+        group.timer.break_for_others()
         work = dist.all_reduce(numbers, group=group.process_group, async_op=True)
         assert work is not None
 

@@ -1,1 +1,1 @@
-"""Ranks that work together: their process group, what they send (counted), and how they keep their pace."""
+"""Ranks that work together: their process group, what they send (counted), and how their steps are timed."""

@@ -145,7 +145,7 @@ class Exchange:
         send[rank], expected[rank] = [], []
         sent = sum(block.nbytes for found in send for block in found)
         group.traffic.count(self.kind, sent, sum(map(sum, expected)) * like.element_size())
-        group.pace.break_for_others()
+        group.timer.break_for_others()
         small = group.prefers_mesh and self._largest * like.element_size() <= LARGEST_ROUND
         receive = (_by_mesh if small else _by_collective)(group, send, list(map(sum, expected)), like)
 

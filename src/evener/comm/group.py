@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.mesh import Mesh, join_mesh
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
 
@@ -62,7 +62,7 @@ class Group:
         size: number of ranks; 1 for a process alone, which then has no process groups.
         device: that this rank computes on.
         nodes: name of every rank's node, in order.
-        pace: this rank's clock.
+        timer: this rank's clock.
         process_group: for tensors.
         mesh: for small messages.
         reports: likewise, for messages that are read later than the next one is sent.
@@ -73,7 +73,7 @@ class Group:
     size: int
     device: torch.device
     nodes: Sequence[str]
-    pace: Pace
+    timer: StepTimer
     process_group: dist.ProcessGroup | None = None
     mesh: Mesh | None = None
     reports: Mesh | None = None
@@ -123,13 +123,13 @@ class Group:
     @contextmanager
     def waiting(self, kind: str) -> Iterator[None]:
         """Inside, this rank waits for others: computing pauses, and the seconds are counted under `kind`."""
-        phase = self.pace.phase
-        self.pace.pause()
+        phase = self.timer.phase
+        self.timer.pause()
         start = time.perf_counter()
         yield
         self.traffic.seconds[kind] = self.traffic.seconds.get(kind, 0) + time.perf_counter() - start
         if phase:
-            self.pace.resume(phase)
+            self.timer.resume(phase)
 
     @property
     def prefers_mesh(self) -> bool:
@@ -163,7 +163,7 @@ class Group:
             size=len(ranks),
             device=self.device,
             nodes=[self.nodes[rank] for rank in ranks],
-            pace=self.pace,
+            timer=self.timer,
             process_group=None if alone else process_group,
             mesh=None if alone or self.mesh is None else self.mesh.subset(ranks),
             reports=None if alone or self.reports is None else self.reports.subset(ranks),
@@ -180,7 +180,7 @@ def join_group(
     longest_wait: float = 1800.0,
     backend: str = "gloo",
     address: str = "127.0.0.1",
-    pace: Pace | None = None,
+    timer: StepTimer | None = None,
 ) -> Group:
     """Join the ranks on `nodes` (one a rank); with a single one no process group is made.
 
@@ -193,13 +193,13 @@ def join_group(
         longest_wait: seconds that a collective may take: slow is not dead.
         backend: `nccl` or `gloo` for tensors.
         address: of this machine, at which the other ranks reach it.
-        pace: this rank's clock; by default one of the device's own speed.
+        timer: this rank's clock; by default one of the device's own speed.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    pace = pace or Pace(device)
+    timer = timer or StepTimer(device)
     patience = max(patience, 30.0)
-    group = Group(rank=rank, size=len(nodes), device=device, nodes=list(nodes), pace=pace)
+    group = Group(rank=rank, size=len(nodes), device=device, nodes=list(nodes), timer=timer)
     if group.size > 1:
         limit = timedelta(seconds=longest_wait)
         dist.init_process_group(backend, store=store, rank=rank, world_size=group.size, timeout=limit)

@@ -64,9 +64,9 @@ class DataParallel:
 def _sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """Sum one bucket over the ranks; after the last one this rank only waits."""
     if bucket.is_last():
-        group.pace.pause(before_update=True)
+        group.timer.pause(before_update=True)
     else:
-        group.pace.break_for_others()
+        group.timer.break_for_others()
     buffer = bucket.buffer()
     work = dist.all_reduce(buffer, group=group.process_group, async_op=True)
     group.count_all_reduce(buffer, "gradients")

@@ -116,7 +116,7 @@ class GradientSums:
         """Start to sum the next bucket; a weight that the loss did not depend on counts as zeros."""
         bucket = self._buckets[self._launched]
         self._launched += 1
-        self._world.pace.break_for_others()
+        self._world.timer.break_for_others()
         grads = [(weight if weight.grad is None else weight.grad, weight, factor) for weight, factor in bucket.weights]
         parts = [g.flatten() * (0 if g is weight else factor) for g, weight, factor in grads]
         bucket.flat = torch.cat(parts).detach()

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
 from evener.errors import InvalidInput
+from evener.pace import Pace
 from evener.ps.job import Job
-from evener.ps.pace import Pace
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Lease
 from evener.sync.protocol import Outer

@@ -36,7 +36,7 @@ def assemble(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order:
 
     def before_step(step: int) -> None:
         seat.at_step(step)
-        group.pace.speed = seat.node.speed_at(step)
+        group.timer.pace.speed = seat.node.speed_at(step)
 
     return Run(
         task=task,

@@ -58,7 +58,7 @@ def _decide_data(work: Work, world: Group, seat: RankEnvironment, order: Order) 
     if world.size > 1:
         strategy = better_strategy(work, world, seat, order, timings, (alpha, beta))
         if strategy != "data":
-            world.pace.reference = None  # which is of steps with the whole model
+            world.timer.pace.reference = None  # which is of steps with the whole model
             return decide_division(work, world, seat, msgspec.structs.replace(order, strategy=strategy), workers)
     statistics, statistics_bytes = statistics_exchanges(work.model)
     exchange = GradientSync(

@@ -42,10 +42,10 @@ def evaluate(
     own = np.arange(start, start + sizes[model.replica], dtype=np.int64)
     sums = torch.zeros(2, dtype=torch.float64)
     model.train(False)
-    group.pace.resume("fb")
+    group.timer.resume("fb")
     for i in range(0, len(own), batch):
         sums += _sums(task, model, dataset, own[i : i + batch], arithmetic)
-    group.pace.discard()
+    group.timer.discard()
     model.train()
     loss, correct = _total(sums, group)
     count = sum(sizes)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from evener.comm.pace import StepTiming
+from evener.comm.step_timing import StepTiming
 from evener.data.loader import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
 from evener.oracle.apportion import apportion, weights_to_workers
@@ -125,7 +125,7 @@ class Loop:
         run.before_step(step)
         seed_all(run.settings.seed, step, run.model.rng_stream, device=run.group.device)
         outcome = self._step(loader)
-        self._timings.extend(run.group.pace.close_step(outcome.samples))
+        self._timings.extend(run.group.timer.close_step(outcome.samples))
         now = time.perf_counter()
         self._unsent.append((step, outcome, now - self._mark))
         self._mark = now

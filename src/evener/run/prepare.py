@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from evener.benchmark.fit import affine
 from evener.benchmark.task_timing import time_task
 from evener.comm.group import Group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import require
 from evener.launch.rank_environment import RankEnvironment
@@ -79,7 +79,7 @@ def calibrate(work: Work, world: Group, seat: RankEnvironment, micro: int) -> No
             continue
         if rank == seat.rank:
             alone = affine(_time(work, seat, micro, speed=1.0, seconds=_CALIBRATION_SECONDS))
-            world.pace.reference = partial(_step_seconds, *alone, work.settings.accumulate)
+            world.timer.pace.reference = partial(_step_seconds, *alone, work.settings.accumulate)
         world.barrier()
 
 
@@ -90,7 +90,7 @@ def _step_seconds(fixed: float, each: float, accumulate: int, samples: int) -> f
 def measure(work: Work, world: Group, seat: RankEnvironment, micro: int) -> TaskTiming:
     """How long this rank takes for batches of the run's own samples, all ranks measuring at the same time."""
     world.barrier()
-    return _time(work, seat, micro, speed=world.pace.speed, seconds=_MEASURE_SECONDS)
+    return _time(work, seat, micro, speed=world.timer.pace.speed, seconds=_MEASURE_SECONDS)
 
 
 def _time(work: Work, seat: RankEnvironment, micro: int, *, speed: float, seconds: float) -> TaskTiming:
@@ -110,7 +110,7 @@ def _time(work: Work, seat: RankEnvironment, micro: int, *, speed: float, second
         loss_step=loss_step,
         fetch=fetch,
         device=seat.device,
-        pace=Pace(seat.device, speed),
+        timer=StepTimer(seat.device, speed),
         precision=work.settings.precision,
         largest=micro,
         memory_limit=memory_limit(seat),

@@ -23,7 +23,7 @@ from evener.benchmark.silence import SilentGroup, known_to_torch, silent_group
 from evener.benchmark.transport import measure_exchanges, spread_out
 from evener.benchmark.trial import random_numbers_kept
 from evener.comm.group import Group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
@@ -77,9 +77,9 @@ def predict(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: 
 
     None if there is no memory for a second copy. A pipeline takes over the parts of the model of `work`.
     """
-    score, pace = Score(seat.device), Pace(seat.device, group.pace.speed)
-    pace.reference = group.pace.reference
-    silent = silent_group(group, range(group.size), pace, score)
+    score, timer = Score(seat.device), StepTimer(seat.device, group.timer.pace.speed)
+    timer.pace.reference = group.timer.pace.reference
+    silent = silent_group(group, range(group.size), timer, score)
     groups = [group]
     place = None
     if not (plan.strategy in ("serial", "data") or is_pipeline(plan.strategy)):
@@ -124,36 +124,36 @@ def _silent_place(place: ProcessMesh, silent: SilentGroup) -> ProcessMesh:
     """The same place among silent others."""
     if place.group is place.world:
         return replace(place, world=silent, group=silent)
-    own = silent_group(place.group, place.arrangement.ranks_of(place.index), silent.pace, silent.score)
+    own = silent_group(place.group, place.arrangement.ranks_of(place.index), silent.timer, silent.score)
     own.traffic = silent.traffic
     return replace(place, world=silent, group=own)
 
 
 def _step(work: Work, plan: Plan, model: ParallelModel, seat: RankEnvironment) -> Callable[[], None]:
     """Performs this rank's part of a step."""
-    optimizer, pace = work.make_optimizer(model.parameters()), model.group.pace
+    optimizer, timer = work.make_optimizer(model.parameters()), model.group.timer
     calls = 1 if is_pipeline(plan.strategy) else plan.accumulate  # a pipeline makes micro-batches itself
     samples = plan.replica_samples[model.replica] * plan.accumulate // calls
     model.train()
 
     def micro_batch(is_last: bool) -> None:
-        pace.resume("io")
+        timer.resume("io")
         inputs, targets = to_device(samples_of(work, max(1, samples)), seat.device)
-        pace.pause()
-        pace.expect(samples)
-        pace.resume("fb")
+        timer.pause()
+        timer.pace.expect(samples)
+        timer.resume("fb")
         total = plan.micro_batch_size * plan.accumulate
         inputs, targets = work.arithmetic.prepare(inputs), work.arithmetic.prepare(targets)
         model.add_gradients(inputs, targets, samples=samples, total=total, is_last=is_last)
-        pace.pause()
+        timer.pause()
 
     def step() -> None:
         for number in range(calls):
             micro_batch(is_last=number == calls - 1)
-        pace.resume("wu")
+        timer.resume("wu")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        pace.close_step(samples * calls)
+        timer.close_step(samples * calls)
 
     return step
 

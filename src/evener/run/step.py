@@ -56,13 +56,13 @@ class TrainStep:
 
     def __call__(self, loader: Loader) -> Outcome:
         """Perform the loader's next step."""
-        pace = self._model.group.pace
+        timer = self._model.group.timer
         parts, losses = [], []
-        pace.resume("io")
+        timer.resume("io")
         for part, inputs, targets in loader.next_step():
-            pace.pause()
-            pace.expect(len(part.indices))
-            pace.resume("fb")
+            timer.pause()
+            timer.pace.expect(len(part.indices))
+            timer.resume("fb")
             losses.append(
                 self._model.add_gradients(
                     self._arithmetic.prepare(inputs),
@@ -73,12 +73,12 @@ class TrainStep:
                 )
             )
             parts.append(part)
-            pace.pause()
-            pace.resume("io")
-        pace.pause()
-        pace.resume("wu")
+            timer.pause()
+            timer.resume("io")
+        timer.pause()
+        timer.resume("wu")
         self._update()
-        pace.pause()
+        timer.pause()
         return Outcome(
             epoch=parts[-1].epoch,
             samples=sum(len(part.indices) for part in parts),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from evener.comm.group import Group, join_group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.launch.rank_environment import RankEnvironment
 
 
 def join_world(seat: RankEnvironment, backend: str | None = None) -> Group:
-    """The group of all ranks, with the pace of this rank's node.
+    """The group of all ranks, at the speed of this rank's node.
 
     Args:
         seat: of this rank.
@@ -25,5 +25,5 @@ def join_world(seat: RankEnvironment, backend: str | None = None) -> Group:
         patience=seat.patience,
         address=seat.address,
         backend=backend or seat.backend,
-        pace=Pace(seat.device, seat.node.speed_at(0)),
+        timer=StepTimer(seat.device, seat.node.speed_at(0)),
     )

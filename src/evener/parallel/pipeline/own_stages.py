@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.errors import require
 from evener.oracle.schedule import SCHEDULES, Action, evaluation, max_held, with_recomputing
 from evener.parallel.pipeline.batches import divided, resized, samples_in, sizes_of
@@ -37,7 +37,7 @@ class OwnStages:
         wish: what the user asked for.
         parts: of the model, by stage.
         devices: of the stages.
-        pace: of the process, if it keeps one.
+        timer: of the process, if it keeps one.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class OwnStages:
         wish: Wish,
         parts: Mapping[int, StageModules],
         devices: Mapping[int, torch.device],
-        pace: Pace | None,
+        timer: StepTimer | None,
     ) -> None:
         self._states, self._samples = model.traced.states, samples_in(model.example)
-        self._design, self._wish, self._devices, self._pace = design, wish, devices, pace
+        self._design, self._wish, self._devices, self._timer = design, wish, devices, timer
         self.parts = parts
         self._dice = {stage: Dice(device) for stage, device in devices.items()}
         self._programs = StagePrograms(model, design.layout, parts, self._dice)
-        self._clocks = {stage: Clock(stage, device, pace) for stage, device in devices.items()}
+        self._clocks = {stage: Clock(stage, device, timer) for stage, device in devices.items()}
 
     def programs(self, like: Any, training: bool) -> list[Row]:
         """Of every micro-batch of a batch shaped `like`."""
@@ -92,7 +92,7 @@ class OwnStages:
         def work(number: int, post: Post) -> list[Any]:
             own = [row[number] for row in rows]
             stage = Stage(self.parts[number], own, self._dice[number])
-            clock = Clock(number, self._devices[number], self._pace)
+            clock = Clock(number, self._devices[number], self._timer)
             return Runner(stage, own, post, clock).run(evaluation(len(sizes)), self._inputs(inputs, sizes))
 
         return work

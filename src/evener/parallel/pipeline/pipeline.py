@@ -118,7 +118,7 @@ class Pipeline:
         agree_upon(self._site, "the cut of the model", repr((designs, micro_batches, schedule, rematerialise)))
         self._parts = make_stage_modules(model, self.design.layout.targets, self._site.devices)
         self._shared = self._site.shared(self._parts)
-        self._stages = OwnStages(to_cut, self.design, wish, self._parts, self._site.devices, self._site.pace)
+        self._stages = OwnStages(to_cut, self.design, wish, self._parts, self._site.devices, self._site.timer)
 
     @property
     def is_first(self) -> bool:

@@ -33,7 +33,7 @@ class Places:
     @property
     def speed(self) -> float:
         """To which this process is slowed down on purpose."""
-        return 1.0 if self.group is None else self.group.pace.speed
+        return 1.0 if self.group is None else self.group.timer.pace.speed
 
     def gather(self, message: bytes) -> list[bytes]:
         """Every process's message."""

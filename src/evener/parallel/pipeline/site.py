@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from evener.comm.group import Group
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.errors import InvalidInput
 from evener.parallel.pipeline.layout import Layout
 from evener.parallel.pipeline.mail import Abandoned, Office, Post, ProcessPost, ThreadPost
@@ -35,7 +35,7 @@ class Site(Protocol):
         """Of the stages that this process runs, by number."""
 
     @property
-    def pace(self) -> Pace | None:
+    def timer(self) -> StepTimer | None:
         """Of the process, if it keeps one."""
 
     def tell(self, message: bytes) -> bytes:
@@ -60,7 +60,7 @@ class ThreadSite:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = dict(enumerate(devices))
-        self.pace = None
+        self.timer = None
 
     def tell(self, message: bytes) -> bytes:
         """There is nobody to tell."""
@@ -112,7 +112,7 @@ class ProcessSite:
         self._layout = layouts[replica]
         self._stage = self._layout.ranks.index(group.rank)
         self.devices = {self._stage: group.device}
-        self.pace = group.pace
+        self.timer = group.timer
 
     def tell(self, message: bytes) -> bytes:
         """Passed on by the first stage's rank to those of its replica."""

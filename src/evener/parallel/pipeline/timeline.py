@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 from evener.oracle.schedule import Action, Kind
 from evener.schema import Part
 
@@ -93,24 +93,24 @@ class Clock:
     Args:
         stage: number of the stage.
         device: that computes.
-        pace: of this rank, told when it computes and when it waits; it may slow the rank down.
+        timer: of this rank, told when it computes and when it waits; it may slow the rank down.
     """
 
-    def __init__(self, stage: int, device: torch.device, pace: Pace | None = None) -> None:
-        self._stage, self._device, self._pace = stage, device, pace
+    def __init__(self, stage: int, device: torch.device, timer: StepTimer | None = None) -> None:
+        self._stage, self._device, self._timer = stage, device, timer
         self._begin = _Mark(0.0)
         self._marks: list[tuple[Action, _Mark, _Mark]] = []
 
     def start(self) -> None:
         """An action begins to compute."""
-        if self._pace is not None:
-            self._pace.resume("fb")
+        if self._timer is not None:
+            self._timer.resume("fb")
         self._begin = self._now()
 
     def stop(self, action: Action) -> None:
         """It has computed."""
-        if self._pace is not None:
-            self._pace.pause()
+        if self._timer is not None:
+            self._timer.pause()
         self._marks.append((action, self._begin, self._now()))
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from evener.comm.pace import Pace
+from evener.comm.step_timing import StepTimer
 
 
 def compute(seconds: float) -> None:
@@ -17,31 +17,31 @@ def compute(seconds: float) -> None:
         pass
 
 
-def step(pace: Pace, seconds: float, samples: int = 1) -> float:
+def step(timer: StepTimer, seconds: float, samples: int = 1) -> float:
     """Seconds that a step of so much computing takes, idling included."""
     start = time.perf_counter()
-    pace.expect(samples)
-    pace.resume("fb")
+    timer.pace.expect(samples)
+    timer.resume("fb")
     compute(seconds)
-    pace.pause(before_update=True)
-    pace.resume("wu")
-    pace.close_step(samples)
+    timer.pause(before_update=True)
+    timer.resume("wu")
+    timer.close_step(samples)
     return time.perf_counter() - start
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.25])
 def test_a_slowed_rank_takes_as_many_times_as_long(speed: float) -> None:
-    pace = Pace(torch.device("cpu"), speed)
-    took = sum(step(pace, 0.02) for _ in range(8))
+    timer = StepTimer(torch.device("cpu"), speed)
+    took = sum(step(timer, 0.02) for _ in range(8))
     assert took == pytest.approx(8 * 0.02 / speed, rel=0.15)
 
 
 def test_at_full_speed_there_is_no_idling() -> None:
     start = time.thread_time()
-    pace = Pace(torch.device("cpu"))
-    pace.resume("fb")
+    timer = StepTimer(torch.device("cpu"))
+    timer.resume("fb")
     compute(0.02)
-    [timing] = pace.close_step(7)
+    [timing] = timer.close_step(7)
     assert timing.samples == 7
     assert timing.fb >= 0.02
     assert timing.io == timing.wu == 0
@@ -49,63 +49,63 @@ def test_at_full_speed_there_is_no_idling() -> None:
 
 
 def test_time_that_another_process_took_is_taken_out_of_the_idling() -> None:
-    pace = Pace(torch.device("cpu"), 0.25)
+    timer = StepTimer(torch.device("cpu"), 0.25)
     start = time.perf_counter()
-    pace.resume("fb")
+    timer.resume("fb")
     compute(0.02)
     time.sleep(0.03)  # as if the core had been somebody else's for so long
-    pace.close_step(1)
+    timer.close_step(1)
     assert time.perf_counter() - start == pytest.approx(0.08, abs=0.02)
 
 
 def test_waiting_for_others_is_not_computing() -> None:
-    pace = Pace(torch.device("cpu"))
-    pace.resume("fb")
+    timer = StepTimer(torch.device("cpu"))
+    timer.resume("fb")
     compute(0.01)
-    pace.pause()
+    timer.pause()
     time.sleep(0.05)
-    pace.resume("wu")
+    timer.resume("wu")
     compute(0.01)
-    [timing] = pace.close_step(1)
+    [timing] = timer.close_step(1)
     assert 0.01 <= timing.fb < 0.04
     assert 0.01 <= timing.wu < 0.04
 
 
 def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_computed() -> None:
-    pace = Pace(torch.device("cpu"), 0.25)
-    pace.reference = lambda samples: 0.002 * samples
+    timer = StepTimer(torch.device("cpu"), 0.25)
+    timer.pace.reference = lambda samples: 0.002 * samples
     for seconds in (0.025, 0.01, 0.03, 0.02):
-        assert step(pace, seconds, samples=10) == pytest.approx(0.02 / 0.25, rel=0.1)
+        assert step(timer, seconds, samples=10) == pytest.approx(0.02 / 0.25, rel=0.1)
 
 
 def test_a_step_that_took_too_long_is_made_up_for_by_the_next() -> None:
-    pace = Pace(torch.device("cpu"), 0.5)
-    pace.reference = lambda samples: 0.002 * samples
-    assert step(pace, 0.06, samples=10) >= 0.06
-    assert step(pace, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
+    timer = StepTimer(torch.device("cpu"), 0.5)
+    timer.pace.reference = lambda samples: 0.002 * samples
+    assert step(timer, 0.06, samples=10) >= 0.06
+    assert step(timer, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
 
 
 def test_the_others_are_not_kept_waiting_for_the_update() -> None:
-    pace = Pace(torch.device("cpu"), 0.5)
-    pace.reference = lambda samples: 0.02 * samples
+    timer = StepTimer(torch.device("cpu"), 0.5)
+    timer.pace.reference = lambda samples: 0.02 * samples
     for _ in range(3):  # the first learns what an update takes, the second makes up for it
         start = time.perf_counter()
-        pace.expect(1)
-        pace.resume("fb")
-        pace.pause(before_update=True)
+        timer.pace.expect(1)
+        timer.resume("fb")
+        timer.pause(before_update=True)
         ready = time.perf_counter() - start
-        pace.resume("wu")
+        timer.resume("wu")
         compute(0.01)
-        pace.close_step(1)
+        timer.close_step(1)
     assert ready == pytest.approx(0.02, abs=0.005)
     assert time.perf_counter() - start == pytest.approx(0.04, abs=0.005)
 
 
 def test_what_is_discarded_belongs_to_no_step() -> None:
-    pace = Pace(torch.device("cpu"))
-    pace.resume("fb")
+    timer = StepTimer(torch.device("cpu"))
+    timer.resume("fb")
     compute(0.02)
-    pace.discard()
-    pace.resume("fb")
-    [timing] = pace.close_step(1)
+    timer.discard()
+    timer.resume("fb")
+    [timing] = timer.close_step(1)
     assert timing.seconds < 0.01

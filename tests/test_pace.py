@@ -7,7 +7,7 @@ import time
 import pytest
 
 from evener.errors import InvalidValue
-from evener.ps.pace import Pace
+from evener.pace import Pace
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
         self.wall = self.busy = 0.0
         self.slept: list[float] = []
         for name in ("perf_counter", "thread_time", "sleep"):
-            monkeypatch.setattr(f"evener.ps.pace.time.{name}", getattr(self, name))
+            monkeypatch.setattr(f"evener.pace.time.{name}", getattr(self, name))
 
     def perf_counter(self) -> float:
         return self.wall
