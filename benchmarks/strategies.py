@@ -36,7 +36,8 @@ from evener.comm.group import Group, join_group, leave_group
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradients import GradientSums
 from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.process_mesh import form_process_mesh

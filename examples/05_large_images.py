@@ -20,7 +20,8 @@ from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.models.unet import UNet
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import DividedModel
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.memory import LiveBytes

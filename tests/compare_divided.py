@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from division_networks import CASES
 from evener.comm.group import Group
-from evener.oracle.division.planner import Arrangement, plan_replica
+from evener.oracle.division.plan import Arrangement, plan_replica
 from evener.oracle.division.traffic import step_traffic
 from evener.parallel.gradients import GradientSums
 from evener.parallel.process_mesh import form_process_mesh

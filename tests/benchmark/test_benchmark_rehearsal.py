@@ -19,7 +19,8 @@ from evener.benchmark.silence import silent_group
 from evener.benchmark.transport import measure_exchanges, spread_out
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
 from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
 from evener.parallel.divided import DividedModel

@@ -14,7 +14,8 @@ from evener.errors import InvalidInput
 from evener.experiments.local_ranks import equal_nodes, numbers
 from evener.experiments.strategies import DEFAULT, ResNetSize, Sweep, resnet152_strategies
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, show, speed_up, table
-from evener.oracle.division.planner import Arrangement, Replica, plan_replicas
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.traffic import step_traffic
 from evener.parallel.read import Reader
 from evener.run.strategy import division_of

@@ -9,7 +9,8 @@ from test_random_networks import networks
 from torch import nn
 
 from compare_divided import close, gradient_of_inputs, hold_against, train
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
 from thread_ranks import together
 

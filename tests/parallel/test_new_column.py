@@ -9,7 +9,8 @@ import pytest
 
 from compare_divided import close, gradient_of_inputs, hold_against, serial
 from evener.oracle.division import rules
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import TABLE
 from thread_ranks import together
 

@@ -30,7 +30,8 @@ from evener.experiments.strategies_report import StepTime, StrategyCell, Strateg
 from evener.launch.nodes import LocalNode
 from evener.models.resnet import resnet152
 from evener.oracle.data_parallel import samples_of_replicas
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import DividedModel
 from evener.parallel.normalisation import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel

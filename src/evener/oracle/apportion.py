@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import floor, inf
 from statistics import median
 
@@ -72,6 +73,23 @@ def apportion(total: int, workers: Sequence[Worker]) -> tuple[int, ...]:
         units[i] += 1
         if units[i] < workers[i].room:
             heapq.heappush(queue, (workers[i].seconds(units[i] + 1), i))
+    return tuple(units)
+
+
+@lru_cache(maxsize=65536)
+def by_shares(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:
+    """`total` units in proportion to `shares`, by the same rule: what divides filters, channels and rows.
+
+    The rule gives nobody less than its quota rounded down (Balinski & Young 1982); only what is left is handed out.
+    """
+    whole = sum(shares)
+    units = [int(total * share / whole) for share in shares]
+    queue = [((n + 1) / share, rank) for rank, (n, share) in enumerate(zip(units, shares, strict=True)) if share > 0]
+    heapq.heapify(queue)
+    for _ in range(total - sum(units)):
+        _, rank = queue[0]
+        units[rank] += 1
+        heapq.heapreplace(queue, ((units[rank] + 1) / shares[rank], rank))
     return tuple(units)
 
 

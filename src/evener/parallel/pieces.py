@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evener.oracle.division.layout import Layout, Region, Shape, length
 from evener.oracle.division.network import Kind, Linear, Nearest, Operation, Spreading
-from evener.oracle.division.planner import OperationPlan
+from evener.oracle.division.plan import OperationPlan
 from evener.parallel import rectangle_ops
 from evener.parallel.divided_layers import ChannelParallel, FilterParallel, dropout, empty_output
 from evener.parallel.group_norm import group_norm

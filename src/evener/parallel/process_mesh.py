@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from evener.comm.group import Group
 from evener.errors import require
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evener.oracle.division.layout import Layout
-from evener.oracle.division.planner import ReplicaPlan
+from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel.normalisation import untracked
 from evener.parallel.operations import Nest, Reading, filled
 from evener.parallel.pieces import Piece, Workbench, piece

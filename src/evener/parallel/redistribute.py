@@ -19,7 +19,8 @@ from evener.comm.differentiable import (
 )
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from evener.oracle.division.layout import Layout, Move, Region, Shape
+from evener.oracle.division.layout import Layout, Region, Shape
+from evener.oracle.division.moves import Move
 
 
 def mover(move: Move, group: Group) -> Callable[[Tensor], Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.oracle.division.layout import Layout
-from evener.oracle.division.planner import ReplicaPlan, plan_replica, plan_replicas
+from evener.oracle.division.plan import ReplicaPlan, plan_replica, plan_replicas
 from evener.parallel.consistency import agree, intention
 from evener.parallel.data_axis import DataAxis
 from evener.parallel.normalisation import GroupBatchNorm, uncounted

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import length
 from evener.oracle.division.network import Operation
-from evener.oracle.division.planner import ReplicaPlan
+from evener.oracle.division.plan import ReplicaPlan
 from evener.oracle.division.weights import Shard
 from evener.parallel.redistribute import part_of
 

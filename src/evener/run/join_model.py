@@ -6,7 +6,8 @@ from math import isqrt
 
 from evener.comm.group import Group
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.division.planner import Arrangement, Replica
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided import DividedModel
 from evener.parallel.normalisation import synchronise_batch_norm

@@ -9,7 +9,8 @@ from torch import nn
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.cost.partition import Mode
-from evener.oracle.division.planner import Arrangement, Replica, plan_replicas
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
 from evener.oracle.profiles import imagine

@@ -1,19 +1,8 @@
-"""Where a value is (whole on every rank, or divided into intervals, evenly or not), and what it moves to change that.
+"""Where a value is: whole on every rank, or divided along some of its dims into intervals, evenly or not.
+
 
 A rank's part along a dim is a tuple of intervals; the tensor that it holds is their concatenation. Several intervals
 come from concatenations: of two values of 8 channels, each in two halves, rank 0 has channels 0-3 and 8-11.
-
-from      to        forward         backward
-split     split     own -> needed   sum to the owners       a halo, if needed regions overlap; else a re-partition
-split     whole     own -> all      sum to the owners       a gather
-split     alike     own -> all      the own part
-partial   split     sum to owners   own -> all              a reduce-scatter
-partial   whole     all-reduce      all-reduce
-partial   alike     all-reduce      -
-alike     split     the own part    own -> all
-alike     whole     -               all-reduce
-whole     split     the own part    zeros elsewhere
-whole     alike     -               1 / ranks
 """
 
 from __future__ import annotations
@@ -24,7 +13,9 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, TypeAlias
 
-from evener.oracle.apportion import apportion, weights_to_workers
+from evener.errors import require
+from evener.oracle.apportion import by_shares
+from evener.schema import Part
 
 Interval: TypeAlias = tuple[int, int]
 Intervals: TypeAlias = tuple[Interval, ...]
@@ -68,39 +59,38 @@ def split(parts: dict[int, Parts]) -> Layout:
     return Layout("split", tuple(sorted(parts.items())))
 
 
-@lru_cache(maxsize=4096)
+class Replica(Part, frozen=True, kw_only=True):
+    """Ranks that hold one model together.
+
+    Attributes:
+        shares: of the work, one a rank, in any unit: relative speeds. With columns, of the rows of ranks.
+        columns: shares of the columns of ranks, where images are divided both ways.
+    """
+
+    shares: tuple[float, ...]
+    columns: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        for name, shares in (("shares", self.shares), ("columns", self.columns)):
+            allowed = "at least one, zero or more each, not all zero"
+            require(bool(shares) and min(shares) >= 0 and sum(shares) > 0, name, shares, allowed)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.shares) * len(self.columns)
+
+
+@lru_cache(maxsize=65536)
 def divide(segments: tuple[int, ...], shares: tuple[float, ...]) -> Parts:
     """Every rank's intervals of a dim, in proportion to `shares`: a stretch of each of its consecutive `segments`."""
     parts: list[list[Interval]] = [[] for _ in shares]
     start = 0
     for segment in segments:
-        for rank, size in enumerate(apportion(segment, weights_to_workers(shares, [None] * len(shares)))):
+        for rank, size in enumerate(by_shares(segment, shares)):
             parts[rank].append((start, start + size))
             start += size
     return tuple(joined(intervals) for intervals in parts)
-
-
-def stretch(parts: Parts, factor: int) -> Parts:
-    """The parts of a dim of which each index has become `factor` consecutive ones."""
-    return tuple(tuple((a * factor, b * factor) for a, b in intervals) for intervals in parts)
-
-
-def cut(parts: Parts, start: int, stop: int) -> Parts:
-    """The parts of the indices from `start` to `stop`, counted from there."""
-    return tuple(
-        tuple((max(a, start) - start, min(b, stop) - start) for a, b in intervals if max(a, start) < min(b, stop))
-        for intervals in parts
-    )
-
-
-def stack(parts: Sequence[Parts], sizes: Sequence[int]) -> Parts:
-    """The parts of the concatenation of dims of `sizes`."""
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    ranks = range(len(parts[0]))
-    return tuple(
-        joined([(a + start, b + start) for one, start in zip(parts, starts, strict=True) for a, b in one[rank]])
-        for rank in ranks
-    )
 
 
 def is_disjoint(layout: Layout, shape: Shape) -> bool:
@@ -136,84 +126,3 @@ def joined(intervals: Sequence[Interval]) -> Intervals:
 def ring_bytes(nbytes: int, size: int) -> float:
     """Bytes that each rank sends in a ring all-reduce of `nbytes`: 2 (p-1)/p n."""
     return 2 * (size - 1) * nbytes / size
-
-
-Pattern: TypeAlias = Literal["spread", "collect", "reduce"]
-"""`spread`: from owners to all who need it; `collect`: the sum of what these have, to the owners."""
-
-_PATTERNS: dict[tuple[State, State], tuple[Pattern | None, Pattern | None]] = {
-    ("split", "split"): ("spread", "collect"),
-    ("split", "whole"): ("spread", "collect"),
-    ("split", "alike"): ("spread", None),
-    ("partial", "split"): ("collect", "spread"),
-    ("partial", "whole"): ("reduce", "reduce"),
-    ("partial", "alike"): ("reduce", None),
-    ("alike", "split"): (None, "spread"),
-    ("alike", "whole"): (None, "reduce"),
-    ("whole", "split"): (None, None),
-    ("whole", "alike"): (None, None),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A value changes its layout.
-
-    Attributes:
-        value: index of the operation that made it.
-        shape: of the value.
-        size: number of ranks.
-        have: its layout.
-        need: the layout that an operation wants.
-    """
-
-    value: int
-    shape: Shape
-    size: int
-    have: Layout
-    need: Layout
-
-    @property
-    def owners(self) -> Layout:
-        """Who owns which part in the exchange behind this move, if there is one."""
-        return self.have if self.have.state == "split" else self.need
-
-    @property
-    def needers(self) -> Layout:
-        """Who needs which part in that exchange."""
-        return self.need if self.have.state == "split" else WHOLE
-
-    @property
-    def kind(self) -> str:
-        """Under which its bytes are counted."""
-        if "partial" in (self.have.state,) and self.need.state == "split":
-            return "reduce-scatter"
-        if "split" not in (self.have.state, self.need.state) or self.have.state == "whole":
-            return "all-reduce"
-        if self.have.state == self.need.state:
-            return "re-partition" if is_disjoint(self.need, self.shape) else "halo"
-        return "gather"
-
-    def elements(self, rank: int, backward: bool) -> tuple[float, float]:
-        """(sent, received) by `rank`, in one direction of a pass."""
-        pattern = _PATTERNS[self.have.state, self.need.state][backward]
-        if pattern is None:
-            return 0, 0
-        if pattern == "reduce":
-            volume = 1
-            for extent in self.shape:
-                volume *= extent
-            return ring_bytes(volume, self.size), ring_bytes(volume, self.size)
-        own = [self.owners.region(r, self.shape) for r in range(self.size)]
-        need = [self.needers.region(r, self.shape) for r in range(self.size)]
-        others = [r for r in range(self.size) if r != rank]
-        given, taken = sum(common(own[rank], need[r]) for r in others), sum(common(own[r], need[rank]) for r in others)
-        return (given, taken) if pattern == "spread" else (taken, given)
-
-    def cost(self) -> float:
-        """Elements that the busiest rank sends or receives, forward and backward together."""
-        if self.have == self.need:
-            return 0
-        passes = (False, True)
-        ways = ([sum(self.elements(r, b)[way] for b in passes) for r in range(self.size)] for way in (0, 1))
-        return max(max(way) for way in ways)

@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias, get_args
 
-from evener.oracle.division.layout import (
-    ALIKE,
-    PARTIAL,
-    WHOLE,
-    Intervals,
-    Layout,
-    Move,
-    Shape,
-    cut,
-    divide,
-    split,
-    stack,
-    stretch,
-)
+from evener.oracle.division.layout import Shape
+from evener.oracle.division.moves import elements_moved
 from evener.oracle.division.network import Kind, Operation
+from evener.oracle.division.placement import (
+    ADDENDS,
+    ALIKE_ON_ALL,
+    ON_ALL,
+    Apart,
+    Placement,
+    reached,
+    repeated,
+    section,
+    split_along,
+    stacked,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Choice:
         adds: of a `channel`: the filters whose bias each rank adds to its addend.
     """
 
-    needs: tuple[Layout, ...]
-    gives: Layout
+    needs: tuple[Placement, ...]
+    gives: Placement
     mode: Literal["", "filter", "channel", "strip"] = ""
-    reach: Layout | None = None
-    adds: Layout | None = None
+    reach: Placement | None = None
+    adds: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +62,16 @@ class Situation:
         haves: layouts of these outputs.
         natural: how its own output is best divided; not at all if that has nothing to divide.
         natural_inputs: likewise of what it reads.
-        shares: of the ranks.
+        size: number of ranks.
         ends: whether the ranks do alike all that follows.
     """
 
     operation: Operation
     inputs: tuple[Operation, ...]
-    haves: tuple[Layout, ...]
-    natural: Layout
-    natural_inputs: tuple[Layout, ...]
-    shares: tuple[float, ...]
+    haves: tuple[Placement, ...]
+    natural: Placement
+    natural_inputs: tuple[Placement, ...]
+    size: int
     ends: bool
 
 
@@ -80,19 +80,19 @@ Rule: TypeAlias = Callable[[Situation], Choice]
 
 def everywhere(_: Situation) -> Choice:
     """An input or a constant: every rank has it."""
-    return Choice((), WHOLE)
+    return Choice((), ON_ALL)
 
 
 def alike(s: Situation) -> Choice:
     """Every rank does the same."""
-    return Choice((ALIKE,) * len(s.haves), ALIKE)
+    return Choice((ALIKE_ON_ALL,) * len(s.haves), ALIKE_ON_ALL)
 
 
 def undivided(s: Situation) -> Choice:
     """Every rank does all of it."""
-    if s.ends or (s.haves and all(have == ALIKE for have in s.haves)):
+    if s.ends or (s.haves and all(have == ALIKE_ON_ALL for have in s.haves)):
         return alike(s)
-    return Choice((WHOLE,) * len(s.haves), WHOLE)
+    return Choice((ON_ALL,) * len(s.haves), ON_ALL)
 
 
 def follow(s: Situation) -> Choice:
@@ -119,9 +119,9 @@ def by_filter(s: Situation) -> Choice:
     """Own filters, from all channels that these read."""
     groups = s.operation.groups
     if groups == 1:
-        return Choice((WHOLE,), s.natural, "filter")
-    own = divide((groups,), s.shares)
-    reads, gives = (split({1: stretch(own, one.shape[1] // groups)}) for one in (s.inputs[0], s.operation))
+        return Choice((ON_ALL,), s.natural, "filter")
+    own = Apart((groups,))
+    reads, gives = (split_along({1: repeated(own, one.shape[1] // groups)}) for one in (s.inputs[0], s.operation))
     return Choice((reads,), gives, "filter")
 
 
@@ -129,16 +129,16 @@ def by_channel(s: Situation) -> Choice:
     """An addend of all filters, from own channels; groups have few channels each, so they stay together."""
     if s.operation.groups > 1:
         return by_filter(s)
-    return Choice((_divided(s, 0),), PARTIAL, "channel", adds=s.natural)
+    return Choice((_divided(s, 0),), ADDENDS, "channel", adds=s.natural)
 
 
 def by_enough_channels(s: Situation) -> Choice:
     """By channel where every rank would get one, else by filter."""
-    return by_channel(s) if s.inputs[0].shape[1] >= len(s.shares) else by_filter(s)
+    return by_channel(s) if s.inputs[0].shape[1] >= s.size else by_filter(s)
 
 
 def by_narrower_side(s: Situation) -> Choice:
-    """By filter or by channel, whichever moves less."""
+    """By filter or by channel, whichever moves less over all ranks: that does not depend on their shares."""
     return min((by_filter(s), by_channel(s)), key=lambda choice: _cost(s, choice))
 
 
@@ -149,7 +149,7 @@ def concatenated_channels(s: Situation) -> Choice:
     needs = [_divided(s, i) for i in range(len(s.haves))]
     parts = [need.along(1) for need in needs]
     sizes = [one.shape[1] for one in s.inputs]
-    return Choice(tuple(needs), split({1: stack([part for part in parts if part is not None], sizes)}))
+    return Choice(tuple(needs), split_along({1: stacked([part for part in parts if part is not None], sizes)}))
 
 
 def part_of_channels(s: Situation) -> Choice:
@@ -158,7 +158,7 @@ def part_of_channels(s: Situation) -> Choice:
     parts = need.along(1)
     if parts is None or s.haves[0].state in ("whole", "alike"):
         return follow(s)
-    return Choice((need,), split({1: cut(parts, *s.operation.bounds)}))
+    return Choice((need,), split_along({1: section(parts, *s.operation.bounds)}))
 
 
 def flattened_channels(s: Situation) -> Choice:
@@ -167,7 +167,7 @@ def flattened_channels(s: Situation) -> Choice:
     parts = need.along(1)
     if parts is None:
         return Choice((need,), need)
-    return Choice((need,), split({1: stretch(parts, prod(s.inputs[0].shape[2:]))}))
+    return Choice((need,), split_along({1: repeated(parts, prod(s.inputs[0].shape[2:]))}))
 
 
 def by_window(s: Situation) -> Choice:
@@ -187,14 +187,14 @@ def by_window(s: Situation) -> Choice:
 def averaged_rows(s: Situation) -> Choice:
     """The mean over all pixels is the sum of the ranks' addends."""
     have = s.haves[0]
-    return Choice((have,), PARTIAL) if have.state == "split" else undivided(s)
+    return Choice((have,), ADDENDS) if have.state == "split" else undivided(s)
 
 
-def _target(s: Situation) -> Layout:
+def _target(s: Situation) -> Placement:
     """The layout of the output of `join`: one that most inputs have already."""
     states = {have.state for have in s.haves}
     if "split" not in states and (s.ends or "partial" not in states):
-        return WHOLE
+        return ON_ALL
     if s.natural in s.haves or s.natural.state != "split":
         return s.natural
     pairs = zip(s.haves, s.inputs, strict=True)
@@ -202,45 +202,36 @@ def _target(s: Situation) -> Layout:
     return next(full, s.natural)
 
 
-def _broadcast(target: Layout, shape: Shape, own: Shape) -> Layout:
+def _broadcast(target: Placement, shape: Shape, own: Shape) -> Placement:
     """`target`, a layout of `shape`, for an input of shape `own` that is broadcast to it."""
     shift = len(shape) - len(own)
-    parts = {d - shift: p for d, p in target.parts if d >= shift and own[d - shift] == shape[d]}
-    return split(parts) if parts else WHOLE
+    parts = {d - shift: p for d, p in target.splits if d >= shift and own[d - shift] == shape[d]}
+    return split_along(parts) if parts else ON_ALL
 
 
-def _settled(s: Situation, i: int) -> Layout:
+def _settled(s: Situation, i: int) -> Placement:
     """The layout of input `i`, or that in which its addends are best summed."""
-    if s.haves[i] != PARTIAL:
+    if s.haves[i] != ADDENDS:
         return s.haves[i]
-    return ALIKE if s.ends else s.natural_inputs[i]
+    return ALIKE_ON_ALL if s.ends else s.natural_inputs[i]
 
 
-def _divided(s: Situation, i: int) -> Layout:
+def _divided(s: Situation, i: int) -> Placement:
     """The layout of input `i`, or its natural one if it is not divided."""
     return s.haves[i] if s.haves[i].state == "split" else s.natural_inputs[i]
 
 
-def _cost(s: Situation, choice: Choice) -> float:
-    """Elements that the busiest rank moves for `choice`: its input, and its output to where that is needed."""
-    output = ALIKE if s.ends else s.natural
-    before = Move(0, s.inputs[0].shape, len(s.shares), s.haves[0], choice.needs[0])
-    after = Move(0, s.operation.shape, len(s.shares), choice.gives, output)
-    return before.cost() + after.cost()
+def _cost(s: Situation, choice: Choice) -> int:
+    """Elements that all ranks together move for `choice`: its input, and its output to where that is needed."""
+    output = ALIKE_ON_ALL if s.ends else s.natural
+    before = elements_moved(s.inputs[0].shape, s.haves[0], choice.needs[0])
+    return before + elements_moved(s.operation.shape, choice.gives, output)
 
 
-def _reach(operation: Operation, gives: Layout, shape: Shape) -> Layout:
+def _reach(operation: Operation, gives: Placement, shape: Shape) -> Placement:
     """What of an input of `shape` the windows of every rank's part of the output reach."""
-    reached = {}
-    for dim, parts in gives.parts:
-        window = operation.windows[dim - 2]
-        reached[dim] = tuple(_clip(window.reach(a[0][0], a[-1][1]), shape[dim]) if a else () for a in parts)
-    return split(reached)
-
-
-def _clip(interval: tuple[int, int], size: int) -> Intervals:
-    low, high = max(0, interval[0]), min(size, interval[1])
-    return ((low, high),) if low < high else ()
+    windows = operation.windows
+    return split_along({dim: reached(split, windows[dim - 2], shape[dim]) for dim, split in gives.splits})
 
 
 Division: TypeAlias = Literal["filter", "channel", "hybrid", "sharded", "spatial"]

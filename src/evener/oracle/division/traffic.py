@@ -12,7 +12,7 @@ from math import prod
 from typing import TypeAlias
 
 from evener.oracle.division.layout import Layout, Region, Shape, common, divide, ring_bytes
-from evener.oracle.division.planner import Arrangement, ReplicaPlan
+from evener.oracle.division.plan import Arrangement, ReplicaPlan
 from evener.oracle.division.weights import holders, owners
 
 Flow: TypeAlias = tuple[str, float, float]

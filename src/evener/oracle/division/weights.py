@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from evener.oracle.division.layout import ALIKE, WHOLE, Intervals, Layout, Parts, Region, Shape, divide, joined, split
+from evener.oracle.division.layout import Intervals, Layout, Region, Shape, divide, joined
 from evener.oracle.division.network import Operation, Weight
+from evener.oracle.division.placement import ALIKE_ON_ALL, ON_ALL, Placement, Split, split_along
 from evener.oracle.division.rules import Choice
 
 
@@ -35,20 +36,20 @@ class Shard:
     trainable: bool
 
 
-def weight_layouts(operation: Operation, choice: Choice) -> tuple[Layout, ...]:
-    """The layout of every weight of `operation`, in order."""
-    return tuple(_layout(operation, choice, weight) for weight in operation.weights)
+def weight_placements(operation: Operation, choice: Choice) -> tuple[Placement, ...]:
+    """The placement of every weight of `operation`, in order."""
+    return tuple(_placement(operation, choice, weight) for weight in operation.weights)
 
 
-def _layout(operation: Operation, choice: Choice, weight: Weight) -> Layout:
+def _placement(operation: Operation, choice: Choice, weight: Weight) -> Placement:
     parts = _kernel(operation, choice) if weight.role == "kernel" else _vector(choice)
     if parts and weight.role != "free":
-        return split(parts)
-    alike = choice.gives == ALIKE and choice.mode == ""
-    return ALIKE if alike else WHOLE
+        return split_along(parts)
+    alike = choice.gives == ALIKE_ON_ALL and choice.mode == ""
+    return ALIKE_ON_ALL if alike else ON_ALL
 
 
-def _kernel(operation: Operation, choice: Choice) -> dict[int, Parts]:
+def _kernel(operation: Operation, choice: Choice) -> dict[int, Split]:
     reads, gives = _channels(choice.needs[0]), _channels(choice.gives)
     channel_dim = 1 - operation.filter_dim
     if choice.mode == "channel":
@@ -59,13 +60,13 @@ def _kernel(operation: Operation, choice: Choice) -> dict[int, Parts]:
     return {}
 
 
-def _vector(choice: Choice) -> dict[int, Parts]:
+def _vector(choice: Choice) -> dict[int, Split]:
     parts = _channels(choice.adds if choice.mode == "channel" else choice.gives)
     return {0: parts} if parts else {}
 
 
-def _channels(layout: Layout | None) -> Parts | None:
-    return layout.along(1) if layout is not None else None
+def _channels(placement: Placement | None) -> Split | None:
+    return placement.along(1) if placement is not None else None
 
 
 def holders(layouts: Sequence[Layout], shape: Shape) -> tuple[Region, ...]:

@@ -1,0 +1,161 @@
+"""Where a value is, whoever the ranks are: layouts before their intervals are known, which shares then give.
+
+What is decided about a network does not depend on the ranks' shares; how much each of them has of a value does.
+
+    apart       each of consecutive segments in proportion to the shares
+    repeated    every index has become several
+    stacked     the concatenation of several splits
+    section     a stretch of one
+    reached     what the windows of a part of the output read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TypeAlias
+
+from evener.oracle.division.layout import Interval, Intervals, Layout, Parts, Replica, State, divide, joined
+from evener.oracle.division.network import Sliding, WindowRule
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Every rank has its part of each of consecutive `segments`; axis 0 divides by rows of ranks, 1 by columns."""
+
+    segments: tuple[int, ...]
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A split of which every index has become `factor` consecutive ones."""
+
+    split: Split
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The concatenation of dims of `sizes`, each split in its own way."""
+
+    splits: tuple[Split, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The indices from `start` to `stop` of a split dim, counted from there."""
+
+    split: Split
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What of a dim of `size` the windows of every rank's part of the output reach."""
+
+    split: Split
+    window: WindowRule
+    size: int
+
+
+Split: TypeAlias = Apart | Repeated | Stacked | Section | Reached
+
+
+def repeated(split: Split, factor: int) -> Split:
+    """`split`, every index `factor` times."""
+    return split if factor == 1 else Repeated(split, factor)
+
+
+def stacked(splits: Sequence[Split], sizes: Sequence[int]) -> Split:
+    """The split of the concatenation of dims of `sizes`."""
+    apart = [one for one in splits if isinstance(one, Apart) and one.axis == 0]
+    if len(apart) == len(splits):
+        return Apart(tuple(segment for one in apart for segment in one.segments))
+    return Stacked(tuple(splits), tuple(sizes))
+
+
+def section(split: Split, start: int, stop: int) -> Split:
+    """The split of the indices from `start` to `stop`."""
+    if isinstance(split, Apart):
+        edges = list(accumulate(split.segments, initial=0))
+        if start in edges and stop in edges:
+            return Apart(split.segments[edges.index(start) : edges.index(stop)], split.axis)
+    return Section(split, start, stop)
+
+
+def reached(split: Split, window: WindowRule, size: int) -> Split:
+    """The split of what `window` reaches of an input of `size`; the same for windows of one pixel."""
+    return split if window == Sliding(1, 1, 0) else Reached(split, window, size)
+
+
+@lru_cache(maxsize=65536)
+def parts_of(split: Split, replica: Replica) -> Parts:
+    """Every rank's intervals."""
+    if isinstance(split, Apart):
+        across = len(replica.columns)
+        if split.axis == 0:
+            return tuple(part for part in divide(split.segments, replica.shares) for _ in range(across))
+        return divide(split.segments, replica.columns) * len(replica.shares)
+    if isinstance(split, Stacked):
+        starts = accumulate(split.sizes, initial=0)
+        shifted = [
+            [tuple((a + start, b + start) for a, b in part) for part in parts_of(one, replica)]
+            for one, start in zip(split.splits, starts, strict=False)
+        ]
+        return tuple(joined([interval for part in rank for interval in part]) for rank in zip(*shifted, strict=True))
+    inner = parts_of(split.split, replica)
+    if isinstance(split, Repeated):
+        return tuple(tuple((a * split.factor, b * split.factor) for a, b in part) for part in inner)
+    if isinstance(split, Section):
+        return tuple(_within(part, split.start, split.stop) for part in inner)
+    return tuple(_clip(split.window.reach(part[0][0], part[-1][1]), split.size) if part else () for part in inner)
+
+
+def _within(part: Intervals, start: int, stop: int) -> Intervals:
+    return tuple((max(a, start) - start, min(b, stop) - start) for a, b in part if max(a, start) < min(b, stop))
+
+
+def _clip(interval: Interval, size: int) -> Intervals:
+    low, high = max(0, interval[0]), min(size, interval[1])
+    return ((low, high),) if low < high else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A layout whose splits have no numbers yet.
+
+    Attributes:
+        state: as of a Layout.
+        splits: of a split value: (dim, how it is split), in order of dims.
+    """
+
+    state: State
+    splits: tuple[tuple[int, Split], ...] = ()
+
+    def along(self, dim: int) -> Split | None:
+        """How `dim` is split; None if it is not."""
+        return next((split for divided, split in self.splits if divided == dim), None)
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether surely no element of a split value is on two ranks, as windows may overlap."""
+        return not any(isinstance(split, Reached) for _, split in self.splits)
+
+
+ON_ALL, ALIKE_ON_ALL, ADDENDS = Placement("whole"), Placement("alike"), Placement("partial")
+
+
+def split_along(splits: dict[int, Split]) -> Placement:
+    """The placement of a value that is divided along the dims of `splits`."""
+    return Placement("split", tuple(sorted(splits.items())))
+
+
+@lru_cache(maxsize=65536)
+def layout_of(placement: Placement, replica: Replica) -> Layout:
+    """The layout that `placement` is among the ranks of `replica`."""
+    return Layout(placement.state, tuple((dim, parts_of(split, replica)) for dim, split in placement.splits))

@@ -1,0 +1,234 @@
+"""How each replica performs a division: who of its ranks has which intervals, and what they move.
+
+With several replicas every division is a hybrid with data parallelism: groups of ranks that hold one model together,
+each with samples of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from evener.errors import require
+from evener.oracle.division.layout import Layout, Replica
+from evener.oracle.division.moves import Move
+from evener.oracle.division.network import Network
+from evener.oracle.division.placement import layout_of
+from evener.oracle.division.planner import DividedOperation, Planner
+from evener.oracle.division.rules import TABLE, Choice, Division
+from evener.oracle.division.weights import Shard
+from evener.schema import Part
+
+
+class Arrangement(Part, frozen=True, kw_only=True):
+    """How the ranks of a run divide a model and the samples.
+
+    Attributes:
+        division: of the model, within each replica.
+        replicas: in order of ranks: the first one's ranks, then the second one's ...
+    """
+
+    division: Division
+    replicas: tuple[Replica, ...]
+
+    def __post_init__(self) -> None:
+        require(bool(self.replicas), "replicas", self.replicas, "at least one")
+        for replica in self.replicas:
+            square = self.division == "spatial" or len(replica.columns) == 1
+            require(square, "columns", replica.columns, f"(1.0,) for division {self.division}: only images have any")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(replica.size for replica in self.replicas)
+
+    def ranks_of(self, replica: int) -> range:
+        """The ranks of a replica."""
+        first = sum(one.size for one in self.replicas[:replica])
+        return range(first, first + self.replicas[replica].size)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalChoice:
+    """A `Choice` among certain ranks: every placement with its intervals."""
+
+    needs: tuple[Layout, ...]
+    gives: Layout
+    mode: Literal["", "filter", "channel", "strip"]
+    reach: Layout | None
+    adds: Layout | None
+
+
+@dataclass(frozen=True)
+class OperationPlan:
+    """One operation of a replica's plan.
+
+    Attributes:
+        choice: how it is done.
+        moves: of its inputs, before it.
+        halo: of its only input, while it computes; None if it needs none.
+        weights: layout of every parameter and buffer.
+    """
+
+    choice: LocalChoice
+    moves: tuple[Move, ...]
+    halo: Move | None
+    weights: tuple[Layout, ...]
+
+
+@dataclass(frozen=True)
+class DividedNetwork:
+    """How a network is divided, whoever the ranks are.
+
+    Attributes:
+        network: that is divided.
+        operations: one an operation.
+    """
+
+    network: Network
+    operations: tuple[DividedOperation, ...]
+
+    @cached_property
+    def choices(self) -> dict[str, Choice]:
+        """How operations with weights are done, by name."""
+        pairs = zip(self.network.operations, self.operations, strict=True)
+        return {op.name: divided.choice for op, divided in pairs if op.weights}
+
+    def among(self, replica: Replica) -> ReplicaPlan:
+        """The plan of the ranks of `replica`; what no rank lacks is not moved."""
+        steps = tuple(self._step(index, replica) for index in range(len(self.operations)))
+        return ReplicaPlan(self.network, replica.size, steps, self)
+
+    def _step(self, index: int, replica: Replica) -> OperationPlan:
+        divided = self.operations[index]
+        choice, values = divided.choice, self.network.operations
+        needs = tuple(layout_of(need, replica) for need in choice.needs)
+        reach = layout_of(choice.reach, replica) if choice.reach is not None else None
+        adds = layout_of(choice.adds, replica) if choice.adds is not None else None
+        halo = None
+        if reach is not None and reach != needs[0]:
+            value = values[index].inputs[0]
+            halo = Move(value, values[value].shape, replica.size, needs[0], reach)
+        moves = (
+            Move(
+                one.value, values[one.value].shape, replica.size, *(layout_of(p, replica) for p in (one.have, one.need))
+            )
+            for one in divided.transfers
+        )
+        return OperationPlan(
+            LocalChoice(needs, layout_of(choice.gives, replica), choice.mode, reach if halo else None, adds),
+            tuple(move for move in moves if move.have != move.need),
+            halo,
+            tuple(layout_of(weight, replica) for weight in divided.weights),
+        )
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """What the ranks of a replica do, operation by operation.
+
+    Attributes:
+        network: that they hold together.
+        size: number of ranks.
+        steps: one an operation.
+        divided: what this is among these ranks.
+    """
+
+    network: Network
+    size: int
+    steps: tuple[OperationPlan, ...]
+    divided: DividedNetwork
+
+    @cached_property
+    def choices(self) -> dict[str, LocalChoice]:
+        """How operations with weights are done, by name."""
+        pairs = zip(self.network.operations, self.steps, strict=True)
+        return {op.name: step.choice for op, step in pairs if op.weights}
+
+    @cached_property
+    def shards(self) -> dict[str, Shard]:
+        """All weights of the operations, by name, in the order of their first use."""
+        shards: dict[str, Shard] = {}
+        for operation, step in zip(self.network.operations, self.steps, strict=True):
+            for weight, layout in zip(operation.weights, step.weights, strict=True):
+                name = f"{operation.name}.{weight.name}" if weight.name else operation.name
+                shards.setdefault(name, Shard(name, weight.shape, layout, weight.trainable))
+        return shards
+
+    @property
+    def exchanges(self) -> int:
+        """Times that the ranks of the replica move values in a forward and a backward pass."""
+        return 2 * sum(len(step.moves) + (step.halo is not None) for step in self.steps)
+
+    @cached_property
+    def gathers(self) -> tuple[str, ...]:
+        """Names of what is not divided, for which a divided value has to be gathered."""
+        pairs = zip(self.network.operations, self.steps, strict=True)
+        return tuple(
+            op.name
+            for op, step in pairs
+            if op.kind != "output" and not step.choice.mode and any(move.kind == "gather" for move in step.moves)
+        )
+
+
+def plan_replicas(network: Network, arrangement: Arrangement) -> tuple[ReplicaPlan, ...]:
+    """How each replica divides `network`: all of them do each operation by filter, or all by channel.
+
+    Args:
+        network: with the shapes of a batch.
+        arrangement: of all ranks.
+    """
+    first, *others = arrangement.replicas
+    leading = plan_replica(network, arrangement.division, first)
+    return leading, *(plan_replica(network, arrangement.division, one, leading=leading) for one in others)
+
+
+def plan_replica(
+    network: Network,
+    division: Division,
+    replica: Replica,
+    *,
+    before: ReplicaPlan | None = None,
+    leading: ReplicaPlan | None = None,
+) -> ReplicaPlan:
+    """How the ranks of `replica` divide `network`.
+
+    Args:
+        network: with the shapes of a batch.
+        division: the column of THE TABLE.
+        replica: the ranks and their shares.
+        before: their plan for another shape, by which weights are divided already.
+        leading: another replica's plan, whose modes are to be kept.
+    """
+    choices = before.divided.choices if before else {}
+    modes = {name: choice.mode for name, choice in leading.choices.items()} if leading else {}
+    return divide_network(network, division, replica.size, choices, modes).among(replica)
+
+
+def divide_network(
+    network: Network,
+    division: Division,
+    size: int,
+    choices: Mapping[str, Choice] = {},
+    modes: Mapping[str, str] = {},
+) -> DividedNetwork:
+    """How any `size` ranks divide `network`.
+
+    Args:
+        network: with the shapes of a batch.
+        division: the column of THE TABLE.
+        size: number of ranks.
+        choices: that were made before, by name of the operation.
+        modes: by name, that are to be kept.
+    """
+    planner = Planner(
+        network=network,
+        table=TABLE[division],
+        divides_images=division == "spatial",
+        size=size,
+        choices=dict(choices),
+        modes=dict(modes),
+    )
+    return DividedNetwork(network, tuple(planner.step(i) for i in range(len(network.operations))))
