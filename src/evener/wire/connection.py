@@ -67,7 +67,8 @@ class Connection(Generic[H]):
             InvalidValue: the frame exceeds a limit.
         """
         with self._sending:
-            self._require_open()
+            if self._broken:
+                raise self._unusable()
             views = encode_frame(self._sequence, header, buffers, self._limits)
             self._sequence += 1
             try:
@@ -87,7 +88,8 @@ class Connection(Generic[H]):
             BadFrame: what came is not the frame that was due, or `place` refused it.
         """
         with self._receiving:
-            self._require_open()
+            if self._broken:
+                raise self._unusable()
             self._reader.place, self._reader.on_part = place, on_part
             try:
                 arrived = self._pull()
@@ -102,7 +104,8 @@ class Connection(Generic[H]):
 
     def wait(self, seconds: float) -> bool:
         """Whether something has come, or the end, within `seconds`; `receive` then begins at once."""
-        self._require_open()
+        if self._broken:
+            raise self._unusable()
         if self._reader.midway or self._transport.has_unread:
             return True
         return bool(self._readable.poll(max(0.0, seconds) * 1000))
@@ -144,14 +147,13 @@ class Connection(Generic[H]):
             arrived = reader.feed(count)
         return arrived
 
-    def _require_open(self) -> None:
-        if self._broken:
-            raise ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
+    def _unusable(self) -> ConnectionLost:
+        return ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
 
     def _lost(self, error: OSError, when: str = "", *, ask_why: bool = False) -> ConnectionLost:
         """Close without a frame that says so; the error that says why."""
         if self._broken:
-            return ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
+            return self._unusable()
         is_silent = isinstance(error, TimeoutError | BlockingIOError)
         cause = f"nothing moved for {self._limits.patience:g} s" if is_silent else explain(error)
         self._broken = (self._last_word() if ask_why else "") or cause
@@ -207,8 +209,8 @@ class Peer(Generic[H]):
         """Whether anything waits for the socket to take more."""
         return bool(self._queue) or self.transport.has_unsent
 
-    def send(self, header: msgspec.Struct, buffers: Sequence[Buffer]) -> None:
-        """Send a frame, or put it into the queue; its memory is referred to until nothing of it waits any more.
+    def send(self, header: msgspec.Struct, buffers: Sequence[Buffer]) -> bool:
+        """Send a frame, or put it into the queue; whether anything waits now, whose memory is referred to until then.
 
         Raises:
             InvalidValue: the frame exceeds a limit.
@@ -219,25 +221,25 @@ class Peer(Generic[H]):
             raise BadFrame(f"it took too little: {len(queue)} frames wait for it, which is the limit")
         queue.append(encode_frame(self._sequence, header, buffers, self._limits))
         self._sequence += 1
-        if not self.is_watched:
-            self.transmit()
+        return self.is_watched or self.transmit()
 
-    def transmit(self) -> None:
-        """Hand frames to the kernel while it takes them whole."""
+    def transmit(self) -> bool:
+        """Hand frames to the kernel while it takes them whole; whether anything waits now."""
         transport, queue = self.transport, self._queue
         try:
             while queue:
                 views = queue[0]
                 drop_sent(views, transport.send(views))
                 if views:
-                    return
+                    return True
                 queue.popleft()
             if transport.has_unsent:
                 transport.flush()
         except BlockingIOError:
-            return
+            return True
         except OSError:
             queue.clear()  # the peer is gone; reading will say why, perhaps in its own words
+        return False
 
     def send_close(self, reason: str) -> None:
         """Have the peer know why it is left, unless frames wait for it or it does not listen."""

@@ -24,7 +24,6 @@ from evener.wire.frame import (
     CHECKSUM_BYTES,
     CLOSE,
     DATA,
-    LENGTH_BYTES,
     MAGIC,
     PREFIX,
     PREFIX_BYTES,
@@ -64,6 +63,7 @@ class FrameReader(Generic[H]):
 
     Attributes:
         space: where the next bytes have to be put; never empty.
+        midway: whether bytes have come that were not handed out as a frame.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class FrameReader(Generic[H]):
         self._decoder = msgspec.msgpack.Decoder(headers)
         self._limits = limits
         self._near = self.space = memoryview(bytearray(READ_AHEAD))
+        self.midway = False
         self._start = self._end = 0  # of what was read ahead and not looked at
         self._needed = PREFIX_BYTES  # bytes from start on before the head can be looked at again
         self._sequence = 0
@@ -81,11 +82,6 @@ class FrameReader(Generic[H]):
         self._rest = _NOTHING
         self._missing = self._received = self._reported = 0
         self._error: Exception | None = None
-
-    @property
-    def midway(self) -> bool:
-        """Whether bytes have come that were not handed out as a frame."""
-        return self._header is not None or self._start != self._end
 
     def feed(self, count: int) -> Frame[H] | Close | None:
         """The next frame, if it is whole now that the first `count` bytes of `space` have arrived.
@@ -98,7 +94,13 @@ class FrameReader(Generic[H]):
         try:
             if self._header is None:
                 self._end += count
-                if (closed := self._begin()) is not None or self._header is None:
+                if self._end - self._start < self._needed:
+                    closed = None
+                    self._look_ahead()
+                else:
+                    closed = self._begin()
+                if self._header is None:
+                    self.midway = self._start != self._end
                     return closed
             else:
                 self._received += count
@@ -106,65 +108,57 @@ class FrameReader(Generic[H]):
                 self.space = self.space[count:]
                 if self._missing and not self.space:
                     self._next_view()
-            return self._progress()
+            return self._progress(self._header)
         except Exception as error:
             self._error = error
             raise
 
-    def _progress(self) -> Frame[H] | None:
+    def _progress(self, header: H) -> Frame[H] | None:
         """Report what is here of a payload; the frame, if that is all."""
-        header, received = self._header, self._received
-        assert header is not None
-        if self.on_part is not None and (num_new := received - self._reported):
-            if num_new < READ_AHEAD and self._missing:  # what came along with the head is not worth a call
+        received, missing = self._received, self._missing
+        if received > self._reported and self.on_part is not None:
+            if missing and received - self._reported < READ_AHEAD:  # what came along with the head is not worth a call
                 return None
             self._reported = received
             self.on_part(header, received)
-        if self._missing:
+        if missing:
             return None
         frame = Frame(header, self._views, received)
         self._header, self._views, self._rest = None, (), _NOTHING  # whose memory may be used again now
         self._look_ahead()
+        self.midway = self._start != self._end
         return frame
 
     def _begin(self) -> Close | None:
         """Look at the prefix, then at the whole head once it is there, then have its payload come."""
-        start = self._start
-        if self._end - start < self._needed or self._end - start < (size := self._head_bytes()):
-            self._look_ahead()
-            return None
-        near, end = self._near, start + size - CHECKSUM_BYTES
-        head = near[start:end]
-        if zlib.crc32(head) != CHECKSUM.unpack_from(near, end)[0]:
-            raise BadFrame("the head of a frame was damaged on its way: its checksum is wrong")
-        _, _, flags, num_buffers, _, sequence = PREFIX.unpack_from(head)
-        if sequence != self._sequence:
-            raise BadFrame(f"frame {self._sequence} was due and frame {sequence} came: one was lost, repeated or moved")
-        layout = front(num_buffers)
-        lengths = layout.unpack_from(head)[_PREFIX_FIELDS:]
-        header = head[layout.size :]
-        self._start, self._needed, self._sequence = start + size, PREFIX_BYTES, sequence + 1
-        if flags == CLOSE:
-            self._look_ahead()
-            return Close(_decoded(_REASON, header))
-        total = sum(lengths)
-        if total > self._limits.frame_bytes:
-            raise BadFrame(f"a frame must have at most {self._limits.frame_bytes} bytes of payload, got {total}")
-        self._expect(_decoded(self._decoder, header), lengths, total)
-        return None
-
-    def _head_bytes(self) -> int:
-        """Length of the head that begins at `start`, of which the prefix is here."""
-        limits = self._limits
-        magic, version, flags, num_buffers, header_bytes, _ = PREFIX.unpack_from(self._near, self._start)
-        if (magic, version) != (MAGIC, VERSION) or flags > CLOSE:
+        near, start, limits = self._near, self._start, self._limits
+        magic, version, flags, num_buffers, header_bytes, sequence = PREFIX.unpack_from(near, start)
+        if magic != MAGIC or version != VERSION or flags > CLOSE:
             raise BadFrame(f"a frame begins with {_BEGINNING}, got {(magic, version, flags)}")
         if header_bytes > limits.header_bytes:
             raise BadFrame(f"a header must be at most {limits.header_bytes} bytes, got {header_bytes}")
         if num_buffers > limits.buffers:
             raise BadFrame(f"a frame must have at most {limits.buffers} buffers, got {num_buffers}")
-        self._needed = PREFIX_BYTES + LENGTH_BYTES * num_buffers + int(header_bytes) + CHECKSUM_BYTES
-        return self._needed
+        layout = front(num_buffers)
+        checked = layout.size + header_bytes
+        self._needed = checked + CHECKSUM_BYTES
+        if self._end - start < self._needed:
+            self._look_ahead()
+            return None
+        head = near[start : start + checked]
+        if zlib.crc32(head) != CHECKSUM.unpack_from(near, start + checked)[0]:
+            raise BadFrame("the head of a frame was damaged on its way: its checksum is wrong")
+        if sequence != self._sequence:
+            raise BadFrame(f"frame {self._sequence} was due and frame {sequence} came: one was lost, repeated or moved")
+        self._start, self._needed, self._sequence = start + self._needed, PREFIX_BYTES, sequence + 1
+        if flags == CLOSE:
+            self._look_ahead()
+            return Close(_decoded(_REASON, head[layout.size :]))
+        lengths = layout.unpack_from(head)[_PREFIX_FIELDS:]
+        if (total := sum(lengths)) > limits.frame_bytes:
+            raise BadFrame(f"a frame must have at most {limits.frame_bytes} bytes of payload, got {total}")
+        self._expect(_decoded(self._decoder, head[layout.size :]), lengths, total)
+        return None
 
     def _look_ahead(self) -> None:
         """Have the next bytes come behind those that were read ahead, with room for the whole head."""
@@ -183,6 +177,7 @@ class FrameReader(Generic[H]):
     def _expect(self, header: H, lengths: tuple[int, ...], total: int) -> None:
         """Have the payload come into the places that the receiver gives; take what came along with the head."""
         places = self.place(header, lengths)
+        self.midway = True
         self._header, self._missing, self._received, self._reported = header, total, 0, 0
         self._views = () if places is None else _checked(places, lengths)
         if not total:

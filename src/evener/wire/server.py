@@ -135,7 +135,10 @@ class Server(Generic[H]):
         return self._acceptor.listen(address)
 
     def poll(self, timeout: float) -> list[ServerEvent[H]]:
-        """What has happened; waits up to `timeout` seconds for the first event, or until `wake` is called."""
+        """What has happened; waits up to `timeout` seconds for the first event.
+
+        Returns at once, perhaps with nothing, when `wake` is called or the kernel has taken all that waited for a peer.
+        """
         now = time.monotonic()
         until = now if self._events else now + timeout
         while True:
@@ -164,11 +167,11 @@ class Server(Generic[H]):
         if (end := self._peers.get(peer)) is None:
             return
         try:
-            end.send(header, buffers)
+            waits = end.send(header, buffers)
         except BadFrame as error:
             self.disconnect(peer, str(error))
             return
-        if end.wants_write != end.is_watched:
+        if waits != end.is_watched:
             self._watch_writing(end)
 
     def is_sending(self, peer: int) -> bool:
@@ -225,10 +228,9 @@ class Server(Generic[H]):
                 self.disconnect(end.number, str(error))
             except OSError as error:
                 self._end(end, explain(error))
-        if ready != select.POLLIN and end.number in self._peers:
-            end.transmit()
-            if end.wants_write != end.is_watched:
-                self._watch_writing(end)
+        if ready != select.POLLIN and end.is_watched and end.number in self._peers and not end.transmit():
+            self._watch_writing(end)
+            self._awake = True  # what waited for this peer has gone
 
     def _receive(self, end: Peer[H]) -> None:
         """Read frames, about a megabyte at most, so that nobody keeps the others waiting.
