@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -169,10 +170,31 @@ def test_the_comparison_has_a_bar_a_way_and_a_line_at_the_ideal() -> None:
     records = {name: msgspec.structs.replace(run, samples_per_second=speed) for name, speed in ways.items()}
     (axes,) = comparison_figure(records).axes
     assert widths(axes) == [500, 1250]
-    assert [text.get_text() for text in axes.texts] == ["500  (1.00×)", "1,250  (2.50×)", " ideal: 1,591"]
+    assert [text.get_text() for text in axes.texts] == [
+        " ideal: 1,591",
+        "500  (1.00×, 31 % of the ideal)",
+        "1,250  (2.50×, 79 % of the ideal)",
+    ]
     assert x_of(axes.lines[0]) == pytest.approx([ideal_samples_per_second(run.plan)] * 2)
     (given,) = comparison_figure(records, ideal=2000).axes
     assert x_of(given.lines[0]) == [2000, 2000]
+
+
+@pytest.mark.parametrize("evener", [300.0, 1000.0, 1660.0, 1740.0, 1750.0, 2400.0])
+def test_no_label_of_the_comparison_lies_on_another_or_on_the_ideal(evener: float) -> None:
+    run = fake_run(num_steps=2)
+    ways = {"best node alone": 1000.0, "equal shares": 760.0, "evener": evener}
+    records = {name: msgspec.structs.replace(run, samples_per_second=speed) for name, speed in ways.items()}
+    figure = comparison_figure(records, ideal=1750.0)
+    png(figure)
+    (axes,) = figure.axes
+    ideal, *labels = [text.get_window_extent() for text in axes.texts]
+    line = axes.lines[0].get_window_extent()
+    for label in labels:
+        assert not label.overlaps(line)
+        assert not label.overlaps(ideal)
+    assert not any(one.overlaps(two) for one, two in itertools.combinations(labels, 2))
+    assert ideal.x1 < figure.bbox.x1
 
 
 def test_what_has_no_data_says_so() -> None:

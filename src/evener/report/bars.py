@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _NAME_LENGTH = 28
 _NARROWEST_LABELLED = 0.06
+_LABEL_WIDTH = 0.32
+"""Of the axis, that a label of a speed takes at most."""
 _PHASES = (
     ("loading", "loading (IO)", SKY),
     ("computing", "forward and backward (FB)", BLUE),
@@ -167,14 +169,15 @@ def comparison_figure(records: Mapping[str, TrainRecord], ideal: float | None = 
             return figure
         bar_axes(axes, [ellipsis(name, _NAME_LENGTH) for name in records], "")
         best = max(speeds)
-        bars = axes.barh(
-            range(len(speeds)), speeds, height=0.62, color=[BLUE if speed == best else SKY for speed in speeds]
-        )
-        axes.bar_label(bars, [_speed_up(speed, speeds[0]) for speed in speeds], padding=5, color=INK)
+        end = 1.3 * max(best, ideal or 0.0)
+        axes.barh(range(len(speeds)), speeds, height=0.62, color=[BLUE if speed == best else SKY for speed in speeds])
         if ideal:
             axes.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
             axes.text(ideal, -0.62, f" ideal: {human_count(ideal)}", color=VERMILION, fontsize=8.5, va="bottom")
-        axes.set_xlim(0, 1.3 * max(best, ideal or 0.0))
+        for row, speed in enumerate(speeds):
+            at = min(speed, ideal or speed)
+            _label_speed(axes, row, at, _speed_up(speed, speeds[0], ideal), is_best=speed == best, end=end)
+        axes.set_xlim(0, end)
         axes.set_xlabel("samples per second")
     return figure
 
@@ -185,6 +188,21 @@ def _ideal_of(records: Sequence[TrainRecord]) -> float | None:
     return ideal_samples_per_second(largest) if largest else None
 
 
-def _speed_up(speed: float, first: float) -> str:
-    factor = f"  ({speed / first:.2f}×)" if first else ""
-    return f"{human_count(speed)}{factor}"
+def _speed_up(speed: float, first: float, ideal: float | None) -> str:
+    notes = [f"{speed / first:.2f}×"] if first else []
+    notes += [f"{percent(speed / ideal)} of the ideal"] if ideal else []
+    return f"{human_count(speed)}  ({', '.join(notes)})" if notes else human_count(speed)
+
+
+def _label_speed(axes: Axes, row: int, at: float, text: str, *, is_best: bool, end: float) -> None:
+    """Inside of a bar that ends at `at` if there is room, so never on the line of the ideal; else behind it."""
+    is_inside = at > _LABEL_WIDTH * end
+    axes.annotate(
+        text,
+        (at, row),
+        xytext=(-6 if is_inside else 6, 0),
+        textcoords="offset points",
+        ha="right" if is_inside else "left",
+        va="center",
+        color="white" if is_inside and is_best else INK,
+    )

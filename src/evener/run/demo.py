@@ -15,6 +15,7 @@ from evener.report.bars import comparison_figure
 from evener.report.canvas import png, require_matplotlib
 from evener.report.html import write_page
 from evener.report.tables import comparison_table, summary
+from evener.report.text import percent
 from evener.run.commands import perform
 from evener.run.console import open_console, print_line
 from evener.run.order import Order
@@ -50,16 +51,18 @@ def demo(
             started=time.time(),
         )
         records[way] = perform(order, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
-    _show(records, console, output, ideal=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
+    _show(records, console, output, ideal_factor=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
     if as_json:
         print_line(json.dumps({way: summary(record) for way, record in records.items()}))
     return records
 
 
-def _show(records: dict[str, TrainRecord], console: Console, output: Path, ideal: float) -> None:
-    alone = records["best_node_alone"].samples_per_second
+def _show(records: dict[str, TrainRecord], console: Console, output: Path, ideal_factor: float) -> None:
+    ideal = ideal_factor * records["best_node_alone"].samples_per_second
+    reached = records["evener"].samples_per_second / ideal if ideal else 0.0
     titled = {way.replace("_", " "): record for way, record in records.items()}
     console.print(comparison_table(titled))
-    atomic_write(output / "demo.png", png(comparison_figure(titled, ideal=ideal * alone)))
+    console.print(f"evener reached {percent(reached)} of the ideal: {ideal_factor:.2f} times the best node alone")
+    atomic_write(output / "demo.png", png(comparison_figure(titled, ideal=ideal)))
     write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes")
     console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")
