@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from evener.sync.compression import Compressor
 from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Push
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Compression, Sgd, SyncProtocol, Workload, asynchronous, synchronous
-from evener.sync.server import Server
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
 
@@ -209,7 +209,7 @@ def compare(workers: int, rounds: int, cores: ThreadPool) -> None:
 def cost_of_a_push(agreement: SyncProtocol, workers: int = 3, rounds: int = 2000) -> float:
     """Median seconds that the core takes for a push of 25 450 float32 parameters, its share of the update included."""
     layout = StateLayout(entries=(ArraySpec(name="w", shape=(25_450,), dtype="float32", kind="parameter"),))
-    server = Server(agreement, Workload(num_samples=48_000, num_updates=10**9), Flat(layout), quorum=workers)
+    server = ParameterServer(agreement, Workload(num_samples=48_000, num_updates=10**9), Flat(layout), quorum=workers)
     data = np.random.default_rng(0).standard_normal(25_450, dtype=np.float32).tobytes()
     leases: dict[str, int] = {}
     for k in range(workers):

@@ -99,8 +99,8 @@ class Plane:
         self.start_master()
 
     def start_master(self) -> None:
-        setting = MasterConfig(self.home, self.identity, VERSIONS, {"evener": "0"}, self.patience, self.said.append)
-        self.master = Master(setting)
+        config = MasterConfig(self.home, self.identity, VERSIONS, {"evener": "0"}, self.patience, self.said.append)
+        self.master = Master(config)
         self.master.listen(self.address)
         self._errors: list[BaseException] = []
         self._stopping = threading.Event()
@@ -110,7 +110,7 @@ class Plane:
     def stop_master(self) -> None:
         """As Ctrl-C does."""
         self._stopping.set()
-        self.master._hub.wake()
+        self.master.server.wake()
         self._serving.join(WAIT_SECONDS)
 
     def join(self, name: str, mood: Mood | None = None, data: Path | None = None) -> Stand:
@@ -176,8 +176,8 @@ class Plane:
             master.close()
 
     def _is_measured(self, name: str) -> bool:
-        member = self.master._members.by_name.get(name)
-        return member is not None and member.peer is not None and member.profile is not None
+        node = self.master.nodes.by_name.get(name)
+        return node is not None and node.peer is not None and node.profile is not None
 
 
 @contextmanager

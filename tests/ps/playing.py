@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
-from evener.ps.decision import Event, Outcome
-from evener.ps.membership import decide, open_round, tick
-from evener.ps.roster import Roster
+from evener.ps.membership import decide, tick
+from evener.ps.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
 
 Row = tuple[float, str, list[str]]
-"""Time, what happens (`node incarnation what`, `round n`, `tick`), and the sentences of the decisions."""
+"""Time, what happens (`node incarnation what`, `round n`, `tick`), and the sentences of the transitions."""
 
 
-def after(roster: Roster, words: str, now: float) -> Outcome:
+@dataclass(frozen=True)
+class Scene:
+    """All nodes and the open round, as a master holds them together."""
+
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    round: int = 0
+    opened: float = 0.0
+    awaited: frozenset[str] = frozenset()
+    patience: float = 15.0
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        return tuple(sorted(name for name, node in self.nodes.items() if node.presence == "present"))
+
+    def round_of(self, name: str) -> OpenRound:
+        return OpenRound(self.round, self.opened, name in self.awaited, self.patience)
+
+    def with_node(self, name: str, decided: Decided) -> Scene:
+        nodes = self.nodes if decided.state is None else {**self.nodes, name: decided.state}
+        return replace(self, nodes=nodes, awaited=self.awaited if decided.is_awaited else self.awaited - {name})
+
+
+Outcome = tuple[Scene, tuple[Transition, ...]]
+
+
+def after(scene: Scene, words: str, now: float) -> Outcome:
     """What follows from one row's words."""
+    transitions: tuple[Transition, ...] = ()
     match words.split():
         case ["tick"]:
-            return tick(roster, now)
+            for name in sorted(scene.nodes):
+                decided = tick(name, scene.nodes[name], now, scene.round_of(name))
+                scene, transitions = scene.with_node(name, decided), transitions + decided.transitions
         case ["round", number]:
-            return Outcome(open_round(roster, int(number), now))
+            scene = replace(scene, round=int(number), opened=now, awaited=frozenset(scene.present))
         case ["restart"]:
-            return Outcome(roster.snapshot(now).restarted(now))
-        case [node, incarnation, what]:
-            event = {"what": what, "node": node, "incarnation": int(incarnation)}
-            return decide(roster, msgspec.convert(event, Event), now)
-    raise AssertionError(words)
+            nodes = {name: node.shifted(-now).shifted(now).restarted(now) for name, node in scene.nodes.items()}
+            scene = replace(scene, nodes=nodes, awaited=frozenset())
+        case [name, incarnation, what]:
+            occurrence = next(one for one in get_args(Occurrence) if one == what)
+            decided = decide(name, scene.nodes.get(name), occurrence, int(incarnation), now, scene.round_of(name))
+            scene, transitions = scene.with_node(name, decided), decided.transitions
+        case _:
+            raise AssertionError(words)
+    return scene, transitions
 
 
-def play(rows: list[Row]) -> Roster:
-    """The roster after all rows, each of which must give its decisions."""
-    roster = Roster()
+def play(rows: list[Row]) -> Scene:
+    """The scene after all rows, each of which must give its transitions."""
+    scene = Scene()
     for now, words, expected in rows:
-        roster, decisions = after(roster, words, now)
-        assert [str(decision) for decision in decisions] == expected, f"at {now}: {words}"
-    return roster
+        scene, transitions = after(scene, words, now)
+        assert [str(transition) for transition in transitions] == expected, f"at {now}: {words}"
+    return scene
 
 
 LATE = "it is heard, but its update did not come in time"

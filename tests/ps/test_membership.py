@@ -254,7 +254,7 @@ def test_literal_sequences(rows: list[Row]) -> None:
 
 
 def test_only_the_present_are_asked() -> None:
-    roster = play(
+    scene = play(
         [
             *JOINED,
             (0, "c 1 joined", ["round 0: take in node c: it joined"]),
@@ -265,13 +265,13 @@ def test_only_the_present_are_asked() -> None:
             (2, "round 1", []),
         ]
     )
-    assert roster.present == ("a",)
-    assert roster.awaited == {"a"}
+    assert scene.present == ("a",)
+    assert scene.awaited == {"a"}
 
 
 def test_a_round_can_close_when_all_have_contributed_or_been_given_up() -> None:
-    roster = play([*JOINED, (1, "round 1", []), (2, "a 1 contributed", [])])
-    assert roster.awaited == {"b"}
-    late = after(roster, "b 1 late", 3)
-    assert late.roster.awaited == frozenset()
-    assert [decision.verdict for decision in late.decisions] == ["pass over", "bench"]
+    scene = play([*JOINED, (1, "round 1", []), (2, "a 1 contributed", [])])
+    assert scene.awaited == {"b"}
+    late, transitions = after(scene, "b 1 late", 3)
+    assert late.awaited == frozenset()
+    assert [transition.kind for transition in transitions] == ["pass over", "bench"]

@@ -7,11 +7,9 @@ from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
-from playing import after
+from playing import Outcome, Scene, after
 
-from evener.ps.decision import Decision, Outcome, What
-from evener.ps.membership import tick
-from evener.ps.roster import Roster
+from evener.ps.node_state import Occurrence, Transition
 
 # Laws. Times are eighths of a second, so that sums and differences of them are exact.
 
@@ -20,7 +18,7 @@ events = st.builds(
     "{} {} {}".format,
     st.sampled_from("abc"),
     st.sampled_from([1, 1, 1, 1, 2, 3]),
-    st.sampled_from(["joined", "heard", "late", *get_args(What)]),
+    st.sampled_from(["joined", "heard", "late", *get_args(Occurrence)]),
 )
 words = st.one_of(st.just("tick"), st.just("round 5"), st.sampled_from(["tick", "tick", "restart"]), events, events)
 stories = st.lists(st.tuples(seconds, words), max_size=40).map(
@@ -28,57 +26,57 @@ stories = st.lists(st.tuples(seconds, words), max_size=40).map(
 )
 """What happens, and how many seconds after what happened before it."""
 
-Step = tuple[float, str, Roster, Outcome]
-"""Time, words, the roster before, and what followed."""
+Step = tuple[float, str, Scene, Outcome]
+"""Time, words, the scene before, and what followed."""
 
 
 def steps_of(story: list[tuple[float, str]], start: float = 0.0) -> list[Step]:
-    roster, now, steps = Roster(), start, []
+    scene, now, steps = Scene(), start, []
     for pause, word in story:
         now += pause
-        outcome = after(roster, word, now)
-        steps.append((now, word, roster, outcome))
-        roster = outcome.roster
+        outcome = after(scene, word, now)
+        steps.append((now, word, scene, outcome))
+        scene = outcome[0]
     return steps
 
 
 @given(stories, st.integers(0, 8 * 100))
 def test_nobody_silent_for_the_patience_is_a_member_after_a_tick(story: list[tuple[float, str]], pause: int) -> None:
     heard: dict[str, float] = {}
-    for now, word, before, (roster, decisions) in steps_of([*story, (pause / 8, "tick")]):
+    for now, word, before, (scene, decisions) in steps_of([*story, (pause / 8, "tick")]):
         node, _, what = [*word.split(), "", ""][:3]
-        dismissed = any(decision.verdict == "dismiss" for decision in decisions)
+        dismissed = any(decision.kind == "dismiss" for decision in decisions)
         if word == "restart":
             heard = dict.fromkeys(heard, now + before.patience)
         elif what in ("joined", "heard", "contributed", "refused") and not dismissed:
             heard[node] = now
         elif word == "tick":
-            members = {name for name, standing in roster.nodes.items() if standing.is_member}
-            assert not {name for name in members if now - heard[name] >= roster.patience}
+            members = {name for name, standing in scene.nodes.items() if standing.is_member}
+            assert not {name for name in members if now - heard[name] >= scene.patience}
 
 
 @given(stories)
 def test_nobody_benched_left_or_unknown_is_ever_awaited(story: list[tuple[float, str]]) -> None:
-    for now, _, before, (roster, decisions) in steps_of(story):
-        assert all(roster.nodes[name].state in ("present", "away") for name in roster.awaited)
+    for now, _, before, (scene, decisions) in steps_of(story):
+        assert all(scene.nodes[name].presence in ("present", "away") for name in scene.awaited)
         for decision in decisions:
-            if decision.verdict in ("bench", "wait"):
-                assert decision.node not in roster.awaited | set(roster.present)
-                assert roster.nodes[decision.node].until == now + decision.seconds
-            if decision.verdict == "take back":
+            if decision.kind in ("bench", "wait"):
+                assert decision.node not in scene.awaited | set(scene.present)
+                assert scene.nodes[decision.node].until == now + decision.seconds
+            if decision.kind == "take back":
                 assert before.nodes[decision.node].until <= now
 
 
 @given(stories)
 def test_whoever_is_not_awaited_any_more_contributed_or_was_passed_over(story: list[tuple[float, str]]) -> None:
-    for _, word, before, (roster, decisions) in steps_of(story):
+    for _, word, before, (scene, decisions) in steps_of(story):
         if word.startswith(("round", "restart")):
             continue
-        given_up = {decision.node for decision in decisions if decision.verdict == "pass over"}
+        given_up = {decision.node for decision in decisions if decision.kind == "pass over"}
         contributed = {word.split()[0]} if word.endswith("contributed") else set()
         assert given_up <= before.awaited
-        assert before.awaited - roster.awaited <= given_up | contributed
-        assert roster.awaited <= before.awaited - given_up
+        assert before.awaited - scene.awaited <= given_up | contributed
+        assert scene.awaited <= before.awaited - given_up
 
 
 @given(stories)
@@ -86,7 +84,7 @@ def test_a_cool_down_never_shrinks_within_a_streak(story: list[tuple[float, str]
     benches: dict[str, list[tuple[float, float]]] = {}
     for now, _, _, (_, decisions) in steps_of(story):
         for decision in decisions:
-            if decision.verdict == "bench":
+            if decision.kind == "bench":
                 benches.setdefault(decision.node, []).append((now, decision.seconds))
                 assert 10 <= decision.seconds <= 320
                 assert decision.seconds <= 10 * 2 ** (len(benches[decision.node]) - 1)
@@ -106,23 +104,8 @@ def test_only_differences_of_time_count(story: list[tuple[float, str]], start: i
     assert _decisions(steps_of(story)) == _decisions(steps_of(story, start=start / 8))
 
 
-def _decisions(steps: list[Step]) -> list[tuple[Decision, ...]]:
-    return [outcome.decisions for *_, outcome in steps]
-
-
-@given(stories, st.integers(1, 8 * 60))
-def test_a_tick_decides_at_the_time_that_the_roster_names_and_not_before(
-    story: list[tuple[float, str]], early: int
-) -> None:
-    steps = steps_of([*story, (0, "tick")])
-    now, _, _, (roster, _) = steps[-1]
-    wake = roster.wake()
-    if wake is None:
-        assert tick(roster, now + 10**6).decisions == ()
-        return
-    assert wake > now
-    assert tick(roster, max(now, wake - early / 8)).decisions == ()
-    assert tick(roster, wake).decisions != ()
+def _decisions(steps: list[Step]) -> list[tuple[Transition, ...]]:
+    return [outcome[1] for *_, outcome in steps]
 
 
 @given(stories)

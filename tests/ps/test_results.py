@@ -11,20 +11,18 @@ from safetensors.numpy import load
 from test_master import SYNC
 
 from evener.errors import MissingFile
+from evener.history import Entry, History, NodeWork
 from evener.oracle.apportion import Worker
-from evener.ps.entry import Work
-from evener.ps.ledger import Ledger
-from evener.ps.members import Member
+from evener.ps.nodes import NodeRecord
 from evener.ps.results import RunResult, load_result, plan_of, record_of, save_result, weights_of
-from evener.sync.layout import Flat
-from evener.sync.messages import Update, WorkerTotals
-from evener.sync.server import Server
+from evener.sync.messages import WorkerTotals
+from evener.sync.worker_record import WorkerRecord
 
 COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}
 
 
 def test_a_batch_is_divided_among_those_who_are_there_and_the_others_are_named() -> None:
-    plan = plan_of(job(SYNC), ["fast", "gone", "slow"], {"fast": "cuda:0"}, COSTS)
+    plan = plan_of(job(SYNC), ["fast", "gone", "slow"], {"fast": NodeRecord("fast", device="cuda:0")}, COSTS)
     assert [(one.rank, one.node, one.device, one.samples) for one in plan.assignments] == [
         (0, "fast", "cuda:0", 8),
         (1, "gone", "", 0),
@@ -43,17 +41,16 @@ def test_when_nobody_is_left_the_plan_is_an_even_one() -> None:
 
 
 def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> None:
-    ledger = Ledger()
-    for version, name in ((1, "fast"), (2, "slow")):
-        ledger.know(name)
-        ledger.contributed(name, Work(30 // version, 2.0, sent=100, saved=5))
-        update = Update(version=version, epoch=0, num_samples=30 // version, loss=1.0, staleness={name: 0})
-        ledger.updated(update, seconds=5.0)
-    members = {"fast": Member("fast", 1, 7, "", "cuda:0", peak_memory_bytes=9)}
+    history = History()
+    for step, name in ((1, "fast"), (2, "slow")):
+        history.add_node(name)
+        work = NodeWork(30 // step, 2.0, sent=100, saved=5)
+        history.add(Entry(step, 0, 30 // step, 30.0 / step, 5.0, 1, 1, 0, {name: work}))
+    totals = WorkerTotals(applied=4, refused=1, late=2, staleness=6, most_stale=3)
+    fast_worker = WorkerRecord("fast", totals=totals)
+    nodes = {"fast": NodeRecord("fast", device="cuda:0", peak_memory_bytes=9, worker=fast_worker)}
     own = job(SYNC, protocol="sync")
-    server = Server(own.agreement, own.workload, Flat(own.layout))
-    server.worker("fast").totals = WorkerTotals(applied=4, refused=1, late=2, staleness=6, most_stale=3)
-    record = record_of(own, ledger, server, members, COSTS, seconds=12.0, startup=2.0, environment={"evener": "0"})
+    record = record_of(own, history, nodes, COSTS, seconds=12.0, startup=2.0, environment={"evener": "0"})
     fast, slow = record.nodes
     assert [fast.share, slow.share] == pytest.approx([2 / 3, 1 / 3])
     assert (fast.seconds_computing, fast.seconds_waiting) == (2.0, 8.0)

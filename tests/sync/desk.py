@@ -6,8 +6,8 @@ import numpy as np
 
 from evener.sync.layout import ArraySpec, Flat, StateLayout
 from evener.sync.messages import Answer, Lease, Push, ServerOutput
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import SyncProtocol, Workload
-from evener.sync.server import Server
 
 LAYOUT = StateLayout(
     entries=(
@@ -22,7 +22,7 @@ class Desk:
 
     def __init__(self, agreement: SyncProtocol, num_samples: int = 100, quorum: int = 1, **ends: int) -> None:
         workload = Workload(num_samples=num_samples, **({"num_epochs": 1} | ends))
-        self.server = Server(agreement, workload, Flat(LAYOUT), quorum=quorum)
+        self.server = ParameterServer(agreement, workload, Flat(LAYOUT), quorum=quorum)
         self.leases: dict[str, list[Lease]] = {}
         self.last = ServerOutput()
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from numpy_engine import NumpyEngine
 
 from evener.sync.messages import Answer, Lease, Push, ServerOutput, Update
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import SyncProtocol
-from evener.sync.server import Server
 from evener.sync.worker import WorkerReplica
 
 
@@ -48,7 +48,7 @@ class Hand:
 class Star:
     """A server and hands; every message takes one call."""
 
-    def __init__(self, server: Server, agreement: SyncProtocol) -> None:
+    def __init__(self, server: ParameterServer, agreement: SyncProtocol) -> None:
         self.server, self._agreement = server, agreement
         self.hands: dict[str, Hand] = {}
         self.updates: list[Update] = []
@@ -103,7 +103,7 @@ class Star:
 
 
 def run_star(
-    server: Server,
+    server: ParameterServer,
     agreement: SyncProtocol,
     engines: Mapping[str, NumpyEngine],
     seconds: Mapping[str, float] | None = None,

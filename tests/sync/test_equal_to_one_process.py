@@ -13,8 +13,8 @@ from one_process import MakeOptimiser, difference, train
 from star_on_paper import Star, run_star
 
 from evener.sync.layout import Flat
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Adam, Outer, Sgd, SyncProtocol, Workload, averaging, synchronous
-from evener.sync.server import Server
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
 
@@ -38,7 +38,7 @@ def run(
     agreement: SyncProtocol, problem: Problem, names: str = "abc", num_epochs: int = EPOCHS, rate: float = 0.1
 ) -> Star:
     workload = Workload(num_samples=problem.num_samples, num_epochs=num_epochs, seed=problem.seed)
-    server = Server(agreement, workload, problem.start.copy(), quorum=len(names))
+    server = ParameterServer(agreement, workload, problem.start.copy(), quorum=len(names))
     engines = {name: NumpyEngine(problem, agreement.batch, rate) for name in names}
     return run_star(server, agreement, engines, UNEVEN)
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from evener.sync.compression import Compressor
 from evener.sync.layout import ArraySpec, Flat, StateLayout
 from evener.sync.messages import Answer, Lease, Push, ServerOutput
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.sync.samples import positions
-from evener.sync.server import Server
 from evener.sync.threads import ThreadPool
 
 SAMPLES, EPOCHS, MOST_LEASES = 23, 2, 4096
@@ -60,7 +60,7 @@ class Hall:
     def __init__(self, agreement: SyncProtocol) -> None:
         self.agreement = agreement
         workload = Workload(num_samples=SAMPLES, num_epochs=EPOCHS)
-        self.server = Server(agreement, workload, Flat(LAYOUT))
+        self.server = ParameterServer(agreement, workload, Flat(LAYOUT))
         self.held: dict[str, deque[Lease]] = {}
         self.leases: dict[int, tuple[str, Lease]] = {}
         self.sent: dict[str, list[tuple[Push, bytes]]] = {name: [] for name in SECONDS}

@@ -17,19 +17,19 @@ from test_schedules import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 from evener.errors import InvalidFile, InvalidValue, MissingFile
 from evener.sync.layout import ArraySpec, Flat, StateLayout
 from evener.sync.messages import WorkerTotals
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Adam, Sgd, SyncProtocol, Workload, synchronous
-from evener.sync.server import Server
 from evener.sync.snapshot import load_snapshot, save_snapshot
 
 AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
 
 
-def new_server(problem: Problem, agreement: SyncProtocol = AGREEMENT) -> Server:
+def new_server(problem: Problem, agreement: SyncProtocol = AGREEMENT) -> ParameterServer:
     workload = Workload(num_samples=problem.num_samples, num_epochs=3, seed=problem.seed)
-    return Server(agreement, workload, problem.start.copy(), quorum=2)
+    return ParameterServer(agreement, workload, problem.start.copy(), quorum=2)
 
 
-def totals(server: Server) -> dict[str, WorkerTotals]:
+def totals(server: ParameterServer) -> dict[str, WorkerTotals]:
     return {name: worker.totals for name, worker in server.workers.items()}
 
 
@@ -49,7 +49,7 @@ def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, steps: int) -> None
     star = begun(problem, steps)
     save_snapshot(star.server.snapshot(), tmp_path / "run" / "master.safetensors")
     snapshot = load_snapshot(tmp_path / "run" / "master.safetensors")
-    server = Server.resume(snapshot, first_number=10**6, quorum=2)
+    server = ParameterServer.resume(snapshot, first_number=10**6, quorum=2)
     assert server.version == star.server.version
     after = run_star(server, AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
     whole = run_star(new_server(problem), AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
@@ -74,7 +74,7 @@ def test_what_was_under_way_is_given_out_again_and_what_comes_of_it_is_late(name
     old_leases = {worker: list(leases) for worker, leases in hall.held.items()}
     counters = hall.server.weights.counters.copy()
     successor = Hall(AGREEMENTS[name])
-    successor.server = Server.resume(hall.server.snapshot(), first_number=1000)
+    successor.server = ParameterServer.resume(hall.server.snapshot(), first_number=1000)
     assert totals(successor.server) == totals(hall.server)
     for worker in old_leases:
         successor.act("join", worker)
@@ -92,7 +92,7 @@ def test_the_speeds_are_remembered() -> None:
         hall.act(*action)
     seconds = hall.server.snapshot().state.unit_seconds
     assert seconds == {"a": SECONDS["a"], "c": SECONDS["c"]}
-    assert Server.resume(hall.server.snapshot(), first_number=0).snapshot().state.unit_seconds == seconds
+    assert ParameterServer.resume(hall.server.snapshot(), first_number=0).snapshot().state.unit_seconds == seconds
 
 
 def test_a_snapshot_is_a_copy() -> None:
@@ -150,7 +150,7 @@ def test_what_is_no_snapshot_is_refused_with_its_name(tmp_path: Path) -> None:
         load_snapshot(path)
     save_file({name: a for name, a in arrays.items() if not name.startswith("evener.outer/mean")}, path, metadata)
     with pytest.raises(InvalidFile, match=r"has no mean\.float64 of the optimiser with \d+ numbers"):
-        Server.resume(load_snapshot(path), first_number=0)
+        ParameterServer.resume(load_snapshot(path), first_number=0)
     save_file(arrays, path, {"evener.server": metadata["evener.server"].replace('"batch":24', '"batch":-24')})
     with pytest.raises(InvalidFile, match=r"x: field agreement\.batch must be positive, got -24"):
         load_snapshot(path)
@@ -163,7 +163,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 def test_a_name_that_would_be_taken_for_the_optimisers_is_refused() -> None:
     layout = StateLayout(entries=(ArraySpec(name="evener.outer/w", shape=(1,), dtype="float32", kind="parameter"),))
-    server = Server(
+    server = ParameterServer(
         synchronous(batch=1, outer=Sgd(learning_rate=1.0)), Workload(num_samples=1, num_epochs=1), Flat(layout)
     )
     with pytest.raises(InvalidValue, match=r"names of the state must be without the prefix evener\.outer/"):

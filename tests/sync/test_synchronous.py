@@ -10,9 +10,9 @@ from desk import LAYOUT, Desk
 
 from evener.sync.layout import Flat
 from evener.sync.messages import Push, Update
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.sync.samples import SampleRange
-from evener.sync.server import Server
 
 SGD = Sgd(learning_rate=1.0)
 FIXED = SyncProtocol(batch=10, outer=SGD, division="fixed")
@@ -291,6 +291,6 @@ def test_what_had_arrived_of_the_dead_leaves_its_memory_to_the_living() -> None:
 
 
 def test_a_worker_needs_a_name() -> None:
-    server = Server(FIXED, Workload(num_samples=5, num_epochs=1), Flat(LAYOUT))
+    server = ParameterServer(FIXED, Workload(num_samples=5, num_epochs=1), Flat(LAYOUT))
     with pytest.raises(ValueError, match="worker must be a name, got ''"):
         server.admit("")

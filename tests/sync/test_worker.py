@@ -11,9 +11,9 @@ from star_on_paper import Star, run_star
 from evener.errors import InvalidValue
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Lease
+from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload, diloco, synchronous
 from evener.sync.samples import SampleRange
-from evener.sync.server import Server
 from evener.sync.worker import WorkerReplica
 
 SGD = Sgd(learning_rate=0.3)
@@ -86,7 +86,7 @@ def test_a_loss_that_is_not_finite_is_told_as_none_and_time_is_the_engines_alone
 def trained(agreement: SyncProtocol, num_epochs: int = 15) -> tuple[Problem, Star]:
     problem = Problem()
     workload = Workload(num_samples=96, num_epochs=num_epochs, seed=problem.seed)
-    server = Server(agreement, workload, problem.start.copy(), quorum=3)
+    server = ParameterServer(agreement, workload, problem.start.copy(), quorum=3)
     return problem, run_star(server, agreement, {name: NumpyEngine(problem) for name in "abc"})
 
 

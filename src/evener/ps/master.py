@@ -1,29 +1,28 @@
-"""The master: one thread around the hub. What arrives goes to whom it concerns; what follows is sent.
+"""The master: one thread around the sockets. What arrives goes to its handler; what follows leaves by the outbox.
 
-poll -> who came and went, what was said   -> members (membership decides: who is in, benched, back)
-                                            -> employer and run (agreement, validation, the ledger)
-     -> the time alone: beats, the late and the silent, news for whoever watches
+poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: who is in, benched, back)
+                                                        -> scheduler and run (agreement, validation, history)
+               -> effects (the one place where a node is taken in, or lost) -> outbox -> sockets
+     -> the time alone: heartbeats, the late and the silent, events for whoever watches
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from evener.errors import Interrupted
 from evener.heartbeat import is_due
-from evener.ps import messages as say
 from evener.ps.admission import Versions
-from evener.ps.consequences import Consequences
-from evener.ps.conversation import Conversation, Desk
-from evener.ps.employer import Employer
-from evener.ps.landing import Landing
-from evener.ps.members import Members
-from evener.ps.messages import Header
-from evener.ps.roster import Roster
+from evener.ps.effects import Effects
+from evener.ps.handlers import Handlers
+from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, ToMaster
+from evener.ps.nodes import Nodes
+from evener.ps.outbox import Outbox
+from evener.ps.scheduler import Scheduler
 from evener.ps.state_dir import StateDir
-from evener.wire.frame import Limits
+from evener.wire.frame import Buffer, Limits
 from evener.wire.identity import Address, Identity
 from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerRefused, Server
 
@@ -39,7 +38,7 @@ class MasterConfig(NamedTuple):
         versions: of what runs here.
         environment: the same and more, for records.
         patience: seconds of silence after which a node is given up.
-        tell: tells its user.
+        notify: tells its user.
     """
 
     home: StateDir
@@ -47,46 +46,45 @@ class MasterConfig(NamedTuple):
     versions: Versions
     environment: dict[str, str]
     patience: float
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
 
 
 class Master:
     """One master; close it.
 
     Args:
-        setting: see there.
+        config: see there.
         clock: seconds, never going back.
+
+    Attributes:
+        nodes: all that it knows.
+        server: its connections.
     """
 
-    def __init__(self, setting: MasterConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        patience, tell = setting.patience, setting.tell
-        self._patience, self._tell, self._clock = patience, tell, clock
-        self._hub: Server[Header] = Server(
-            say.ToMaster,
-            setting.identity,
-            Limits(patience=patience),
-            place=lambda *words: self._landing.place(*words),
-            on_part=lambda *words: self._landing.on_part(*words),
-        )
-        self._members = Members(Roster(patience=patience))
-        self._employer = Employer(
-            setting.home,
-            self._members,
-            self._hub.send,
-            self._hub.is_sending,
+    def __init__(self, config: MasterConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience, self._notify, self._clock = config.patience, config.notify, clock
+        self._outbox = Outbox()
+        self.nodes = Nodes(config.patience)
+        self._scheduler = Scheduler(
+            config.home, self.nodes, self._outbox, clock, config.environment, config.notify
+        )  # fmt: skip
+        self._effects = Effects(self.nodes, self._scheduler, self._outbox, clock, config.notify)
+        self._handlers = Handlers(
+            config.home,
+            config.versions,
+            self.nodes,
+            self._scheduler,
+            self._effects,
+            self._outbox,
             clock,
-            patience,
-            setting.environment,
-            tell,
+            config.notify,
         )
-        self._consequences = Consequences(self._hub, self._members, self._employer, clock, tell)
-        self._landing = Landing(self._members, self._employer, self._consequences)
-        desk = Desk(setting.home, setting.versions, patience, tell, clock)
-        self._conversation = Conversation(
-            desk, self._hub, self._members, self._employer, self._consequences, self._go_down
-        )
+        limits = Limits(patience=config.patience)
+        self.server: Server[Header] = Server(
+            ToMaster, config.identity, limits, place=self._place, on_part=self._on_part
+        )  # fmt: skip
         self._ticked = self._beaten = clock()
-        self._ending = False
+        self._has_ended = False
 
     def listen(self, address: Address) -> Address:
         """Take connections at `address`; the address with its real port.
@@ -94,8 +92,8 @@ class Master:
         Raises:
             CannotListen: it is taken, or not of this machine.
         """
-        bound = self._hub.listen(address)
-        self._conversation.address = str(bound)
+        bound = self.server.listen(address)
+        self._handlers.address = str(bound)
         return bound
 
     def serve(self) -> None:
@@ -104,63 +102,76 @@ class Master:
         Raises:
             InvalidFile: that run cannot be read.
         """
-        self._employer.recall()
-        while not self._ending:
-            for event in self._hub.poll(_TICK_SECONDS):
-                self._on_event(event)
-            self._tick()
+        self._scheduler.resume()
+        while not self._handlers.is_ending:
+            self.step()
+        self._shut_down()
+
+    def step(self) -> None:
+        """Deal with what has happened; wait a moment for it."""
+        for event in self.server.poll(_TICK_SECONDS):
+            self._on_event(event)
+        self._tick()
 
     def close(self) -> None:
         """Leave; the nodes look out for a master that comes back, unless they were told to go."""
-        self._hub.close(say.MASTER_ENDED if self._ending else "the master closes")
-        self._employer.close()
+        self.server.close(MASTER_ENDED if self._has_ended else "the master closes")
+        self._scheduler.close()
+
+    def _place(self, peer: int, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
+        return self._handlers.place(peer, header, lengths)
+
+    def _on_part(self, peer: int, header: Header, received: int) -> None:
+        self._handlers.on_part(peer, header, received)
+        self._flush()
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, FrameReceived):
-            if not self._landing.is_dealt_with(event.peer, event.header):
-                self._conversation.on_message(event.peer, event.header, event.buffers)
+            self._handlers.on_message(event.peer, event.header, event.buffers)
         elif isinstance(event, PeerConnected):
-            self._conversation.origins[event.peer] = event.origin
+            self._handlers.on_connected(event.peer, event.origin)
         elif isinstance(event, PeerDisconnected):
-            self._on_closed(event.peer)
+            self._handlers.on_disconnected(event.peer)
         elif isinstance(event, PeerRefused):
-            self._tell(f"turned away {event.origin}: {event.reason}")
-        self._consequences.of_work()
+            self._notify(f"turned away {event.origin}: {event.reason}")
+        self._flush()
 
-    def _on_closed(self, peer: int) -> None:
-        self._conversation.origins.pop(peer, None)
-        self._landing.forget(peer)
-        self._employer.left(peer)
-        member = self._members.disconnect(peer)
-        if member is not None:
-            self._consequences.of("disconnected", member)
-
-    def _go_down(self) -> None:
-        """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
-        farewell = say.Dismiss(reason="`evener down` was typed", is_error=False)
-        if self._employer.run is not None:
-            self._employer.settle(Interrupted(f"stopped: {farewell.reason}"))
-        for peer in self._members.peers:
-            self._hub.send(peer, farewell)
-        missing, until = self._members.missing, self._clock() + self._patience
-        while (self._members.peers or missing) and self._clock() < until:
-            for event in self._hub.poll(_TICK_SECONDS):
-                if isinstance(event, PeerDisconnected):
-                    self._members.disconnect(event.peer)
-                elif isinstance(event, FrameReceived) and isinstance(event.header, say.Join):
-                    self._hub.send(event.peer, farewell)
-                    missing.discard(event.header.name)
-        self._ending = True
+    def _flush(self) -> None:
+        """Hand what has to leave to the sockets."""
+        for peer, header, buffers, reason in self._outbox.drain():
+            if header is None:
+                self.server.disconnect(peer, reason)
+            else:
+                self.server.send(peer, header, buffers)
 
     def _tick(self) -> None:
         now = self._clock()
         if now - self._ticked < _TICK_SECONDS:
             return
         self._ticked = now
-        self._consequences.follow(self._members.tick(now))
-        self._employer.tick(now)
-        self._consequences.of_work()
+        self._effects.of_time()
+        self._scheduler.tick(now, self.server.is_sending)
+        self._effects.of_run()
+        self._flush()
         if is_due(self._beaten, now, self._patience):
             self._beaten = now
-            for peer in self._hub.peers:
-                self._hub.send(peer, say.Heartbeat())
+            for peer in self.server.peers:
+                self.server.send(peer, Heartbeat())
+
+    def _shut_down(self) -> None:
+        """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
+        dismiss = Dismiss(reason="`evener down` was typed", is_error=False)
+        if self._scheduler.run is not None:
+            self._scheduler.finish(Interrupted(f"stopped: {dismiss.reason}"))
+            self._flush()
+        for peer in self.nodes.peers:
+            self.server.send(peer, dismiss)
+        missing, until = self.nodes.missing, self._clock() + self._patience
+        while (self.nodes.peers or missing) and self._clock() < until:
+            for event in self.server.poll(_TICK_SECONDS):
+                if isinstance(event, PeerDisconnected):
+                    self.nodes.disconnect(event.peer)
+                elif isinstance(event, FrameReceived) and isinstance(event.header, Join):
+                    self.server.send(event.peer, dismiss)
+                    missing.discard(event.header.name)
+        self._has_ended = True

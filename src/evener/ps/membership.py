@@ -1,13 +1,13 @@
-"""Who is a member now: a pure function of the roster, of what happened, and of time. It decides, and does nothing.
+"""Who is a member now: a pure function of a node's state, of what happened, and of time. It decides, and does nothing.
 
     joined           -> taken in; while benched, told how long it has to wait
     connection lost  -> away; back within the patience, it is the same member. The open round waits for it for a tenth
                         of the time that it has been open, but no longer than the patience
     silent           -> after the patience benched, as is who is late, and who lapses three times between good updates
-    benched          -> taken back when it is heard after its cool-down: 10 s, 20 s, 40 s ... (see `roster`)
+    benched          -> taken back when it is heard after its cool-down: 10 s, 20 s, 40 s ...
     started anew     -> the later process replaces the earlier one, which is dismissed should it speak again
 
-`now` is a clock that does not go back; only differences of it count.
+Times are those of a clock that does not go back; only differences of them count.
 """
 
 from __future__ import annotations
@@ -17,186 +17,205 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evener.ps.decision import Decision, Event, Outcome, Verdict, What
-from evener.ps.roster import FIRST_COOL_DOWN, FORGIVEN_AFTER, MOST_DOUBLINGS, Roster, Standing, State
+from evener.ps.node_state import (
+    MOST_DOUBLINGS,
+    Decided,
+    NodeState,
+    Occurrence,
+    OpenRound,
+    Presence,
+    Transition,
+    TransitionKind,
+)
 
+FIRST_COOL_DOWN = 2 / 3
+"""In patiences: 10 s of 15 s."""
+FORGIVEN_AFTER = 10
+"""Patiences of unbroken membership that take one doubling back. Losing a node can cost the others one patience: who is
+lost more often than once in ten stays away for longer each time."""
 MOST_LAPSES = 3
 """Lapses between good updates that bench a node: one bad update, or one crash, can happen to anybody."""
-
 HOLD_UP = 0.1
 """Of the time that a round has been open, what it waits for a member whose connection broke: a step of a few
 milliseconds goes on at once, a round of minutes does not throw away that member's work because of a second's cut."""
 
 
-def open_round(roster: Roster, number: int, now: float) -> Roster:
-    """The roster in round `number`, to which everybody present is asked to contribute."""
-    return replace(roster, round=number, opened=now, awaited=frozenset(roster.present))
+def decide(
+    name: str, state: NodeState | None, what: Occurrence, incarnation: int, now: float, round: OpenRound
+) -> Decided:
+    """What follows from what happened to one process of a node.
+
+    Args:
+        name: of the node.
+        state: of the node; None if it is unknown.
+        what: happened.
+        incarnation: of the process.
+        now: when.
+        round: that is open.
+    """
+    if what == "joined":
+        known = state or NodeState(incarnation=incarnation, presence="left", heard=now, member_since=now, until=now)
+        case = _Case(name, known, now, round)
+        case.join(incarnation)
+    elif state is None or state.presence == "left" or state.incarnation != incarnation:
+        return _turn_away(name, state, what, incarnation, round)
+    else:
+        case = _Case(name, state, now, round)
+        _RULES[what](case)
+    return Decided(case.state, tuple(case.transitions), case.is_awaited)
 
 
-def tick(roster: Roster, now: float) -> Outcome:
-    """What follows from the time alone; to be called at `roster.wake()` or soon after it."""
-    outcome = Outcome(roster)
-    for name in sorted(roster.nodes):
-        node = roster.nodes[name]
-        if node.is_member and now >= roster.deadline(name):
-            outcome = outcome.then(_bench, name, now, _silence(node, now))
-        elif node.state == "away" and now >= node.until:
-            outcome = outcome.then(_pass_over, name, "its connection broke")
-    return outcome
+def tick(name: str, state: NodeState, now: float, round: OpenRound) -> Decided:
+    """What follows from the time alone; to be called every now and then."""
+    case = _Case(name, state, now, round)
+    if state.is_member and now >= state.deadline(round.patience):
+        case.bench(_silence(state, now))
+    elif state.presence == "away" and now >= state.until:
+        case.pass_over("its connection broke")
+    return Decided(case.state, tuple(case.transitions), case.is_awaited)
 
 
-def decide(roster: Roster, event: Event, now: float) -> Outcome:
-    """What follows from `event`; an update to a round counts only if its node was awaited before."""
-    node = roster.nodes.get(event.node)
-    if event.what == "joined":
-        return _join(roster, event, now)
-    if node is None or node.state == "left" or node.incarnation != event.incarnation:
-        return _turn_away(roster, event)
-    return _RULES[event.what](roster, event.node, now)
+class _Case:
+    """One decision in the making."""
+
+    def __init__(self, name: str, state: NodeState, now: float, round: OpenRound) -> None:
+        self.name, self.state, self.now, self.round = name, state, now, round
+        self.is_awaited = round.is_awaited
+        self.transitions: list[Transition] = []
+
+    def join(self, incarnation: int) -> None:
+        before = self.state
+        if before.is_member and incarnation < before.incarnation:
+            self.transitions.extend(_turn_away(self.name, before, "joined", incarnation, self.round).transitions)
+            return
+        if before.is_member and incarnation > before.incarnation:
+            self._change(incarnation=incarnation)
+            self._lapse("its process was restarted")
+            self._enter(("replace", "a later process of it joined"))
+            return
+        self._change(incarnation=incarnation)
+        self._enter()
+
+    def hear(self) -> None:
+        presence = self.state.presence
+        if presence == "present" or (presence == "benched" and self.now < self.state.until):
+            self._change(heard=self.now)
+        else:
+            self._enter()
+
+    def contribute(self) -> None:
+        was_member = self.state.is_member
+        if self.state.presence != "present":
+            self._enter()
+        if was_member:
+            self._change(heard=self.now, lapses=0)
+            self.is_awaited = False
+
+    def refuse(self) -> None:
+        if not self.state.is_member:
+            self._enter()
+            return
+        self.hear()
+        self._lapse("its update was refused")
+
+    def be_late(self) -> None:
+        reason = "its update did not come in time"
+        if self.state.presence == "present":
+            self.bench(f"it is heard, but {reason}")
+        else:
+            self.pass_over(reason)
+
+    def disconnect(self) -> None:
+        if self.state.presence == "present":
+            hold_up = min(self.round.patience, HOLD_UP * (self.now - self.round.opened))
+            self._change(presence="away", until=self.now + hold_up)
+            self._add("expect", "its connection broke", self.state.deadline(self.round.patience) - self.now)
+
+    def say_goodbye(self) -> None:
+        state, reason = self.state, "it said goodbye"
+        self.pass_over(reason)
+        until = state.until if state.presence == "benched" else self.now
+        self._change(presence="left", until=until, doublings=self._doublings())
+        self._add("release", reason)
+
+    def bench(self, reason: str) -> None:
+        doublings = self._doublings()
+        seconds = self.round.patience * FIRST_COOL_DOWN * 2**doublings
+        self.pass_over(reason)
+        more = min(doublings + 1, MOST_DOUBLINGS)
+        self._change(presence="benched", until=self.now + seconds, doublings=more, lapses=0)
+        self._add("bench", reason, seconds)
+
+    def pass_over(self, reason: str) -> None:
+        if self.is_awaited:
+            self.is_awaited = False
+            self._add("pass over", reason)
+
+    def _enter(self, entrance: tuple[TransitionKind, str] | None = None) -> None:
+        """The node is there: a member from now on, unless its cool-down is not over."""
+        state = self.state
+        if not state.is_member and self.now < state.until:
+            self._change(presence="benched", heard=self.now)
+            self._add("wait", "its cool-down is not over", state.until - self.now)
+            return
+        if not state.is_member:
+            self._change(member_since=self.now)
+        self._change(presence="present", heard=self.now)
+        self._add(*(entrance or _ENTRANCES[state.presence]))
+
+    def _lapse(self, reason: str) -> None:
+        lapses = self.state.lapses + 1
+        if lapses < MOST_LAPSES:
+            self._change(lapses=lapses)
+            self.pass_over(reason)
+        else:
+            self.bench(f"{reason}, the {MOST_LAPSES}rd lapse without a good update between")
+
+    def _doublings(self) -> int:
+        """Doublings of the next cool-down, less those that membership since the last one has earned back."""
+        state = self.state
+        if not state.is_member:
+            return state.doublings
+        return max(
+            0, state.doublings - int((state.heard - state.member_since) / (FORGIVEN_AFTER * self.round.patience))
+        )
+
+    def _change(self, **fields: Any) -> None:
+        self.state = replace(self.state, **fields)
+
+    def _add(self, kind: TransitionKind, reason: str, seconds: float = 0.0) -> None:
+        self.transitions.append(
+            Transition(kind=kind, node=self.name, round=self.round.number, reason=reason, seconds=seconds)
+        )
 
 
-def _join(roster: Roster, event: Event, now: float) -> Outcome:
-    name, node = event.node, roster.nodes.get(event.node)
-    if node is None:
-        fresh = Standing(incarnation=event.incarnation, state="left", heard=now, member_since=now, until=now)
-        return _enter(_with(roster, name, fresh), name, now)
-    if node.incarnation == event.incarnation or not node.is_member:
-        return _enter(_change(roster, name, incarnation=event.incarnation), name, now)
-    if event.incarnation < node.incarnation:
-        return _turn_away(roster, event)
-    outcome = _lapse(_change(roster, name, incarnation=event.incarnation), name, now, "its process was restarted")
-    return outcome.then(_enter, name, now, ("replace", "a later process of it joined"))
-
-
-def _enter(roster: Roster, name: str, now: float, entrance: tuple[Verdict, str] | None = None) -> Outcome:
-    """The node is there: a member from now on, unless its cool-down is not over."""
-    node = roster.nodes[name]
-    if not node.is_member and now < node.until:
-        waiting = _change(roster, name, state="benched", heard=now)
-        return _decided(waiting, "wait", name, "its cool-down is not over", node.until - now)
-    if not node.is_member:
-        roster = _change(roster, name, member_since=now)
-    verdict, reason = entrance or _ENTRANCES[node.state]
-    return _decided(_change(roster, name, state="present", heard=now), verdict, name, reason)
-
-
-_ENTRANCES: dict[State, tuple[Verdict, str]] = {
+_ENTRANCES: dict[Presence, tuple[TransitionKind, str]] = {
     "left": ("admit", "it joined"),
     "benched": ("take back", "it is heard after its cool-down"),
     "away": ("resume", "it is back in time"),
     "expected": ("resume", "it found the restarted master"),
     "present": ("resume", "it connected anew"),
 }
-
-
-def _hear(roster: Roster, name: str, now: float) -> Outcome:
-    node = roster.nodes[name]
-    if node.state == "present" or (node.state == "benched" and now < node.until):
-        return Outcome(_change(roster, name, heard=now))
-    return _enter(roster, name, now)
-
-
-def _contribute(roster: Roster, name: str, now: float) -> Outcome:
-    node = roster.nodes[name]
-    if not node.is_member:
-        return _enter(roster, name, now)
-    outcome = Outcome(roster) if node.state == "present" else _enter(roster, name, now)
-    nodes = {**roster.nodes, name: replace(outcome.roster.nodes[name], heard=now, lapses=0)}  # every update comes here
-    awaited = outcome.roster.awaited - {name}
-    return Outcome(replace(outcome.roster, nodes=nodes, awaited=awaited), outcome.decisions)
-
-
-def _refuse(roster: Roster, name: str, now: float) -> Outcome:
-    if not roster.nodes[name].is_member:
-        return _enter(roster, name, now)
-    return _hear(roster, name, now).then(_lapse, name, now, "its update was refused")
-
-
-def _be_late(roster: Roster, name: str, now: float) -> Outcome:
-    reason = "its update did not come in time"
-    if roster.nodes[name].state == "present":
-        return _bench(roster, name, now, f"it is heard, but {reason}")
-    return _pass_over(roster, name, reason)
-
-
-def _disconnect(roster: Roster, name: str, now: float) -> Outcome:
-    if roster.nodes[name].state != "present":
-        return Outcome(roster)
-    hold_up = min(roster.patience, HOLD_UP * (now - roster.opened))
-    away = _change(roster, name, state="away", until=now + hold_up)
-    return _decided(away, "expect", name, "its connection broke", roster.deadline(name) - now)
-
-
-def _say_goodbye(roster: Roster, name: str, now: float) -> Outcome:
-    node, reason = roster.nodes[name], "it said goodbye"
-    outcome = _pass_over(roster, name, reason)
-    until = node.until if node.state == "benched" else now
-    gone = _change(outcome.roster, name, state="left", until=until, doublings=_doublings(roster, node))
-    return Outcome(gone, outcome.decisions).then(_decided, "release", name, reason)
-
-
-_RULES: dict[What, Callable[[Roster, str, float], Outcome]] = {
-    "heard": _hear,
-    "contributed": _contribute,
-    "refused": _refuse,
-    "late": _be_late,
-    "disconnected": _disconnect,
-    "goodbye": _say_goodbye,
+_RULES: dict[Occurrence, Callable[[_Case], None]] = {
+    "heard": _Case.hear,
+    "contributed": _Case.contribute,
+    "refused": _Case.refuse,
+    "late": _Case.be_late,
+    "disconnected": _Case.disconnect,
+    "goodbye": _Case.say_goodbye,
 }
 
 
-def _turn_away(roster: Roster, event: Event) -> Outcome:
-    """What a process is told that is not the node's: it never joined, said goodbye, or has been replaced."""
-    if event.what not in ("joined", "heard", "contributed", "refused"):
-        return Outcome(roster)
-    node = roster.nodes.get(event.node)
-    replaced = node is not None and node.is_member and event.incarnation < node.incarnation
+def _turn_away(name: str, state: NodeState | None, what: Occurrence, incarnation: int, round: OpenRound) -> Decided:
+    """What a process is sent that is not the node's: it never joined, said goodbye, or has been replaced."""
+    if what not in ("joined", "heard", "contributed", "refused"):
+        return Decided(state, (), round.is_awaited)
+    replaced = state is not None and state.is_member and incarnation < state.incarnation
     reason = "a later process of that name has taken its place" if replaced else "it has to join first"
-    return _decided(roster, "dismiss", event.node, reason)
+    return Decided(state, (Transition(kind="dismiss", node=name, round=round.number, reason=reason),), round.is_awaited)
 
 
-def _lapse(roster: Roster, name: str, now: float, reason: str) -> Outcome:
-    lapses = roster.nodes[name].lapses + 1
-    if lapses < MOST_LAPSES:
-        return _pass_over(_change(roster, name, lapses=lapses), name, reason)
-    return _bench(roster, name, now, f"{reason}, the {MOST_LAPSES}rd lapse without a good update between")
-
-
-def _bench(roster: Roster, name: str, now: float, reason: str) -> Outcome:
-    doublings = _doublings(roster, roster.nodes[name])
-    seconds = roster.patience * FIRST_COOL_DOWN * 2**doublings
-    roster, decisions = _pass_over(roster, name, reason)
-    more = min(doublings + 1, MOST_DOUBLINGS)
-    benched = _change(roster, name, state="benched", until=now + seconds, doublings=more, lapses=0)
-    return Outcome(benched, decisions).then(_decided, "bench", name, reason, seconds)
-
-
-def _doublings(roster: Roster, node: Standing) -> int:
-    """Doublings of the node's next cool-down, less those that its membership since the last one has earned back."""
-    if not node.is_member:
-        return node.doublings
-    return max(0, node.doublings - int((node.heard - node.member_since) / (FORGIVEN_AFTER * roster.patience)))
-
-
-def _pass_over(roster: Roster, name: str, reason: str) -> Outcome:
-    if name not in roster.awaited:
-        return Outcome(roster)
-    return _decided(replace(roster, awaited=roster.awaited - {name}), "pass over", name, reason)
-
-
-def _silence(node: Standing, now: float) -> str:
-    if node.state == "expected":
-        return f"it did not come back within {now - node.heard:.3g} s of the master's restart"
-    return f"it has been silent for {now - node.heard:.3g} s"
-
-
-def _decided(roster: Roster, verdict: Verdict, name: str, reason: str, seconds: float = 0.0) -> Outcome:
-    return Outcome(roster, (Decision(verdict=verdict, node=name, round=roster.round, reason=reason, seconds=seconds),))
-
-
-def _change(roster: Roster, name: str, **fields: Any) -> Roster:
-    return _with(roster, name, replace(roster.nodes[name], **fields))
-
-
-def _with(roster: Roster, name: str, node: Standing) -> Roster:
-    return replace(roster, nodes={**roster.nodes, name: node})
+def _silence(state: NodeState, now: float) -> str:
+    if state.presence == "expected":
+        return f"it did not come back within {now - state.heard:.3g} s of the master's restart"
+    return f"it has been silent for {now - state.heard:.3g} s"

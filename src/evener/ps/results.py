@@ -1,8 +1,8 @@
-"""What remains of a run: its record, written from ledger and server, and its weights by name."""
+"""What remains of a run: its record, made of history and nodes, and its weights by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,21 +12,19 @@ from safetensors.numpy import save
 
 from evener.atomic import atomic_write
 from evener.errors import MissingFile
+from evener.history import History
 from evener.oracle.apportion import Worker, apportion
 from evener.plan import Assignment, Plan
-from evener.ps.entry import Work
 from evener.ps.job import Job
-from evener.ps.ledger import Ledger
-from evener.ps.members import Member
+from evener.ps.nodes import NodeRecord
 from evener.record import NodeSummary, TrainRecord
 from evener.sync.layout import Flat
 from evener.sync.messages import WorkerTotals
-from evener.sync.server import Server
 
 _WEIGHTS, _RECORD, _END = "model.safetensors", "record.json", "end.json"
 
 
-def plan_of(job: Job, names: list[str], devices: Mapping[str, str], costs: Mapping[str, Worker]) -> Plan:
+def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], costs: Mapping[str, Worker]) -> Plan:
     """How a batch is divided among the nodes; those of `names` that are not there get nothing, unless nobody is."""
     costs = costs or dict.fromkeys(names, Worker(unit_seconds=1.0))
     present = [name for name in names if name in costs]
@@ -38,7 +36,7 @@ def plan_of(job: Job, names: list[str], devices: Mapping[str, str], costs: Mappi
             Assignment(
                 rank=rank,
                 node=name,
-                device=devices.get(name, ""),
+                device=nodes[name].device if name in nodes else "",
                 samples=sizes.get(name, 0),
                 sample_seconds=costs[name].unit_seconds if name in costs else 0.0,
                 reason=_reason(name, costs),
@@ -57,9 +55,8 @@ def _reason(name: str, costs: Mapping[str, Worker]) -> str:
 
 def record_of(
     job: Job,
-    ledger: Ledger,
-    server: Server,
-    members: Mapping[str, Member],
+    history: History,
+    nodes: Mapping[str, NodeRecord],
     costs: Mapping[str, Worker],
     *,
     seconds: float,
@@ -67,48 +64,37 @@ def record_of(
     environment: dict[str, str],
 ) -> TrainRecord:
     """The record of a run; at least one node has had a part in it."""
-    names = ledger.names
-    samples = sum(work.samples for work in ledger.totals.values())
-    devices = {name: member.device for name, member in members.items()}
-    last = ledger.validations[-1] if ledger.validations else None
-    return TrainRecord(
+    return history.record(
+        [_summary(name, nodes.get(name), history) for name in history.names],
         task=job.title,
-        plan=plan_of(job, names, devices, costs),
+        plan=plan_of(job, history.names, nodes, costs),
         seed=job.workload.seed,
         epochs=job.workload.num_epochs or 0,
         precision=job.precision,
         seconds=seconds,
-        samples_per_second=samples / ledger.seconds if ledger.seconds else 0.0,
-        final_loss=ledger.last_loss(),
-        validation_accuracy=last.accuracy if last else None,
         startup_seconds=startup,
-        every=ledger.every,
-        steps=ledger.steps(),
-        validations=tuple(ledger.validations),
-        events=tuple(ledger.events),
-        nodes=tuple(_summary(name, members.get(name), ledger, server.worker(name).totals, samples) for name in names),
         environment=environment,
         agreement=job.protocol,
-        bytes_saved=sum(work.saved for work in ledger.totals.values()),
     )
 
 
-def _summary(name: str, member: Member | None, ledger: Ledger, tally: WorkerTotals, samples: int) -> NodeSummary:
-    work = ledger.totals.get(name, Work())
+def _summary(name: str, node: NodeRecord | None, history: History) -> NodeSummary:
+    work, samples = history.totals[name], sum(work.samples for work in history.totals.values())
+    totals = node.worker.totals if node is not None and node.worker is not None else WorkerTotals()
     return NodeSummary(
         name=name,
-        device=member.device if member else "",
+        device=node.device if node else "",
         share=work.samples / samples if samples else 0.0,
-        seconds_computing=work.seconds,
-        seconds_waiting=max(0.0, ledger.seconds - ledger.since.get(name, 0.0) - work.seconds),
+        seconds_computing=work.busy_seconds,
+        seconds_waiting=max(0.0, history.seconds - history.since[name] - work.busy_seconds),
         bytes_sent=work.sent,
         bytes_received=work.received,
-        peak_memory_bytes=member.peak_memory_bytes if member else 0,
-        contributions=tally.applied,
-        refused=tally.refused,
-        late=tally.late,
-        staleness=tally.staleness / tally.applied if tally.applied else 0.0,
-        most_stale=tally.most_stale,
+        peak_memory_bytes=node.peak_memory_bytes if node else 0,
+        contributions=totals.applied,
+        refused=totals.refused,
+        late=totals.late,
+        staleness=totals.staleness / totals.applied if totals.applied else 0.0,
+        most_stale=totals.most_stale,
     )
 
 

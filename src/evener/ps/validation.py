@@ -1,19 +1,26 @@
-"""Validation, leased in slices to whoever is there: pure bookkeeping of who computes what, and the sums so far.
+"""Validations of a run, leased in slices to whoever is there: who computes what, and the sums so far.
 
-The validation data are cut among the members in proportion to their speeds; a slice whose member is lost, or late, is
-given to another one. A slice counts once, whoever answers for it first.
+The validation data are cut among the workers in proportion to their speeds; a slice whose worker is lost, or late, is
+given to another one. A slice counts once, whoever answers for it first. No sockets: what has to be sent is returned.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
 from evener.oracle.apportion import Worker, apportion
+from evener.ps.job import Job
+from evener.ps.messages import Validate, Validated
+from evener.record import Validation
+from evener.sync.layout import Flat
 
 
-class Slice(NamedTuple):
+class ValidationSlice(NamedTuple):
     """Samples [first, first + size) of the validation data, as the slice `number` of the run."""
 
     number: int
@@ -21,25 +28,24 @@ class Slice(NamedTuple):
     size: int
 
 
-class Assessment:
+class ValidationPass:
     """One pass over the validation data.
 
     Args:
         num_samples: of the validation data.
-        costs: seconds a sample of everybody who may compute, by name.
+        costs: of everybody who may compute, by name.
         first_number: of the slices.
     """
 
-    def __init__(self, num_samples: int, costs: Mapping[str, float], first_number: int) -> None:
+    def __init__(self, num_samples: int, costs: Mapping[str, Worker], first_number: int) -> None:
         self._num_samples = num_samples
-        self._open: dict[int, tuple[Slice, str]] = {}
+        self._open: dict[int, tuple[ValidationSlice, str]] = {}
         self._loss = self._correct = 0.0
-        sizes = apportion(num_samples, [Worker(unit_seconds=cost) for cost in costs.values()])
         first = 0
-        for name, size in zip(costs, sizes, strict=True):
+        for name, size in zip(costs, apportion(num_samples, list(costs.values())), strict=True):
             if size:
                 number = first_number + len(self._open)
-                self._open[number] = Slice(number, first, size), name
+                self._open[number] = ValidationSlice(number, first, size), name
                 first += size
         self.next_number = first_number + len(self._open)
 
@@ -50,15 +56,15 @@ class Assessment:
 
     @property
     def loss(self) -> float:
-        """Mean over the samples; of a complete assessment."""
+        """Mean over the samples; of a complete pass."""
         return self._loss / self._num_samples
 
     @property
     def accuracy(self) -> float:
-        """In [0, 1]; of a complete assessment."""
+        """In [0, 1]; of a complete pass."""
         return self._correct / self._num_samples
 
-    def slices_of(self, name: str) -> list[Slice]:
+    def slices_of(self, name: str) -> list[ValidationSlice]:
         """What `name` still has to answer for."""
         return [part for part, owner in self._open.values() if owner == name]
 
@@ -75,7 +81,7 @@ class Assessment:
         self._correct += correct
         return True
 
-    def lease_again(self, owners: Collection[str], to: Sequence[str]) -> list[tuple[Slice, str]]:
+    def lease_again(self, owners: Collection[str], to: Sequence[str]) -> list[tuple[ValidationSlice, str]]:
         """Give what `owners` have not answered for to others, in turn: who gets which slice now."""
         moved = []
         for turn, (part, owner) in enumerate([entry for entry in self._open.values() if entry[1] in owners]):
@@ -84,3 +90,104 @@ class Assessment:
                 self._open[part.number] = moved_to = part, others[turn % len(others)]
                 moved.append(moved_to)
         return moved
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A validation that is due or under way.
+
+    Attributes:
+        epoch: that has ended.
+        version: of the weights.
+        weights: a copy of them.
+        underway: once it has begun.
+        begun: when that was.
+    """
+
+    epoch: int
+    version: int
+    weights: memoryview
+    underway: ValidationPass | None = None
+    begun: float = 0.0
+
+
+class SliceForNode(NamedTuple):
+    """What has to be sent to a node: a slice, and the weights to validate."""
+
+    name: str
+    header: Validate
+    weights: memoryview
+
+
+class Validations:
+    """All validations of one run, one after the other.
+
+    Args:
+        job: of the run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._pending: deque[_Pending] = deque()
+        self._next_slice = 0
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """Epochs of those that have not ended."""
+        return tuple([pending.epoch for pending in self._pending])
+
+    def add(self, epoch: int, version: int, weights: Flat) -> None:
+        """Have these weights validated; they are copied."""
+        self._pending.append(_Pending(epoch, version, weights.copy().memory.data))
+
+    def give_out(
+        self, costs: Mapping[str, Worker], now: float, *, also_of_the_late: bool = False
+    ) -> list[SliceForNode]:  # fmt: skip
+        """Begin the next one, or give what the lost (or the late) have not answered for to others.
+
+        Args:
+            costs: of the samples of everybody who works now, by name.
+            now: seconds.
+            also_of_the_late: whether those who have not answered yet are taken for lost.
+        """
+        if not self._pending or not costs:
+            return []
+        pending = self._pending[0]
+        if pending.underway is None:
+            pending.underway = ValidationPass(self._job.num_validation, costs, self._next_slice)
+            pending.begun, self._next_slice = now, pending.underway.next_number
+            return [one for name in pending.underway.owners for one in self.slices_of(name)]
+        away = [name for name in pending.underway.owners if also_of_the_late or name not in costs]
+        moved = pending.underway.lease_again(away, list(costs))
+        return [self._for(name, part, pending) for part, name in moved]
+
+    def slices_of(self, name: str) -> list[SliceForNode]:
+        """What a node still has to answer for."""
+        pending = self._pending[0] if self._pending else None
+        if pending is None or pending.underway is None:
+            return []
+        return [self._for(name, part, pending) for part in pending.underway.slices_of(name)]
+
+    def answer(self, header: Validated, now: float) -> tuple[bool, Validation | None]:
+        """A slice has been answered for: whether it was awaited, and the validation that it completes."""
+        pending = self._pending[0] if self._pending else None
+        if pending is None or pending.underway is None:
+            return False, None
+        is_news = pending.underway.answer(header.number, header.loss, header.correct)
+        if not pending.underway.is_complete:
+            return is_news, None
+        self._pending.popleft()
+        return is_news, self._result(pending, pending.underway, now)
+
+    def _for(self, name: str, part: ValidationSlice, pending: _Pending) -> SliceForNode:
+        header = Validate(run=self._job.run, number=part.number, first=part.first, size=part.size)
+        return SliceForNode(name, header, pending.weights)
+
+    def _result(self, pending: _Pending, done: ValidationPass, now: float) -> Validation:
+        return Validation(
+            step=pending.version,
+            epoch=pending.epoch,
+            loss=done.loss if isfinite(done.loss) else sys.float_info.max,
+            accuracy=done.accuracy if self._job.has_accuracy else None,
+            seconds=now - pending.begun,
+        )

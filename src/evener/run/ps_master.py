@@ -41,8 +41,8 @@ def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None
     with place.occupied(), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure)
         wanted = Address.parse(listen or (last.listen if last else f":{DEFAULT_PORT}"))
-        setting = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice)
-        master = Master(setting)
+        config = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice)
+        master = Master(config)
         try:
             bound = master.listen(wanted)
             reachable, token = reachable_address(bound), identity.token.text

@@ -21,7 +21,7 @@ from evener.sync.threads import ThreadPool
 from evener.sync.worker_record import WorkerRecord
 
 
-class Server:
+class ParameterServer:
     """Agrees on weights with workers that come and go; to be called by one thread at a time.
 
     Args:
@@ -58,7 +58,7 @@ class Server:
     @classmethod
     def resume(
         cls, snapshot: Snapshot, *, first_number: int, cores: ThreadPool | None = None, quorum: int = 1
-    ) -> Server:
+    ) -> ParameterServer:
         """The successor of the server that the snapshot was taken of; its workers have to be admitted again.
 
         Raises:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evener.ps.diligence import Diligence
+from evener.ps.nodes import NodeRecord
+from evener.ps.stragglers import stragglers
 
 PATIENCE = 15.0
 
@@ -24,18 +25,6 @@ PATIENCE = 15.0
 def test_late_is_who_gave_no_sign_for_a_step_and_the_patience(
     signs: dict[str, float], step_seconds: dict[str, float], now: float, late: list[str]
 ) -> None:
-    diligence = Diligence(PATIENCE, now=0.0)
-    for name, when in signs.items():
-        diligence.sign(name, when)
-    assert diligence.late(step_seconds, now) == late
-
-
-def test_the_latest_sign_is_anybody_s_and_who_is_gone_gave_none() -> None:
-    diligence = Diligence(PATIENCE, now=2.0)
-    assert diligence.latest == 2.0
-    diligence.sign("a", 5.0)
-    diligence.sign("b", 7.0)
-    assert diligence.latest == 7.0
-    diligence.forget("a")
-    diligence.sign("a", 60.0)
-    assert diligence.late({"a": 0.0}, 70.0) == []
+    nodes = {name: NodeRecord(name, progress_at=when) for name, when in signs.items()}
+    busy = {nodes[name]: seconds for name, seconds in step_seconds.items()}
+    assert [node.name for node in stragglers(busy, PATIENCE, now)] == late

@@ -1,0 +1,250 @@
+"""What happened in a run, step by step and node by node, in bounded memory: what its record is made of.
+
+Steps come by the thousand a second: an entry here is a few plain numbers. When there are too many, neighbours are
+summed, twice as many each time; what is shown while the run goes on is summed over a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evener.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
+from evener.schema import Part
+
+_CAPACITY = 4096
+
+
+@dataclass(slots=True)
+class NodeWork:
+    """What one node did in an entry.
+
+    Attributes:
+        samples: that it computed.
+        compute_seconds: FB.
+        sent: bytes of its contributions, or handed to collectives.
+        received: bytes of weights that it was sent.
+        saved: bytes that compression saved, of both.
+        io_seconds: IO.
+        update_seconds: WU.
+        wait_seconds: GE; None where whatever it did not compute it waited.
+    """
+
+    samples: int = 0
+    compute_seconds: float = 0.0
+    sent: int = 0
+    received: int = 0
+    saved: int = 0
+    io_seconds: float = 0.0
+    update_seconds: float = 0.0
+    wait_seconds: float | None = None
+
+    def add(self, other: NodeWork) -> None:
+        """Count what `other` did as well."""
+        self.samples += other.samples
+        self.compute_seconds += other.compute_seconds
+        self.sent += other.sent
+        self.received += other.received
+        self.saved += other.saved
+        self.io_seconds += other.io_seconds
+        self.update_seconds += other.update_seconds
+        if other.wait_seconds is not None:
+            self.wait_seconds = (self.wait_seconds or 0.0) + other.wait_seconds
+
+    @property
+    def busy_seconds(self) -> float:
+        """IO, FB and WU."""
+        return self.io_seconds + self.compute_seconds + self.update_seconds
+
+    def step(self, seconds: float) -> NodeStep:
+        """As a part of a record, of an entry of so many seconds."""
+        waited = max(0.0, seconds - self.compute_seconds) if self.wait_seconds is None else self.wait_seconds
+        return NodeStep(
+            samples=self.samples,
+            io_seconds=self.io_seconds,
+            compute_seconds=self.compute_seconds,
+            wait_seconds=waited,
+            update_seconds=self.update_seconds,
+            sent_bytes=self.sent,
+        )
+
+
+@dataclass(slots=True)
+class Entry:
+    """Some neighbouring steps, summed.
+
+    Attributes:
+        step: the last one, from 1.
+        epoch: of that, from 0.
+        samples: over all nodes.
+        loss: summed over the samples.
+        seconds: of all steps.
+        steps: how many.
+        contributions: how many, where there are any.
+        staleness: of all these together.
+        nodes: what each did, by name.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    steps: int = 0
+    contributions: int = 0
+    staleness: int = 0
+    nodes: dict[str, NodeWork] = field(default_factory=dict)
+
+    def add(self, other: Entry) -> None:
+        """Count the later steps in `other` as well."""
+        self.step, self.epoch = other.step, other.epoch
+        self.samples += other.samples
+        self.loss += other.loss
+        self.seconds += other.seconds
+        self.steps += other.steps
+        self.contributions += other.contributions
+        self.staleness += other.staleness
+        for name, work in other.nodes.items():
+            own = self.nodes.get(name)
+            if own is None:
+                own = self.nodes[name] = NodeWork()
+            own.add(work)
+
+    def as_step(self, names: Sequence[str]) -> Step:
+        """As a part of a record, with a column for each of `names`."""
+        return Step(
+            step=self.step,
+            epoch=self.epoch,
+            samples=self.samples,
+            loss=self.loss / self.samples if self.samples else 0.0,
+            seconds=self.seconds,
+            nodes=tuple(self.nodes.get(name, NodeWork()).step(self.seconds) for name in names),
+            staleness=self.staleness / self.contributions if self.contributions else 0.0,
+        )
+
+
+class HistoryState(Part, frozen=True, kw_only=True):
+    """All of a history, to be written down."""
+
+    every: int
+    entries: list[Entry]
+    open: Entry
+    totals: dict[str, NodeWork]
+    since: dict[str, float]
+    loss: float
+    seconds: float
+    events: list[Event]
+    validations: list[Validation]
+
+
+class History:
+    """The history of one run.
+
+    Args:
+        state: to go on from.
+
+    Attributes:
+        totals: what every node did that ever had a part in the run, by name, in the order in which they came.
+        since: `seconds` when each of them came.
+        events: in order.
+        validations: in order.
+        every: steps that one entry sums.
+        seconds: of all steps, without validation.
+        loss: of the last step whose loss is known.
+        epoch: of the last step.
+    """
+
+    def __init__(self, state: HistoryState | None = None) -> None:
+        self.totals: dict[str, NodeWork] = dict(state.totals) if state else {}
+        self.since: dict[str, float] = dict(state.since) if state else {}
+        self.events: list[Event] = list(state.events) if state else []
+        self.validations: list[Validation] = list(state.validations) if state else []
+        self.every = state.every if state else 1
+        self.seconds = state.seconds if state else 0.0
+        self.loss = state.loss if state else 0.0
+        self.epoch = state.open.epoch if state else 0
+        self._entries: list[Entry] = list(state.entries) if state else []
+        self._open = state.open if state else Entry()
+        self._news = Entry()
+
+    @property
+    def names(self) -> list[str]:
+        """Of all nodes that ever had a part in it, in the order in which they came."""
+        return list(self.totals)
+
+    def add_node(self, name: str) -> None:
+        """Have a column for node `name`."""
+        if name not in self.totals:
+            self.totals[name] = NodeWork()
+            self.since[name] = self.seconds
+
+    def add(self, entry: Entry) -> None:
+        """Append one step, or several."""
+        self.epoch = entry.epoch
+        self.seconds += entry.seconds
+        for name, work in entry.nodes.items():
+            self.totals[name].add(work)
+        self._news.add(entry)
+        self._open.add(entry)
+        if self._open.steps >= self.every:
+            self._entries.append(self._open)
+            self._open = Entry()
+            if len(self._entries) >= _CAPACITY:
+                self._halve()
+
+    def news(self, num_columns: int) -> Step | None:
+        """What happened since this was last asked, as one step with the first nodes' columns; None if nothing did."""
+        entry, self._news = self._news, Entry()
+        return entry.as_step(self.names[:num_columns]) if entry.steps else None
+
+    def steps(self) -> tuple[Step, ...]:
+        """The whole history, the last entry perhaps of fewer steps."""
+        names = self.names
+        return tuple(entry.as_step(names) for entry in self._all())
+
+    def last_loss(self) -> float | None:
+        """Mean over the samples of the last epoch that was begun; None if there was no step."""
+        entries = self._all()
+        last = [entry for entry in entries if entry.epoch == entries[-1].epoch]
+        samples = sum(entry.samples for entry in last)
+        return sum(entry.loss for entry in last) / samples if samples else None
+
+    def record(self, nodes: Sequence[NodeSummary], **fields: Any) -> TrainRecord:
+        """The record of the run; `nodes` and `fields` hold what is not in a history."""
+        samples = sum(work.samples for work in self.totals.values())
+        return TrainRecord(
+            samples_per_second=samples / self.seconds if self.seconds else 0.0,
+            final_loss=self.last_loss(),
+            validation_accuracy=self.validations[-1].accuracy if self.validations else None,
+            every=self.every,
+            steps=self.steps(),
+            validations=tuple(self.validations),
+            events=tuple(self.events),
+            nodes=tuple(nodes),
+            bytes_saved=sum(work.saved for work in self.totals.values()),
+            **fields,
+        )
+
+    def state(self) -> HistoryState:
+        """All of it, to be written down."""
+        return HistoryState(
+            every=self.every,
+            entries=self._entries,
+            open=self._open,
+            totals=self.totals,
+            since=self.since,
+            loss=self.loss,
+            seconds=self.seconds,
+            events=self.events,
+            validations=self.validations,
+        )
+
+    def _all(self) -> list[Entry]:
+        return [*self._entries, *([self._open] if self._open.steps else [])]
+
+    def _halve(self) -> None:
+        for first, second in zip(self._entries[::2], self._entries[1::2], strict=True):
+            first.add(second)
+        del self._entries[1::2]
+        self.every *= 2

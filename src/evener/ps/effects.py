@@ -1,0 +1,111 @@
+"""What follows from what happens to nodes: the one place where a node is taken into the run, or lost from it.
+
+something happened -> membership decides (`nodes`) -> told, noted in the history, and done: work given or taken away,
+                      connections closed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from evener.ps.messages import Dismiss, Quarantine
+from evener.ps.node_state import Occurrence, Transition, TransitionKind
+from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.outbox import Outbox
+from evener.ps.scheduler import Scheduler
+
+EVENTS: dict[TransitionKind, str] = {
+    "admit": "joined",
+    "resume": "back",
+    "take back": "back",
+    "replace": "replaced",
+    "expect": "away",
+    "wait": "waits",
+    "pass over": "passed over",
+    "bench": "benched",
+    "dismiss": "dismissed",
+    "release": "left",
+}
+"""What each transition is called in a record."""
+
+
+class Effects:
+    """See the first line.
+
+    Args:
+        nodes: whose state is decided upon.
+        scheduler: of the run in progress.
+        outbox: takes what has to leave.
+        clock: seconds.
+        notify: tells the master's user.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        scheduler: Scheduler,
+        outbox: Outbox,
+        clock: Callable[[], float],
+        notify: Callable[[str], None],
+    ) -> None:
+        self._nodes, self._scheduler, self._outbox = nodes, scheduler, outbox
+        self._clock, self._notify = clock, notify
+
+    def of(self, what: Occurrence, node: NodeRecord) -> None:
+        """Something happened to a node."""
+        self.follow(self._nodes.decide(what, node, self._clock()))
+
+    def of_hearing(self, node: NodeRecord) -> None:
+        """Something was heard of a node."""
+        if transitions := self._nodes.heard(node, self._clock()):
+            self.follow(transitions)
+
+    def of_run(self) -> None:
+        """The run may have learnt something of nodes; then its next round may be open."""
+        run = self._scheduler.run
+        if run is None:
+            return
+        observations = run.observations
+        while observations:
+            what, node = observations.popleft()
+            if what != "contributed" or not self._nodes.is_well(node):
+                self.of(what, node)
+        if run.server.version + 1 != self._nodes.round:
+            self._nodes.open_round(run.server.version + 1, self._clock())
+
+    def of_not_ready(self, node: NodeRecord, reason: str) -> None:
+        """A node cannot take part in the run."""
+        run = self._scheduler.run
+        assert run is not None
+        run.not_ready(node, reason)
+        run.lose(node)
+
+    def of_time(self) -> None:
+        """Time has passed."""
+        self.follow(self._nodes.tick(self._clock()))
+
+    def follow(self, transitions: Iterable[Transition]) -> None:
+        """Do what was decided."""
+        for transition in transitions:
+            self._notify(str(transition))
+            if self._scheduler.run is not None:
+                reason = f"node {transition.node}: {transition.reason}"
+                self._scheduler.run.note(EVENTS[transition.kind], reason)
+            self._do(transition)
+
+    def turn_away(self, peer: int, reason: str) -> None:
+        """Close the connection of a node that may not take part."""
+        self._outbox.send(peer, Dismiss(reason=reason, is_error=True))
+        self._outbox.disconnect(peer, reason)
+
+    def _do(self, transition: Transition) -> None:
+        kind, run, node = transition.kind, self._scheduler.run, self._nodes.by_name[transition.node]
+        is_gone = kind == "pass over" and not node.is_present  # else its update was bad, no more
+        if run is not None and (is_gone or kind in ("replace", "bench", "wait", "release")):
+            run.lose(node)
+        if kind in ("admit", "resume", "replace", "take back"):
+            self._scheduler.admit(node)
+        elif kind in ("bench", "wait"):
+            self._outbox.send(node.peer, Quarantine(seconds=transition.seconds, reason=transition.reason))
+        elif kind == "dismiss" and node.peer is not None:
+            self.turn_away(node.peer, transition.reason)

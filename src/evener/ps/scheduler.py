@@ -1,0 +1,238 @@
+"""The master's dealings with runs: takes one in at a time, has it done by the nodes, and keeps its results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from evener.errors import EvenerError, Interrupted
+from evener.history import History
+from evener.ps.blob_transfer import BlobSender
+from evener.ps.checkpointing import Checkpointer
+from evener.ps.messages import BlobChunk, FetchBlob, Release, RunAccepted, RunFinished, RunRejected, StopRun
+from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.outbox import Outbox
+from evener.ps.results import RunResult, encode_record, load_result, record_of, save_result, weights_of
+from evener.ps.state_dir import StateDir
+from evener.ps.status import RunStatus
+from evener.ps.submission import Submission, Submissions
+from evener.ps.subscribers import Subscribers
+from evener.ps.training_run import TrainingRun
+from evener.sync.parameter_server import ParameterServer
+from evener.sync.threads import ThreadPool
+
+
+class Scheduler:
+    """All that a master does for runs; close it.
+
+    Args:
+        home: where results go.
+        nodes: those who may work.
+        outbox: takes what has to leave.
+        clock: seconds.
+        environment: versions, for records.
+        notify: tells the master's user.
+
+    Attributes:
+        run: in progress, if there is one.
+    """
+
+    def __init__(
+        self,
+        home: StateDir,
+        nodes: Nodes,
+        outbox: Outbox,
+        clock: Callable[[], float],
+        environment: dict[str, str],
+        notify: Callable[[str], None],
+    ) -> None:
+        self._home, self._nodes, self._outbox, self._clock = home, nodes, outbox, clock
+        self._environment, self._notify = environment, notify
+        self._submissions, self._blobs = Submissions(home.blobs, outbox.send), BlobSender(home.blobs)
+        self._subscribers = Subscribers(nodes, outbox)
+        self._checkpointer = Checkpointer(home.run, clock, notify)
+        self._cores = ThreadPool()
+        self._submitted = self._begun = 0.0
+        self.run: TrainingRun | None = None
+
+    def resume(self) -> None:
+        """Go on with the run that the last master of this home had in progress, if there was one.
+
+        Raises:
+            InvalidFile: it cannot be read.
+        """
+        found = self._checkpointer.load()
+        if found is None:
+            return
+        checkpoint, snapshot = found
+        server = ParameterServer.resume(snapshot, first_number=time.time_ns(), cores=self._cores)
+        self._nodes.resume(checkpoint.nodes, self._clock())
+        history = History(checkpoint.history)
+        self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._outbox, self._clock)
+        self._begun, self._submitted = checkpoint.begun, checkpoint.submitted
+        self._subscribers.begin((), len(history.totals))
+        self.run.resume(checkpoint.used, checkpoint.due)
+        self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
+
+    def submit(self, peer: int, buffers: Sequence[memoryview]) -> None:
+        """A command wants a run."""
+        self._begin(self._submissions.submit(peer, buffers, self._reason_to_wait()))
+
+    def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
+        """A piece of a blob came from the command that submits a run."""
+        self._begin(self._submissions.chunk(peer, chunk, data))
+
+    def fetch(self, peer: int, fetch: FetchBlob) -> None:
+        """A node lacks a piece of a blob."""
+        chunk, data = self._blobs.chunk(fetch)
+        self._outbox.send(peer, chunk, (data,))
+
+    def watch(self, peer: int, run: str) -> None:
+        """A command subscribes to a run, or wants its result."""
+        if self.run is not None and self.run.job.run == run:
+            self._subscribers.add(peer, self.run)
+            return
+        try:
+            result = load_result(self._home.runs / run)
+        except EvenerError as error:
+            self._outbox.send(peer, RunRejected(reason=f"there is no run {run}: {error}"))
+            return
+        header = RunFinished(exit_code=result.exit_code, reason=result.reason)
+        self._outbox.send(peer, header, (result.record, result.weights))
+
+    def stop(self, stop: StopRun) -> None:
+        """A command wants the run to end."""
+        if self.run is not None and self.run.job.run == stop.run:
+            self.finish(Interrupted(f"stopped after update {self.run.server.version} as asked"))
+
+    def disconnected(self, peer: int) -> None:
+        """A connection is gone."""
+        self._submissions.left(peer)
+        if self._subscribers.remove(peer) and self.run is not None:
+            self._notify(f"the command that watched run {self.run.job.run} is gone; the run goes on")
+
+    def admit(self, node: NodeRecord) -> None:
+        """A node is a member, or is one again: give it work."""
+        if self.run is not None and node.profile is not None:
+            self.run.admit(node)
+
+    def ready(self, node: NodeRecord, run: str, unit_seconds: float) -> None:
+        """A node has model and data."""
+        if self.run is None or self.run.job.run != run:
+            return
+        if node.is_present:
+            self.run.ready(node, unit_seconds)
+        else:
+            node.ready = run
+
+    def tick(self, now: float, is_sending: Callable[[int], bool]) -> None:
+        """What the time brings: events for subscribers, the late, the end.
+
+        Args:
+            now: seconds.
+            is_sending: whether something is still on its way to a connection.
+        """
+        run = self.run
+        if run is None:
+            return
+        run.begin(self._nodes.present)
+        run.tick(is_sending)
+        if not self._begun and run.server.members:
+            self._begun = time.time()
+        self._subscribers.tick(run, now)
+        if run.failure is not None:
+            self.finish(run.failure)
+        elif run.is_complete:
+            self.finish(None)
+        else:
+            self._checkpointer.save_if_due(run, self._nodes, begun=self._begun, submitted=self._submitted)
+
+    def finish(self, error: EvenerError | None) -> None:
+        """The run is over: keep what remains of it, tell those who watch, release the nodes."""
+        run = self.run
+        assert run is not None
+        self._subscribers.flush(run)
+        header = RunFinished(exit_code=error.exit_code if error else 0, reason=str(error) if error else "")
+        buffers: tuple[bytes, ...] = ()
+        if run.history.totals:
+            result = RunResult(header.exit_code, header.reason, self._record(run), weights_of(run.server.weights))
+            save_result(self._folder(run), result)
+            buffers = (result.record, result.weights)
+        self._subscribers.end(header, buffers)
+        self._checkpointer.forget()
+        for node in self._nodes.by_name.values():
+            node.ready, node.doing, node.worker = "", "waits", None
+            self._outbox.send(node.peer, Release(run=run.job.run))
+        self._notify(f"run {run.job.run} is over{f': {error}' if error else ''}; results are in {self._folder(run)}")
+        self.run = None
+
+    def status(self) -> RunStatus | None:
+        """How the run is doing."""
+        run = self.run
+        if run is None:
+            return None
+        validations = run.history.validations
+        return RunStatus(
+            run=run.job.run,
+            task=run.job.title,
+            protocol=run.job.protocol,
+            version=run.server.version,
+            epoch=run.history.epoch,
+            epochs=run.job.workload.num_epochs,
+            loss=run.history.loss,
+            accuracy=validations[-1].accuracy if validations else None,
+            folder=str(self._folder(run)),
+        )
+
+    def close(self) -> None:
+        """Write down the run in progress, close files and end threads."""
+        if self.run is not None:
+            self._checkpointer.save(self.run, self._nodes, begun=self._begun, submitted=self._submitted)
+        self._checkpointer.close()
+        self._submissions.close()
+        self._blobs.close()
+        self._cores.close()
+
+    def _begin(self, submission: Submission | None) -> None:
+        """Begin with a run of which nothing is missing any more."""
+        if submission is None:
+            return
+        job = submission.job
+        server = ParameterServer(
+            job.agreement, job.workload, submission.weights, cores=self._cores, first_number=time.time_ns()
+        )
+        self.run = TrainingRun(job, server, History(), self._nodes, self._outbox, self._clock)
+        self._submitted, self._begun = submission.submitted, 0.0
+        self._subscribers.begin((submission.peer,), 0)
+        self._outbox.send(submission.peer, RunAccepted(run=job.run))
+        self._notify(f"run {job.run} begins")
+        for node in self._nodes.present:
+            self.admit(node)
+
+    def _record(self, run: TrainingRun) -> bytes:
+        """What is written down of a run in which somebody had a part."""
+        return encode_record(
+            record_of(
+                run.job,
+                run.history,
+                self._nodes.by_name,
+                run.costs,
+                seconds=time.time() - self._begun if self._begun else 0.0,
+                startup=self._begun - self._submitted if self._begun else 0.0,
+                environment=self._environment,
+            )
+        )
+
+    def _folder(self, run: TrainingRun) -> Path:
+        return self._home.runs / run.job.run
+
+    def _reason_to_wait(self) -> str:
+        """Why no other run can begin now; empty if one can."""
+        if self.run is None:
+            return ""
+        run, version = self.run.job.run, self.run.server.version
+        return (
+            f"the master is busy with run {run}, {version} updates so far: wait for it (`evener nodes` shows it, "
+            f"its results will be in {self._folder(self.run)}), or end all with `evener down`"
+        )

@@ -1,0 +1,311 @@
+"""The conduct of one run at the master: the parameter server, validation and the history, joined to those who work.
+
+No sockets: what has to be sent goes into the outbox. What a run learns about nodes (a good update, a refused one, a
+late one) it puts into `observations`, for membership to decide upon; it never decides itself who takes part.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+
+from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
+from evener.events import RunEvent
+from evener.history import Entry, History, NodeWork
+from evener.oracle.apportion import Worker
+from evener.ps.job import Job, encode_job
+from evener.ps.messages import Contribution, Prepare, ServerReply, Validated
+from evener.ps.node_state import Occurrence
+from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.outbox import Outbox
+from evener.ps.stragglers import stragglers
+from evener.ps.validation import SliceForNode, Validations
+from evener.record import Event
+from evener.sync.messages import Judgement, ServerOutput, Update
+from evener.sync.parameter_server import ParameterServer
+from evener.sync.speed_estimator import costs_of
+
+_MOST_REFUSALS = 3
+"""A worker, in a row and without a good update of anybody, before training is taken for diverged."""
+_DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
+
+
+class TrainingRun:
+    """One run.
+
+    Args:
+        job: to be done.
+        server: that agrees on the weights.
+        history: that remembers.
+        nodes: whoever may work.
+        outbox: takes what has to leave.
+        clock: seconds.
+
+    Attributes:
+        observations: of nodes, for membership: what, and whose.
+        events: that nobody was shown yet.
+        failure: why the run cannot go on, if it cannot.
+        has_begun: whether work is given out.
+        used: samples used of each epoch that has begun and not ended.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        server: ParameterServer,
+        history: History,
+        nodes: Nodes,
+        outbox: Outbox,
+        clock: Callable[[], float],
+    ) -> None:
+        self.job, self.server, self.history = job, server, history
+        self.observations: deque[tuple[Occurrence, NodeRecord]] = deque()
+        self.events: list[RunEvent] = []
+        self.failure: EvenerError | None = None
+        self.has_begun = False
+        self.used: dict[int, int] = {}
+        self._nodes, self._outbox, self._clock = nodes, outbox, clock
+        self._validations = Validations(job)
+        self._bytes_saved = job.layout.num_bytes - server.push_bytes
+        self._refused_in_a_row = 0
+        self._first_ready = inf
+        self._updated_at = self._progress_at = clock()
+
+    def resume(self, used: Mapping[int, int], due: Sequence[int]) -> None:
+        """Go on with the run of a master that was killed: with these samples used, and these epochs to validate."""
+        self.used = dict(used)
+        for name, worker in self.server.workers.items():
+            self._nodes.record(name).worker = worker
+        for epoch in due:
+            self._validate(epoch)  # with the present weights: those of the epoch's end may be gone
+        self.note("master restarted", f"the master goes on from update {self.server.version}")
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """Epochs whose validation has not ended."""
+        return self._validations.due
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is done, validation too."""
+        return self.server.is_over and not self.due
+
+    @property
+    def costs(self) -> dict[str, Worker]:
+        """What samples cost everybody who works."""
+        members = self.server.members
+        costs = costs_of([member.speed for member in members])
+        return {member.name: cost for member, cost in zip(members, costs, strict=True)}
+
+    def admit(self, node: NodeRecord) -> None:
+        """Let a node that is a member now make ready, or work if it is ready and work has begun."""
+        if self.job.run in node.not_ready:
+            return
+        if node.ready != self.job.run:
+            node.doing = "prepares"
+            self._outbox.send(node.peer, Prepare(run=self.job.run), [encode_job(self.job)])
+            return
+        node.doing = "works" if self.has_begun else "waits for the others to make ready"
+        if self.has_begun:
+            self._begin_work(node)
+
+    def ready(self, node: NodeRecord, unit_seconds: float) -> None:
+        """A node is ready."""
+        self.server.worker(node.name).speed.benchmark(unit_seconds)
+        node.ready = self.job.run
+        self._first_ready = min(self._first_ready, self._clock())
+        self.admit(node)
+
+    def not_ready(self, node: NodeRecord, reason: str) -> None:
+        """A node cannot take part."""
+        node.not_ready.add(self.job.run)
+        node.ready, node.doing = "", f"cannot take part: {reason}"
+        self.note("left out", f"node {node.name} cannot take part: {reason}")
+
+    def begin(self, present: Sequence[NodeRecord]) -> None:
+        """Let work begin once all who are here are ready, or one has waited for the others for the patience."""
+        run = self.job.run
+        able = [node for node in present if run not in node.not_ready]
+        ready = [node for node in able if node.ready == run]
+        if present and not able:
+            reasons = "; ".join(f"node {node.name} {node.doing}" for node in present)
+            self.failure = TrainingFailed(f"no node can take part in the run: {reasons}")
+        waited = self._clock() - self._first_ready
+        if ready and not self.has_begun and (len(ready) == len(able) or waited > self._nodes.patience):
+            self.has_begun, self.server.quorum = True, len(ready)
+            for node in ready:
+                self.admit(node)
+            self.server.quorum = 1  # whoever comes or goes from now on, the others go on
+
+    def lose(self, node: NodeRecord) -> None:
+        """Have what a node has begun done by others."""
+        self._follow(self.server.dismiss(node.name))
+        self._give_out()
+
+    def inbox(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> memoryview | None:
+        """Where the bytes of a contribution belong; None if they are not wanted."""
+        if contribution.run != self.job.run or num_bytes != self.server.push_bytes:
+            return None
+        return self.server.inbox(node.name, contribution.push.number)
+
+    def arrived(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
+        """So much of a contribution is here."""
+        self.progress(node)
+        self.server.arrived(node.name, contribution.push.number, num_bytes)
+
+    def contribute(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
+        """A contribution is here."""
+        if contribution.run != self.job.run:
+            return
+        push, worker = contribution.push, node.worker
+        if worker is not None and push.number in worker.leases:
+            self.progress(node)
+        self._follow(self.server.push(node.name, push, num_bytes))
+
+    def validated(self, node: NodeRecord, header: Validated) -> None:
+        """A slice of the validation data has been answered for."""
+        if header.run != self.job.run:
+            return
+        now = self._clock()
+        is_news, validation = self._validations.answer(header, now)
+        if is_news:
+            self.progress(node)
+        if validation is not None:
+            self._updated_at = now  # the time of validation is nobody's update
+            self.history.validations.append(validation)
+            self.events.append(validation)
+            self._give_out()  # of the next one, if epochs are shorter than their validation
+
+    def progress(self, node: NodeRecord) -> None:
+        """A node has done a part of its work."""
+        node.progress_at = self._progress_at = self._clock()
+
+    def tick(self, is_sending: Callable[[int], bool]) -> None:
+        """Look for those for whom everybody has waited long enough.
+
+        Args:
+            is_sending: whether something is still on its way to a connection.
+        """
+        now, patience = self._clock(), self._nodes.patience
+        busy = self._step_seconds()
+        for node in busy:
+            if node.peer is not None and is_sending(node.peer):
+                self.progress(node)
+        if 0 < len(busy) < len(self.server.members) and not self.server.is_over:
+            for node in stragglers(busy, patience, now):
+                self.server.worker(node.name).speed.was_late()
+                self.observations.append(("late", node))
+        if now - self._progress_at > patience:
+            self._progress_at = now
+            self._give_out(also_of_the_late=True)
+
+    def note(self, kind: str, message: str) -> None:
+        """Write an event down, and have it shown."""
+        event = Event(step=self.server.version, kind=kind, message=message)
+        self.history.events.append(event)
+        self.events.append(event)
+
+    def _begin_work(self, node: NodeRecord) -> None:
+        if not self.server.members:
+            self._updated_at = self._clock()  # nobody worked until now
+        self.history.add_node(node.name)
+        node.worker = self.server.worker(node.name)
+        self._follow(self.server.admit(node.name))
+        self._send(self._validations.slices_of(node.name))
+        self._give_out()
+
+    def _step_seconds(self) -> dict[NodeRecord, float]:
+        """What a step is believed to take everybody who is at work."""
+        costs, found = self.costs, dict[NodeRecord, float]()
+        for member in self.server.members:
+            if (lease := member.oldest_lease) is not None:
+                seconds = costs[member.name].unit_seconds * lease.num_samples / lease.num_steps
+                found[self._nodes.by_name[member.name]] = seconds
+        return found
+
+    def _follow(self, output: ServerOutput) -> None:
+        """Note what came of a message, and send the answers; validation goes before them, to be done first."""
+        works: deque[tuple[str, NodeWork]] = deque()
+        for judgement in output.judgements:
+            if judgement.verdict == "applied":
+                works.append((judgement.worker, self._applied(judgement)))
+            else:
+                self._refused(judgement)
+        for update in output.updates:  # each of as many contributions as it has workers, in order
+            self._updated(update, dict([works.popleft() for _ in update.staleness]))
+        for reply in output.replies:
+            answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
+            if answer.lease is not None:
+                node.progress_at = self._progress_at = self._clock()
+            if image is None:
+                self._outbox.send(node.peer, ServerReply(run=self.job.run, answer=answer))
+                continue
+            work, size = self.history.totals.get(reply.worker), len(image)
+            if work is not None:
+                work.received += size
+                work.saved += self.job.layout.num_bytes - size
+            self._outbox.send(node.peer, ServerReply(run=self.job.run, answer=answer), (image,))
+
+    def _applied(self, judgement: Judgement) -> NodeWork:
+        self._refused_in_a_row = 0
+        self._observe("contributed", judgement)
+        return NodeWork(judgement.num_samples, judgement.seconds, self.server.push_bytes, 0, self._bytes_saved)
+
+    def _refused(self, judgement: Judgement) -> None:
+        self._refused_in_a_row += 1
+        self.note("refused", f"the update of node {judgement.worker} was refused: {judgement.reason}")
+        self._observe("refused", judgement)
+        if judgement.lease is not None:
+            self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
+        if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):
+            failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
+            self.failure = failure
+
+    def _observe(self, what: Occurrence, judgement: Judgement) -> None:
+        """Have membership hear of it, unless the node has gone since."""
+        node = self._nodes.by_name[judgement.worker]
+        if node.peer is not None and node.worker is not None and node.worker.is_here:
+            self.observations.append((what, node))
+
+    def _updated(self, update: Update, works: dict[str, NodeWork]) -> None:
+        now, history = self._clock(), self.history
+        if update.loss is not None:
+            history.loss = update.loss
+        num_samples, staleness = update.num_samples, update.staleness
+        history.add(
+            Entry(
+                update.version,
+                update.epoch,
+                num_samples,
+                history.loss * num_samples,
+                now - self._updated_at,
+                1,
+                len(staleness),
+                sum(staleness.values()),
+                works,
+            )
+        )
+        self._updated_at = now
+        self._use_up(update.epoch, num_samples)
+
+    def _use_up(self, epoch: int, num_samples: int) -> None:
+        """Note that samples of an epoch are used, whether learned from or refused; with the last one, validate."""
+        used = self.used[epoch] = self.used.get(epoch, 0) + num_samples
+        if used >= self.job.workload.num_samples:
+            del self.used[epoch]
+            self._validate(epoch)
+
+    def _validate(self, epoch: int) -> None:
+        """Have the present weights validated."""
+        if self.job.num_validation:
+            self._validations.add(epoch, self.server.version, self.server.weights)
+            self._give_out()
+
+    def _give_out(self, *, also_of_the_late: bool = False) -> None:
+        if self._validations.due:
+            self._send(self._validations.give_out(self.costs, self._clock(), also_of_the_late=also_of_the_late))
+
+    def _send(self, slices: Iterable[SliceForNode]) -> None:
+        for name, header, weights in slices:
+            self._outbox.send(self._nodes.by_name[name].peer, header, [weights])
