@@ -16,7 +16,7 @@ from division_networks import CASES
 from evener.comm.group import Group
 from evener.oracle.division.plan import Arrangement, plan_replica
 from evener.oracle.division.traffic import step_traffic
-from evener.parallel.gradients import GradientSums
+from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.read import Reader
 from evener.parallel.redistribute import part_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from evener.comm.group import Group, join_group, leave_group
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.parallel.data import DataParallel
-from evener.parallel.normalisation import GroupBatchNorm, statistics_exchanges, synchronise_batch_norm
+from evener.parallel.batch_norm import GroupBatchNorm, statistics_exchanges, synchronise_batch_norm
+from evener.parallel.parallel_model import Criterion
+from evener.parallel.replicated import ReplicatedModel
 
 STEPS = 3
 
@@ -79,11 +82,11 @@ def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
     (x, y), shares = batch(dtype), order["shares"]
     start, count = sum(shares[: group.rank]), shares[group.rank]
     model = synchronise_batch_norm(residual_net().to(dtype), group)
-    replica = DataParallel(model, group)
+    run = one_pass(model, group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
         optimizer.zero_grad()
-        out = one_pass(replica, x[start : start + count], y[start : start + count], x, y)
+        out = run(x[start : start + count], y[start : start + count], x, y)
         close(out, outputs[step][start : start + count], dtype, f"outputs of step {step}")
         own = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         close(own, gradients[step], dtype, f"gradients of step {step}")
@@ -94,15 +97,23 @@ def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
     leave_group()
 
 
-def one_pass(replica: DataParallel, x: Tensor, y: Tensor, all_x: Tensor, all_y: Tensor) -> Tensor:
-    """Forward and backward of this rank's samples, or of a stand-in where it has none; its outputs."""
-    if len(x):
-        out: Tensor = replica(x)
-        torch.autograd.backward(F.cross_entropy(out, y) * len(x) / len(all_x))
-        return out.detach()
-    with replica.without_samples():
-        torch.autograd.backward(F.cross_entropy(replica(all_x[:1]), all_y[:1]) * 0)
-    return all_x.new_empty(0, 5)
+def one_pass(model: nn.Module, group: Group) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Forward and backward of this rank's samples, or of a stand-in where it has none; gives the outputs."""
+    outputs = torch.empty(0)
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        nonlocal outputs
+        outputs = out.detach()
+        return F.cross_entropy(out, y)
+
+    parallel = ReplicatedModel(model, group, Criterion(loss=loss, autocast=nullcontext, scale=lambda one: one))
+
+    def run(x: Tensor, y: Tensor, all_x: Tensor, all_y: Tensor) -> Tensor:
+        given = (x, y) if len(x) else (all_x[:1], all_y[:1])
+        parallel.add_gradients(*given, samples=len(x), total=len(all_x), is_last=True)
+        return outputs[: len(x)]
+
+    return run
 
 
 def close(value: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
@@ -127,8 +138,8 @@ def unnormalised(seat: RankEnvironment, order: str) -> None:
     x, y = batch(torch.float64)
     own = slice(0, 7) if group.rank == 0 else slice(7, 10)
     model = residual_net().double()
-    replica = DataParallel(model, group)
-    one_pass(replica, x[own], y[own], x, y)
+    run = one_pass(model, group)
+    run(x[own], y[own], x, y)
     found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     Path(f"{order}-{seat.rank}").write_text(str(float((found - gradients[0]).abs().max())))
     leave_group()

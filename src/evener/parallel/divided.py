@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evener.errors import InvalidInput
-from evener.parallel.gradients import GradientSums
+from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.read import Reader
 from evener.parallel.sharded import ShardedModel
-from evener.parallel.whole import gather_optimizer, gather_weights, load_optimizer, load_weights
 
 
 class DividedModel:
@@ -96,17 +95,17 @@ class DividedModel:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """As `ParallelModel`."""
-        weights = gather_weights(self._model) if self.replica == 0 else {}
+        weights = self._model.gather_weights() if self.replica == 0 else {}
         return weights if self.group.is_leader else {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """As `ParallelModel`."""
-        load_weights(self._model, weights)
+        self._model.load_weights(weights)
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
         """As `ParallelModel`."""
-        return gather_optimizer(self._model, optimizer) if self.replica == 0 else {}
+        return self._model.optimizer_state.gather(optimizer) if self.replica == 0 else {}
 
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """As `ParallelModel`."""
-        load_optimizer(self._model, optimizer, whole)
+        self._model.optimizer_state.load(optimizer, whole)

@@ -1,7 +1,6 @@
 """GroupNorm (and InstanceNorm) of an image whose channels, rows or columns are divided among ranks.
 
-Each rank reduces what it has of every group to (mean, variance, count), sample by sample; the parts are gathered and
-combined as for BatchNorm. N samples, c own channels, S own pixels, G groups, p ranks.
+N samples, c own channels, S own pixels, G groups of channels.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from evener.comm.group import Group
+from evener.parallel.norm_statistics import Statistics, combine
 
 
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, belongs: Tensor, eps: float, group: Group
 ) -> Tensor:
-    """Normalise `x` (N, c, ...) over each group's channels and pixels on all ranks of `group`.
+    """GroupNorm (InstanceNorm) of `x` (N, c, ...) over each group's channels and pixels on all ranks of `group`.
 
     Args:
         x: own channels and pixels.
@@ -28,19 +28,20 @@ def group_norm(
         eps: added to the variance.
         group: the ranks that have the rest.
     """
-    normal = cast(Tensor, _Normalise.apply(x, belongs, eps, group))  # type: ignore[no-untyped-call]
+    normal = cast(Tensor, _NormaliseGroups.apply(x, belongs, eps, group))  # type: ignore[no-untyped-call]
     shape = (1, -1) + (1,) * (x.dim() - 2)
     scaled = normal if weight is None else normal * weight.view(shape)
     return scaled if bias is None else scaled + bias.view(shape)
 
 
-class _Normalise(torch.autograd.Function):
+class _NormaliseGroups(torch.autograd.Function):
     """x -> x less the mean of its group, over the standard deviation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, belongs: Tensor, eps: float, group: Group) -> Tensor:
         rows = x.flatten(2).to(belongs.dtype)
-        mean, var, count = _combine(group.all_gather(_own_statistics(rows, belongs), "statistics"))
+        parts = group.all_gather(_group_statistics(rows, belongs), "statistics")
+        mean, var, count = combine(Statistics(*parts.unbind(1)))
         invstd = torch.rsqrt(var + eps)
         normal = (rows - (mean @ belongs.t())[:, :, None]) * (invstd @ belongs.t())[:, :, None]
         ctx.save_for_backward(normal, belongs, invstd, count)
@@ -59,19 +60,15 @@ class _Normalise(torch.autograd.Function):
         return dx.view_as(dy).to(dy.dtype), None, None, None
 
 
-def _own_statistics(rows: Tensor, belongs: Tensor) -> Tensor:
-    """Mean, biased variance and count (3, N, G) of this rank's part of `rows` (N, c, S); zeros where it has none."""
-    pixels = rows.shape[2]
-    count = (belongs.sum(0) * pixels).expand(len(rows), -1)
+def _group_statistics(rows: Tensor, belongs: Tensor) -> Tensor:
+    """Mean, biased variance and count (3, N, G) of the groups in `rows` (N, c, S); zeros for groups not there.
+
+    Args:
+        rows: N samples of c channels of S pixels.
+        belongs: (c, G), 1 where a channel belongs to a group.
+    """
+    count = (belongs.sum(0) * rows.shape[2]).expand(len(rows), -1)
     divisor = count.clamp(min=1)
     mean = (rows.sum(2) @ belongs) / divisor
     centred = rows - (mean @ belongs.t())[:, :, None]
     return torch.stack((mean, (centred.square().sum(2) @ belongs) / divisor, count))
-
-
-def _combine(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and count (N, G) of all ranks' parts (p, 3, N, G)."""
-    means, variances, counts = parts.unbind(1)
-    count = counts.sum(0)
-    mean = (counts * means).sum(0) / count
-    return mean, (counts * (variances + (means - mean).square())).sum(0) / count, count

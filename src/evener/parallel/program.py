@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
-from evener.parallel.normalisation import untracked
+from evener.parallel.batch_norm import untracked
 from evener.parallel.operations import Nest, Reading, filled
 from evener.parallel.pieces import Piece, Workbench, piece
 from evener.parallel.process_mesh import ProcessMesh

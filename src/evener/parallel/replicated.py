@@ -1,20 +1,31 @@
-"""Data parallelism as the training loop sees it: every rank is a replica by itself."""
+"""Data parallelism with uneven shares: every rank is a replica by itself, computes its own samples, and sums gradients.
+
+The exchange itself is DistributedDataParallel's: buckets, overlapped with the backward pass.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
-from evener.parallel.data import DataParallel
-from evener.parallel.normalisation import GroupBatchNorm
+from evener.parallel.batch_norm import GroupBatchNorm, uncounted
+from evener.parallel.gradient_sums import sum_bucket
 from evener.parallel.parallel_model import Criterion, call
+
+_BUFFERS_ARE_OURS: dict[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}  # the name before PyTorch 2.13
+)
 
 
 class ReplicatedModel:
@@ -22,7 +33,7 @@ class ReplicatedModel:
 
     Args:
         model: on the group's device; its BatchNorms already synchronised.
-        group: the ranks.
+        group: the ranks; with a single one the model runs as it is.
         criterion: how the loss is computed.
         compiled: whether it is compiled, all but its exchanges of statistics.
     """
@@ -32,7 +43,13 @@ class ReplicatedModel:
     def __init__(self, model: nn.Module, group: Group, criterion: Criterion, compiled: bool = False) -> None:
         self.group, self.replica, self.rng_stream = group, group.rank, group.rank
         self._model, self._criterion = model, criterion
-        self._parallel = DataParallel(model, group, forward=_compiled(model) if compiled else None)
+        self._forward = _compiled(model) if compiled else model
+        self._summing: DistributedDataParallel | None = None
+        if group.size > 1:
+            self._summing = DistributedDataParallel(
+                self._forward, process_group=group.process_group, gradient_as_bucket_view=True, **_BUFFERS_ARE_OURS
+            )
+            self._summing.register_comm_hook(group, sum_bucket)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All of the model."""
@@ -44,11 +61,12 @@ class ReplicatedModel:
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
         """As `ParallelModel`; gradients travel with the last micro-batch."""
-        travelling = nullcontext() if is_last else self._parallel.accumulating()
-        present = nullcontext() if samples else self._parallel.without_samples()
+        travelling = nullcontext() if is_last or self._summing is None else self._summing.no_sync()
+        present = nullcontext() if samples else uncounted(self._model)
         with travelling, present:
             with self._criterion.autocast():
-                loss = self._criterion.loss(self._parallel(inputs), targets) * (samples / total)
+                outputs = call(self._summing if self._summing is not None else self._forward, inputs)
+                loss = self._criterion.loss(outputs, targets) * (samples / total)
             torch.autograd.backward(self._criterion.scale(loss))
         return loss.detach().double()
 

@@ -11,22 +11,29 @@ Each rank of a replica gives the whole batch of its replica and gets the whole o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.oracle.division.layout import Layout
+from evener.errors import InvalidInput
+from evener.oracle.division.layout import ALIKE, Layout, length
+from evener.oracle.division.network import Operation
 from evener.oracle.division.plan import ReplicaPlan, plan_replica, plan_replicas
+from evener.oracle.division.weights import Shard
+from evener.parallel.batch_norm import GroupBatchNorm, uncounted
 from evener.parallel.consistency import agree, intention
-from evener.parallel.data_axis import DataAxis
-from evener.parallel.normalisation import GroupBatchNorm, uncounted
+from evener.parallel.full_state import OptimizerState, gather_tensors, own_part
+from evener.parallel.norm_statistics import DataAxis
 from evener.parallel.operations import Nest, Reading
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.program import Program
 from evener.parallel.read import Reader
-from evener.parallel.shards import divided_copy
+from evener.parallel.redistribute import part_of
 
 
 class ShardedModel(nn.Module):
@@ -103,6 +110,41 @@ class ShardedModel(nn.Module):
             yield
         self._present = True
 
+    def gather_weights(self) -> dict[str, Tensor]:
+        """The state dict of the whole model on the first rank of the replica, else an empty one.
+
+        Every rank of the replica calls this.
+        """
+        return gather_tensors(self.mesh.group, self.part.state_dict(), self._state_shards())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take this rank's part of every weight from a state dict of the whole model.
+
+        Raises:
+            InvalidInput: a weight is missing, unknown, or of another shape.
+        """
+        own = self.part.state_dict()
+        if own.keys() != weights.keys():
+            missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+            raise InvalidInput(f"the state dict lacks {missing or 'nothing'} and has {unknown or 'nothing'} besides")
+        for name, shard in self._state_shards().items():
+            own[name].copy_(own_part(shard, weights[name], self.mesh.group.rank))
+
+    @property
+    def optimizer_state(self) -> OptimizerState:
+        """Gathers and loads the state of an optimiser of the parameters of `part`, within the replica."""
+        parameters = dict(self.part.named_parameters())
+        return OptimizerState(self.mesh.group, parameters, self._state_shards(), parameters)
+
+    def _state_shards(self) -> dict[str, Shard]:
+        """By name, how every tensor of the state dict is held; what no operation has is alike on all ranks."""
+        own = self.part.state_dict(keep_vars=True)
+        by_tensor = {id(own[name]): shard for name, shard in self.shards.items() if name in own}
+        return {
+            name: by_tensor.get(id(tensor), Shard(name, tuple(tensor.shape), ALIKE, tensor.requires_grad))
+            for name, tensor in own.items()
+        }
+
     def _agree(self, inputs: Sequence[Tensor]) -> None:
         """Compare what the ranks are about to do; in training, replicas also need each other's number of samples."""
         group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
@@ -134,3 +176,46 @@ class ShardedModel(nn.Module):
 
 def _key(inputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(x.shape) for x in inputs)
+
+
+def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
+    """A copy of `model` in which every layer has only the filters or channels of `rank`; nothing in it works in place.
+
+    Names of parameters and buffers stay those of the model, only their shapes shrink.
+
+    Raises:
+        InvalidInput: two layers share a weight that would be divided.
+    """
+    shards = plan.shards
+    _refuse_ties(model, shards)
+    memo: dict[int, Any] = {}
+    for name, shard in shards.items():
+        if shard.layout.state == "split":
+            tensor: Tensor = operator.attrgetter(name)(model)
+            own = part_of(tensor.detach(), shard.layout.region(rank, shard.shape)).clone()
+            memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+    copied = copy.deepcopy(model, memo)
+    modules: list[Any] = list(copied.modules())
+    for module in modules:
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    for operation, step in zip(plan.network.operations, plan.steps, strict=True):
+        reads = step.choice.needs[0].along(1) if step.choice.mode == "filter" else None
+        if operation.groups > 1 and reads is not None:
+            width = _channels(plan, operation) // operation.groups
+            layer: Any = copied.get_submodule(operation.name)
+            layer.groups = max(1, length(reads[rank]) // width)
+    return copied
+
+
+def _channels(plan: ReplicaPlan, operation: Operation) -> int:
+    return plan.network.operations[operation.inputs[0]].shape[1]
+
+
+def _refuse_ties(model: nn.Module, shards: dict[str, Shard]) -> None:
+    """A weight of two layers can only be kept one if both hold the same part of it."""
+    first: dict[int, str] = {}
+    for name in shards:
+        other = first.setdefault(id(operator.attrgetter(name)(model)), name)
+        if shards[name].layout != shards[other].layout:
+            raise InvalidInput(f"{other} and {name} are one weight, of which their layers need different parts")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from evener.parallel.normalisation import GroupBatchNorm
+from evener.parallel.batch_norm import GroupBatchNorm
 from evener.parallel.pieces import Piece, Workbench
 
 _LOCAL = ("pointwise", "batch_norm", "concat", "part", "flatten", "average", "pool", "resize", "convolution", "linear")

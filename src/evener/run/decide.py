@@ -10,7 +10,7 @@ from evener.errors import DoesNotFit, require
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
-from evener.parallel.normalisation import statistics_exchanges
+from evener.parallel.batch_norm import statistics_exchanges
 from evener.plan import Plan
 from evener.run.choose import alternatives, better_strategy
 from evener.run.divide import decide_division

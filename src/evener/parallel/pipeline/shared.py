@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from evener.comm.group import Group
+from evener.parallel.gradient_sums import sum_over
+from evener.parallel.norm_statistics import Statistics, combine
 from evener.parallel.pipeline.layout import Layout
 from evener.parallel.pipeline.stage_modules import StageModules
-from evener.parallel.pipeline.statistics import combine
 
 
 class Shared(Protocol):
@@ -136,12 +137,7 @@ class ProcessShared:
     def sum_gradients(self) -> None:
         """All-reduce over every set of ranks; in one order of sets on all ranks, so that somebody can always go on."""
         for ranks, parameters in self._parameters.items():
-            for dtype in sorted({p.dtype for p in parameters}, key=str):
-                same = [parameter for parameter in parameters if parameter.dtype == dtype]
-                rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
-                total = self._joined(ranks).all_reduce(torch.cat([row.flatten() for row in rows]), "gradients")
-                for parameter, row in zip(same, torch.split(total, [p.numel() for p in same]), strict=True):
-                    parameter.grad = row.view_as(parameter)
+            sum_over(self._joined(ranks), parameters)
         self._aside.add_back()
 
     def move_statistics(self) -> None:
@@ -152,9 +148,10 @@ class ProcessShared:
             own = [norm.collected() for norm in norms]
             if not own:
                 continue
-            rows = self._joined(ranks).all_gather(torch.cat([part.flatten() for part in own]), "statistics")
-            for norm, columns in zip(norms, torch.split(rows, [part.numel() for part in own], dim=1), strict=True):
-                norm.move(combine(columns.view(len(ranks), 3, -1)))
+            rows = self._joined(ranks).all_gather(torch.cat([torch.cat(seen) for seen in own]), "statistics")
+            widths = [3 * norm.num_features for norm in norms]
+            for norm, columns in zip(norms, torch.split(rows, widths, dim=1), strict=True):
+                norm.move(combine(Statistics(*columns.view(len(ranks), 3, -1).unbind(1))))
 
     def _joined(self, ranks: tuple[int, ...]) -> Group:
         group = self._groups[ranks]

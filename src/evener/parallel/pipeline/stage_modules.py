@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from evener.errors import InvalidInput
+from evener.parallel.batch_norm import DeferredBatchNorm, defer_statistics
 from evener.parallel.pipeline.randomness import mix
-from evener.parallel.pipeline.statistics import DeferredBatchNorm, defer_statistics
 from evener.tracer.meta_model import attribute
 
 

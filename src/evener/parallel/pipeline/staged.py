@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput, InvalidValue
+from evener.parallel.full_state import OptimizerState, gather_tensors
 from evener.parallel.parallel_model import Criterion
-from evener.parallel.pipeline.collecting import collect_tensors
-from evener.parallel.pipeline.optimiser import gather_optimizer, load_optimizer
 from evener.parallel.pipeline.pipeline import Pipeline
 
 
@@ -32,9 +31,10 @@ class StagedModel:
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
         self.group, self.replica, self.rng_stream = group, replica, replica
         self._criterion = criterion
-        self._order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
+        order = [name for name, _ in model.named_parameters()]
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
         self.is_reporter = self.pipeline.is_last
+        self._optimizer_state = OptimizerState(group, dict(self.pipeline.named_parameters()), {}, order)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank's stage; an empty one if it has none, as optimisers refuse to have none."""
@@ -67,8 +67,7 @@ class StagedModel:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """As `ParallelModel`."""
-        own = self.pipeline.state_dict() if self.replica == 0 else {}
-        return collect_tensors(self.group, own)
+        return gather_tensors(self.group, self.pipeline.state_dict(), {})
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """As `ParallelModel`."""
@@ -79,9 +78,8 @@ class StagedModel:
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
         """As `ParallelModel`."""
-        own = dict(self.pipeline.named_parameters())
-        return gather_optimizer(self.group, optimizer, own, self._order, self.replica == 0)
+        return self._optimizer_state.gather(optimizer)
 
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """As `ParallelModel`."""
-        load_optimizer(self.group, optimizer, dict(self.pipeline.named_parameters()), self._order, whole)
+        self._optimizer_state.load(optimizer, whole)

@@ -14,12 +14,11 @@ from division_networks import residual_net
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
-from evener.oracle.division.plan import Arrangement
-from evener.parallel.gradients import GradientSums
+from evener.oracle.division.plan import Arrangement, Replica
+from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.read import Reader
 from evener.parallel.sharded import ShardedModel
-from evener.parallel.whole import gather_optimizer, gather_weights, load_optimizer, load_weights
 from thread_ranks import together
 
 WAYS = {
@@ -80,7 +79,7 @@ class Trainer:
             descend(self.model, self.optimizer, x[self.own], lambda: self.model.share)
 
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return gather_weights(self.model), gather_optimizer(self.model, self.optimizer)
+        return self.model.gather_weights(), self.model.optimizer_state.gather(self.optimizer)
 
 
 def hold(found: tuple[dict[str, Tensor], dict[str, Any]], expected: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
@@ -124,8 +123,8 @@ def test_training_goes_on_under_another_arrangement(before: str, after: str, ser
 
     def go_on(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
         trainer = Trainer(group, WAYS[after])
-        load_weights(trainer.model, weights)
-        load_optimizer(trainer.model, trainer.optimizer, copy.deepcopy(state))
+        trainer.model.load_weights(weights)
+        trainer.model.optimizer_state.load(trainer.optimizer, copy.deepcopy(state))
         trainer.train(BATCHES[2:])
         return trainer.gathered()
 
@@ -137,13 +136,13 @@ def test_an_ordinary_state_dict_is_loaded_and_a_wrong_one_refused(serial: list[A
 
     def work(group: Group) -> None:
         trainer = Trainer(group, WAYS["sharded"])
-        load_weights(trainer.model, weights)
-        found = gather_weights(trainer.model)
+        trainer.model.load_weights(weights)
+        found = trainer.model.gather_weights()
         assert all(torch.equal(found[name], value) for name, value in weights.items() if group.is_leader)
         with pytest.raises(InvalidInput, match=r"the state dict lacks \['0.weight'\] and has \['other'\] besides"):
-            load_weights(trainer.model, {"other" if k == "0.weight" else k: v for k, v in weights.items()})
+            trainer.model.load_weights({"other" if k == "0.weight" else k: v for k, v in weights.items()})
         with pytest.raises(InvalidInput, match=r"weight 0.weight must be of shape \(7, 3, 7, 7\), got \(2,\)"):
-            load_weights(trainer.model, {**weights, "0.weight": torch.zeros(2)})
+            trainer.model.load_weights({**weights, "0.weight": torch.zeros(2)})
 
     together(3, work)
 

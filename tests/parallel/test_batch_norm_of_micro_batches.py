@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evener.parallel.pipeline.statistics import DeferredBatchNorm, combine, defer_statistics
+from evener.parallel.batch_norm import DeferredBatchNorm, defer_statistics
+from evener.parallel.norm_statistics import Statistics, combine
 
 
 def whole(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -53,7 +54,7 @@ def test_parts_are_combined_without_losing_digits() -> None:
     x = torch.randn(6, 2, dtype=torch.float64) * 1e-3 + 1e6
     rows = [(part.mean(0), part.var(0, correction=0), torch.full((2,), len(part))) for part in torch.split(x, [1, 5])]
     parts = torch.stack([torch.stack(row) for row in rows])
-    mean, var, count = combine(parts)
+    mean, var, count = combine(Statistics(*parts.unbind(1)))
     torch.testing.assert_close(mean, x.mean(0), rtol=1e-15, atol=0)
     torch.testing.assert_close(var, x.var(0, correction=0), rtol=1e-3, atol=0)
     assert count.tolist() == [6, 6]

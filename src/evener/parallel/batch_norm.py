@@ -1,0 +1,275 @@
+"""BatchNorm of a batch that lies in parts, on CPU and GPU (PyTorch's SyncBatchNorm refuses the CPU).
+
+    GroupBatchNorm       the parts are on the ranks of a group; backward is that of the whole batch: two sums a channel
+    DeferredBatchNorm    the parts are micro-batches, each normalised by its own statistics (Huang et al., 2019); the
+                         running ones move once a step, by all that the layer saw in it
+
+N samples, C channels, p ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener.comm.group import Group
+from evener.parallel.norm_statistics import (
+    Gathers,
+    Statistics,
+    channel_statistics,
+    combine,
+    combine_channels,
+    stat_dtype,
+)
+
+
+class _ReplacedBatchNorm(nn.Module):
+    """What stands for a BatchNorm: its parameters and buffers are taken over; same state dict, same evaluation."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.eps, self.momentum, self.num_features = norm.eps, norm.momentum, norm.num_features
+        self.counting = True
+        self.weight, self.bias = norm.weight, norm.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(norm, name))
+        self.training = norm.training
+
+    @property
+    def tracks(self) -> bool:
+        """Whether it keeps running statistics."""
+        return self.running_mean is not None
+
+    @torch.no_grad()
+    def move(self, seen: Statistics) -> None:
+        """Move the running statistics as one process that has `seen` this (unbiased variance); if it is any."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        mean, var, count = seen
+        moves = (count > 0).to(self.running_mean.dtype)
+        self.num_batches_tracked += (count[0] > 0).to(self.num_batches_tracked.dtype)
+        factor = self.momentum if self.momentum is not None else 1.0 / max(1.0, float(self.num_batches_tracked))
+        unbiased = var * (count / (count - 1).clamp(min=1))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor * moves)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor * moves)
+
+    def reset_parameters(self) -> None:
+        """Initial values, as those of BatchNorm."""
+        for tensor, value in ((self.weight, 1), (self.bias, 0), (self.running_mean, 0), (self.running_var, 1)):
+            if tensor is not None:
+                nn.init.constant_(tensor, value)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.zero_()
+
+    def extra_repr(self) -> str:
+        """Channels."""
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
+
+    def _plain(self, x: Tensor) -> Tensor:
+        """Normalised by the running statistics, or, without them or in training, by those of `x` alone."""
+        own = self.training or self.running_mean is None
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
+
+
+class GroupBatchNorm(_ReplacedBatchNorm):
+    """A BatchNorm whose training statistics are those of all ranks' samples, whatever each one's share.
+
+    Args:
+        norm: the BatchNorm that it replaces.
+        group: the ranks, or what gathers and sums for them.
+        members: those that have parts of the same samples, if samples are divided: without running statistics,
+            evaluation needs theirs.
+
+    Attributes:
+        counting: whether this rank's samples count.
+    """
+
+    def __init__(self, norm: _BatchNorm, group: Gathers, members: Group | None = None) -> None:
+        super().__init__(norm)
+        self.group, self.members = group, members
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise `x` of shape (N, C, ...)."""
+        if not self.training and (self.tracks or self.members is None):
+            return self._plain(x) if x.numel() else x  # no replica waits for another, each has its own batches
+        group = self.group if self.training else self.members
+        y, *seen = _NormaliseChannels.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.bias, self.eps, group, self.counting
+        )
+        if self.training:
+            self.move(Statistics(*seen))
+        return cast(Tensor, y)
+
+    def extra_repr(self) -> str:
+        """Channels and ranks."""
+        return f"{super().extra_repr()}, ranks={self.group.size}"
+
+
+class DeferredBatchNorm(_ReplacedBatchNorm):
+    """A BatchNorm that collects the statistics of micro-batches, and moves its running ones when asked to.
+
+    Args:
+        norm: the BatchNorm that it replaces.
+
+    Attributes:
+        counting: whether statistics are collected; off while a micro-batch is recomputed.
+    """
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__(norm)
+        self._parts: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise `x` of shape (N, C, ...)."""
+        if not self.training or self.running_mean is None:
+            return self._plain(x)
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_mean)
+        y = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # sets both to those of x
+        if self.counting:
+            count = x.numel() // x.shape[1]
+            self._parts.append(torch.stack((mean, var * ((count - 1) / count), torch.full_like(mean, count))))
+        return y
+
+    def collected(self) -> Statistics:
+        """Of what was seen since the last call, each of shape (C,); forgets it."""
+        assert self.running_mean is not None
+        empty = torch.zeros(3, self.num_features, dtype=self.running_mean.dtype, device=self.running_mean.device)
+        parts, self._parts = torch.stack(self._parts or [empty]), []
+        return combine(Statistics(*parts.unbind(1)))
+
+    def forget(self) -> None:
+        """Drop what was collected: the step was not finished."""
+        self._parts = []
+
+
+class _NormaliseChannels(torch.autograd.Function):
+    """(x, weight, bias) -> normalised x, and the statistics of the whole batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Gathers, counted: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mean, var, count = combine_channels(group.all_gather(channel_statistics(x, counted), "statistics"))
+        if float(count) < 2:
+            raise ValueError(f"BatchNorm needs more than one value per channel in training, got {int(count)}")
+        if x.numel() == 0:  # a strip without pixels, a rank without channels
+            y = x.clone()
+        else:
+            y = F.batch_norm(x, mean.to(stat_dtype(x)), var.to(stat_dtype(x)), weight, bias, False, 0.0, eps)
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps), count)
+        ctx.group, ctx.counted, ctx.eps = group, counted, eps
+        ctx.mark_non_differentiable(mean, var, count)
+        return y, mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, invstd, count = ctx.saved_tensors
+        dy = grads[0].contiguous() if grads[0].stride() != x.stride() else grads[0]
+        dx, scaled, total = _own_backward(dy, x, weight, mean, invstd, ctx.eps)
+        if ctx.counted:
+            sums = ctx.group.all_sum(torch.stack((total, scaled)).to(mean.dtype), "statistics")
+            _correct(dx, x, weight, mean, invstd, sums / count)
+        else:
+            ctx.group.all_sum(torch.zeros_like(torch.stack((mean, mean))), "statistics")
+        d_weight = scaled.to(weight.dtype) if weight is not None else None
+        d_bias = total.to(weight.dtype) if weight is not None else None
+        return dx, d_weight, d_bias, None, None, None
+
+
+def _own_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What this rank knows alone: dx for fixed statistics, sum of dy * xhat (C,) and sum of dy (C,)."""
+    if x.numel() == 0:
+        return torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
+    running = (mean, invstd.pow(-2) - eps)
+    w = weight if weight is not None else torch.ones_like(mean)
+    return torch.ops.aten.native_batch_norm_backward(  # type: ignore[no-any-return]
+        dy, x, w, *running, mean, invstd, False, eps, [True, True, True]
+    )
+
+
+def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, means: Tensor) -> None:
+    """Subtract from `dx` what the batch's own statistics take: w/std (mean(dy) + xhat mean(dy xhat)), in place."""
+    scale = invstd if weight is None else invstd * weight
+    slope = -scale * invstd * means[1]
+    shift = -scale * means[0] - slope * mean
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    dx.addcmul_(x, slope.to(x.dtype).view(shape)).add_(shift.to(x.dtype).view(shape))
+
+
+def replace_batch_norms(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
+    """Replace every BatchNorm in `module`, in place, by `new` of it; returns the module (or its replacement)."""
+    if isinstance(module, _BatchNorm):
+        return new(module)
+    for name, child in module.named_children():
+        setattr(module, name, replace_batch_norms(child, new))
+    return module
+
+
+def synchronise_batch_norm(model: nn.Module, group: Group) -> nn.Module:
+    """Replace every BatchNorm in `model`, in place, by one over all ranks; returns the model (or its replacement)."""
+    return replace_batch_norms(model, lambda norm: GroupBatchNorm(norm, group))
+
+
+def defer_statistics(module: nn.Module) -> nn.Module:
+    """Replace every BatchNorm in `module`, in place, by one that defers; returns the module (or its replacement)."""
+    return replace_batch_norms(module, DeferredBatchNorm)
+
+
+def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
+    """(number, bytes) of the exchanges of statistics in a pass over a micro-batch, bytes to each peer.
+
+    One forward, of mean, variance and count, and one backward, of two sums, a BatchNorm: 2 C + 1 and 2 C numbers.
+    """
+    norms = _norms(model)
+    numbers = sum(4 * norm.num_features + 1 for norm in norms)
+    wide = any(p.dtype == torch.float64 for p in model.parameters())
+    return 2 * len(norms), numbers * (8 if wide else 4)
+
+
+def _norms(model: nn.Module) -> list[GroupBatchNorm | _BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, GroupBatchNorm | _BatchNorm)]
+
+
+@contextmanager
+def untracked(model: nn.Module) -> Iterator[None]:
+    """Inside, running statistics stay as they are: for a forward pass that is computed again.
+
+    They are given a momentum of 0 rather than taken away: PyTorch keeps them for backward, and what is computed again
+    has to keep the same tensors as the first time.
+    """
+    norms = _norms(model)
+    before = [(n.momentum, None if n.num_batches_tracked is None else n.num_batches_tracked.clone()) for n in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (momentum, batches) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None and batches is not None:
+                norm.num_batches_tracked.copy_(batches)
+
+
+@contextmanager
+def uncounted(model: nn.Module) -> Iterator[None]:
+    """Inside, this rank's samples count in no statistics: it has none, but has to take part in the collectives."""
+    norms = [norm for norm in _norms(model) if isinstance(norm, GroupBatchNorm)]
+    for norm in norms:
+        norm.counting = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.counting = True
