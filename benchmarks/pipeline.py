@@ -229,7 +229,7 @@ def uneven_stages(seat: RankEnvironment, order: dict[str, Any]) -> None:
         own.append(time.perf_counter() - begin)
 
     def by_both(way: Pipeline) -> None:
-        part = way.design.work[way.design.layout.ranks.index(seat.rank)]
+        part = way.plan.work[way.plan.layout.ranks.index(seat.rank)]
         group.timer.pace.reference = lambda _samples: part * median(own)
         group.timer.pace.expect(len(x))
         way.step(x, y)
@@ -247,9 +247,9 @@ def uneven_stages(seat: RankEnvironment, order: dict[str, Any]) -> None:
         gain = median(a / b for a, b in zip(seconds["equal"], seconds["chosen"], strict=True))
         of_alone = median(ideal * a / b for a, b in zip(seconds["alone"], seconds["chosen"], strict=True))
         of_both = median(ideal * a / b for a, b in zip(own[1:], seconds["chosen"], strict=True))
-        parts = ", ".join(f"{part:.1%}" for part in chosen.design.work)
+        parts = ", ".join(f"{part:.1%}" for part in chosen.plan.work)
         Path(order["file"]).write_text(
-            f"{parts} of the work on ranks {chosen.design.layout.ranks}: {gain:.3f}x faster than equal stages; "
+            f"{parts} of the work on ranks {chosen.plan.layout.ranks}: {gain:.3f}x faster than equal stages; "
             f"{of_alone:.1%} of the ideal by the fast rank's seconds while the other one rests, "
             f"{of_both:.1%} by those while both compute"
         )

@@ -21,13 +21,13 @@ import torch.nn.functional as F
 from pipeline import CPU, hardware, joined, ranks
 from pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
+from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit
 from evener.launch.rank_environment import RankEnvironment
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.pipeline.pipeline import Pipeline
 
 MICRO_BATCHES = (1, 2, 4, 8)

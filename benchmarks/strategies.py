@@ -32,14 +32,14 @@ import torchvision
 from torch import Tensor, nn
 
 from division_networks import UNet
+from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import Group, join_group, leave_group
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
-from evener.oracle.division.plan import Arrangement, Replica
+from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_sums import GradientSums
-from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModel
 

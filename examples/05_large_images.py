@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import join_group, leave_group
 from evener.comm.step_timing import StepTimer
 from evener.launch.nodes import parse_local_nodes
@@ -24,7 +25,6 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import DividedModel
 from evener.parallel.parallel_model import Criterion
-from evener.parallel.pipeline.memory import LiveBytes
 from evener.parallel.process_mesh import form_process_mesh
 
 SIZE, STEPS = 1024, 4

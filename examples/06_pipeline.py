@@ -58,7 +58,7 @@ def train(seat: RankEnvironment, folder: str) -> None:
             print(f"step {step}: loss {loss:.3f}", flush=True)
     timeline = pipeline.timeline()
     own = sum(parameter.numel() for parameter in pipeline.parameters())
-    busy = timeline.busy_seconds(pipeline.design.layout.ranks.index(seat.rank)) / timeline.seconds
+    busy = timeline.busy_seconds(pipeline.plan.layout.ranks.index(seat.rank)) / timeline.seconds
     words = f"{seat.node.name} holds {own} parameters and computed for {busy:.0%} of the last step"
     for row in group.all_gather_bytes(words.encode()):
         if group.is_leader:

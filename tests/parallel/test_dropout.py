@@ -15,7 +15,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
-from evener.oracle.division.plan import Arrangement, Replica
+from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModel

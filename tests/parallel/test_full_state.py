@@ -14,7 +14,7 @@ from division_networks import residual_net
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
-from evener.oracle.division.plan import Arrangement, Replica
+from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.read import Reader

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from evener.errors import InvalidValue
-from evener.parallel.pipeline.timeline import Event, Timeline
+from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.report.canvas import png
 from evener.report.timeline import idle_share, timeline_figure
 
 
-def event(stage: int, micro_batch: int, kind: Any, begin: float, end: float) -> Event:
-    return Event(stage=stage, micro_batch=micro_batch, kind=kind, begin=begin, end=end)
+def event(stage: int, micro_batch: int, kind: Any, begin: float, end: float) -> StageEvent:
+    return StageEvent(stage=stage, micro_batch=micro_batch, kind=kind, begin=begin, end=end)
 
 
 STEP = Timeline(

@@ -14,17 +14,17 @@ from functools import partial
 import msgspec
 import torch
 
+from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import Group
 from evener.errors import DoesNotFit
 from evener.experiments.gpipe_models import NAIVE, Scale
 from evener.experiments.local_ranks import equal_nodes, measure_on
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.pipeline.batches import resized, sizes_of
-from evener.parallel.pipeline.design import Wish, design
-from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.micro_batches import micro_batch_sizes, resized
+from evener.parallel.pipeline.partition_plan import PipelineConfig, Rematerialise, plan_partition
 from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.rematerialise import Rematerialise
+from evener.parallel.pipeline.placement import Placement
 from evener.schema import Part
 from evener.tracer.meta_model import on_meta
 
@@ -79,14 +79,14 @@ def _bytes(model: PartitionProblem) -> int:
 
 
 def _subject(scale: Scale, stages: int, layers: int) -> PartitionProblem:
-    samples = sizes_of(scale.samples, _wish(scale, stages).micro_batches)[0]
+    samples = micro_batch_sizes(scale.samples, _config(scale, stages).micro_batches)[0]
     example = resized(scale.batch(1)[0], samples)
     return partition_problem(on_meta(scale.build_without_memory(layers)), example, torch.device("cpu"))
 
 
-def _wish(scale: Scale, stages: int) -> Wish:
+def _config(scale: Scale, stages: int) -> PipelineConfig:
     policy: Rematerialise = "never" if stages == NAIVE else "always"
-    return Wish(
+    return PipelineConfig(
         begins=None,
         micro_batches=1 if stages == NAIVE else scale.micro_batches,
         schedule="gpipe",
@@ -101,10 +101,10 @@ def _team(scale: Scale, stages: int) -> DeviceGroup:
 
 
 def _fits(scale: Scale, stages: int, layers: int) -> bool:
-    devices = [torch.device("cpu")] * max(1, stages)
-    rows = [tuple(range(len(devices)))]
+    devices = (torch.device("cpu"),) * max(1, stages)
+    placement = Placement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
     try:
-        design(_subject(scale, stages, layers), _wish(scale, stages), devices, rows, lambda message: [message])
+        plan_partition(_subject(scale, stages, layers), _config(scale, stages), placement)
     except DoesNotFit:
         return False
     return True
@@ -118,18 +118,18 @@ def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:
 
 def _hold(scale: Scale, stages: int, layers: int, group: Group) -> dict[str, int]:
     """One stage: the second step of the model, counted."""
-    wish = _wish(scale, stages)
+    config = _config(scale, stages)
     inputs, targets = scale.batch(scale.samples)
     pipeline = Pipeline(
         scale.build_without_memory(layers),
         inputs,
         scale.loss,
-        micro_batches=wish.micro_batches,
+        micro_batches=config.micro_batches,
         on=group if group.size > 1 else [group.device],
-        schedule=wish.schedule,
-        rematerialise=wish.rematerialise,
-        costs=wish.costs,
-        team=wish.team,
+        schedule=config.schedule,
+        rematerialise=config.rematerialise,
+        costs=config.costs,
+        team=config.team,
         weigh=scale.weigh,
     )
     pipeline.step(inputs, targets)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
-from evener.parallel.pipeline.weighting import Loss, Weigh
+from evener.parallel.pipeline.micro_batches import Loss, LossWeight
 from evener.schema import Part
 
 AMOEBANET, TRANSFORMER = "AmoebaNet-D", "Transformer"
@@ -99,7 +99,7 @@ class Scale(Part, frozen=True, kw_only=True):
         return F.cross_entropy if self.family == AMOEBANET else translation_loss
 
     @property
-    def weigh(self) -> Weigh:
+    def weigh(self) -> LossWeight:
         """What the loss is a mean over."""
         count: Callable[[Tensor], float] = len if self.family == AMOEBANET else lambda t: float(tokens_in(t))
         return count

@@ -31,7 +31,7 @@ from evener.launch.nodes import LocalNode
 from evener.models.resnet import resnet152
 from evener.oracle.data_parallel import samples_of_replicas
 from evener.oracle.division.layout import Replica
-from evener.oracle.division.plan import Arrangement, Replica
+from evener.oracle.division.plan import Arrangement
 from evener.parallel.batch_norm import synchronise_batch_norm
 from evener.parallel.divided import DividedModel
 from evener.parallel.parallel_model import Criterion, ParallelModel

@@ -1,9 +1,9 @@
-"""Before a pass the ranks compare what they are about to compute: a difference would hang them, or go unnoticed."""
+"""Ranks compare what they are about to compute: a difference would hang them, or go unnoticed."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -13,7 +13,7 @@ from evener.comm.group import Group
 from evener.errors import InvalidInput
 
 
-class Intention(msgspec.Struct, frozen=True):
+class PassSignature(msgspec.Struct, frozen=True):
     """What one rank is about to compute.
 
     Attributes:
@@ -31,20 +31,20 @@ class Intention(msgspec.Struct, frozen=True):
     random: str
 
 
-def intention(replica: int, samples: int, inputs: Sequence[Tensor], training: bool, random: bool) -> Intention:
+def signature(replica: int, samples: int, inputs: Sequence[Tensor], training: bool, random: bool) -> PassSignature:
     """What this rank is about to compute."""
     described = tuple((tuple(x.shape), str(x.dtype)) for x in inputs)
-    return Intention(replica, samples, described, training, _random_state(inputs[0].device) if random else "")
+    return PassSignature(replica, samples, described, training, _random_state(inputs[0].device) if random else "")
 
 
-def agree(group: Group, own: Intention) -> list[int]:
+def compare_signatures(group: Group, own: PassSignature) -> list[int]:
     """The number of samples of every replica, once all ranks of `group` are about to compute the same.
 
     Raises:
         InvalidInput: they are not; says who and what.
     """
-    rows = [msgspec.json.decode(row, type=Intention) for row in group.all_gather_bytes(msgspec.json.encode(own))]
-    first: dict[int, tuple[int, Intention]] = {}
+    rows = [msgspec.json.decode(row, type=PassSignature) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    first: dict[int, tuple[int, PassSignature]] = {}
     for rank, row in enumerate(rows):
         other, expected = first.setdefault(row.replica, (rank, row))
         if row != expected:
@@ -52,7 +52,15 @@ def agree(group: Group, own: Intention) -> list[int]:
     return [first[replica][1].samples for replica in sorted(first)]
 
 
-def _refuse(one: str, expected: Intention, other: str, found: Intention) -> None:
+def require_same(gather: Callable[[bytes], list[bytes]], what: str, value: str) -> None:
+    """Raise InvalidInput unless every process of those that `gather` asks has the same `value`."""
+    digest = hashlib.blake2b(value.encode(), digest_size=16).digest()
+    for rank, other in enumerate(gather(digest)):
+        if other != digest:
+            raise InvalidInput(f"{what} is not the same on all ranks: this one and rank {rank} differ")
+
+
+def _refuse(one: str, expected: PassSignature, other: str, found: PassSignature) -> None:
     if found.inputs != expected.inputs:
         what = f"inputs {expected.inputs} and {found.inputs}"
     elif found.training != expected.training:

@@ -15,8 +15,7 @@ from evener.oracle.division.network import Kind, Linear, Nearest, Operation, Spr
 from evener.oracle.division.plan import OperationPlan
 from evener.parallel import rectangle_ops
 from evener.parallel.batch_norm import GroupBatchNorm
-from evener.parallel.divided_layers import ChannelParallel, FilterParallel, dropout, empty_output
-from evener.parallel.group_norm import group_norm
+from evener.parallel.divided_layers import ChannelParallel, FilterParallel, dropout, empty_output, group_norm
 from evener.parallel.operations import At, Call, Item, filled
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rectangle_ops import Rectangle, held_by

@@ -26,7 +26,7 @@ from evener.oracle.division.network import Operation
 from evener.oracle.division.plan import ReplicaPlan, plan_replica, plan_replicas
 from evener.oracle.division.weights import Shard
 from evener.parallel.batch_norm import GroupBatchNorm, uncounted
-from evener.parallel.consistency import agree, intention
+from evener.parallel.consistency import compare_signatures, signature
 from evener.parallel.full_state import OptimizerState, gather_tensors, own_part
 from evener.parallel.norm_statistics import DataAxis
 from evener.parallel.operations import Nest, Reading
@@ -149,7 +149,7 @@ class ShardedModel(nn.Module):
         """Compare what the ranks are about to do; in training, replicas also need each other's number of samples."""
         group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
         own = len(inputs[0]) if self._present else 0
-        counts = agree(group, intention(index, own, inputs, self.training, self._random and self.training))
+        counts = compare_signatures(group, signature(index, own, inputs, self.training, self._random and self.training))
         if not self.training:
             counts, index = [own], 0
         self._samples = sum(counts[:index]), sum(counts)

@@ -43,13 +43,13 @@ def with_stages(plan: Plan, model: StagedModel) -> Plan:
 
 
 def _row(plan: Plan, model: StagedModel) -> _Row:
-    design, layout, micro = model.pipeline.design, model.pipeline.design.layout, plan.accumulate
-    stage = layout.ranks.index(model.group.rank)
+    partition, micro = model.pipeline.plan, plan.accumulate
+    stage = partition.layout.ranks.index(model.group.rank)
     return _Row(
         stage=stage,
-        first_layer=layout.first_operation(stage),
-        share=design.work[stage],
-        memory_bytes=design.weight_bytes[stage]
-        + micro * (design.boundary_bytes[stage] + design.kept_bytes[stage])
-        + design.passing_bytes[stage],
+        first_layer=partition.layout.first_operation(stage),
+        share=partition.work[stage],
+        memory_bytes=partition.weight_bytes[stage]
+        + micro * (partition.boundary_bytes[stage] + partition.kept_bytes[stage])
+        + partition.passing_bytes[stage],
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from evener.errors import InvalidInput, InvalidValue, require
 from evener.oracle.division.rules import Division
 from evener.oracle.schedule import SCHEDULES
-from evener.parallel.pipeline.rematerialise import POLICIES
+from evener.parallel.pipeline.partition_plan import POLICIES
 from evener.run.order import Order
 
 DIVISIONS: dict[str, Division] = {

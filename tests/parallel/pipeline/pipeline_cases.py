@@ -21,7 +21,7 @@ from evener.models.amoebanet import AmoebaNetD
 from evener.models.resnet import resnet152
 from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.models.unet import UNet
-from evener.parallel.pipeline.batches import divided, sizes_of
+from evener.parallel.pipeline.micro_batches import divided, micro_batch_sizes
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.tracer.nested import call
 
@@ -158,7 +158,7 @@ def serial(case: Case, samples: int, micro_batches: int | list[int], steps: int 
     Running statistics follow all values that a layer saw.
     """
     model, x, y = case.make(), case.inputs(samples), case.targets(samples)
-    sizes = sizes_of(samples, micro_batches) if isinstance(micro_batches, int) else micro_batches
+    sizes = micro_batch_sizes(samples, micro_batches) if isinstance(micro_batches, int) else micro_batches
     norms = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
     seen: dict[str, list[Tensor]] = {}
     for name, norm in norms.items():

@@ -17,10 +17,10 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn, zeros
 
+from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import Group
-from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.partition_plan import Rematerialise
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.rematerialise import Rematerialise
 
 TOKENS, DIM = 64, 16
 """Of a sample: activations are much larger than the gradients of a layer's weights."""

@@ -63,7 +63,7 @@ def test_stages_may_be_named_as_the_eight_segments_of_resnet152() -> None:
     model = resnet152(5, width=4, depths=(1, 1, 2, 1))
     names = [name for name, _ in model.named_children()]
     pipeline = piped(model, torch.zeros(4, 3, 64, 64), names[1:])
-    held = [{target.split(".")[0] for target in targets} for targets in pipeline.design.layout.targets]
+    held = [{target.split(".")[0] for target in targets} for targets in pipeline.plan.layout.targets]
     assert held == [{name} for name in names]
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from evener.oracle.schedule import SCHEDULES
 from evener.parallel.pipeline import pipeline, stage_program
+from evener.parallel.pipeline.partition_plan import POLICIES
 from evener.parallel.pipeline.partition_problem import partition_problem, trace_micro_batch
-from evener.parallel.pipeline.rematerialise import POLICIES
 from evener.tracer.nested import tensors_in
 
 CPU = torch.device("cpu")

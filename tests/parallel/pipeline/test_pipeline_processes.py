@@ -9,7 +9,7 @@ from pipeline_cases import CASES, TOLERANCE, Result, assert_equal, cost, descend
 
 from evener.comm.group import leave_group
 from evener.launch.rank_environment import RankEnvironment
-from evener.parallel.pipeline.batches import divided
+from evener.parallel.pipeline.micro_batches import divided
 from evener.parallel.pipeline.pipeline import Pipeline
 
 Options = dict[str, Any]

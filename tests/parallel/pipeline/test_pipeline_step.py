@@ -325,9 +325,9 @@ def test_measured_costs_cut_where_the_time_is_spent() -> None:
 
     model = nn.Sequential(*(Slow(n) for n in (8, 8, 8, 8, 400, 8)))
     pipeline = Pipeline(model, torch.zeros(4, 3), F.mse_loss, on=[CPU] * 2, micro_batches=2)
-    assert pipeline.design.division is not None
-    assert [set(names) >= {"4"} for names in pipeline.design.layout.targets].count(True) == 1
-    spans = [len(names) for names in pipeline.design.layout.targets]
+    assert pipeline.plan.division is not None
+    assert [set(names) >= {"4"} for names in pipeline.plan.layout.targets].count(True) == 1
+    spans = [len(names) for names in pipeline.plan.layout.targets]
     assert min(spans) <= 2  # the heavy layer, with one beside it at most, against the rest
     pipeline.step(torch.zeros(4, 3), torch.zeros(4, 3))
 

@@ -17,14 +17,14 @@ from pipeline_cases import CASES, joined, start
 from pipeline_peaks import DIM, TOKENS, Size, fitted, grid, measure_peaks
 from torch import Tensor, nn
 
+from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import leave_group
 from evener.errors import DoesNotFit, EvenerError
 from evener.launch.rank_environment import RankEnvironment
 from evener.models.amoebanet import AmoebaNetD
 from evener.oracle.schedule import bubble
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.pipeline.design import ON_THEIR_WAY
-from evener.parallel.pipeline.memory import LiveBytes
+from evener.parallel.pipeline.partition_plan import IN_FLIGHT
 from evener.parallel.pipeline.pipeline import Pipeline
 
 CPU = torch.device("cpu")
@@ -132,7 +132,7 @@ def measure_memory(seat: RankEnvironment, sizes: list[Size]) -> None:
     assert rule.worst < 0.1, rule
     assert sample <= rule.a < 2 * sample, rule  # what comes in, and some of what goes out
     assert rule.b == pytest.approx(layer, rel=0.1), rule
-    assert 0 < rule.c < ON_THEIR_WAY / 6 + 1, rule
+    assert 0 < rule.c < IN_FLIGHT / 6 + 1, rule
     in_many_parts = [size for size in sizes if size.micro_batches == 8]
     assert all(kept.nbytes > 2.5 * rule.bytes_of(kept.size) for kept in measure_peaks(group, in_many_parts, "never"))
     leave_group()
@@ -171,7 +171,7 @@ def test_no_more_is_held_than_was_predicted_with_what_is_there_for_a_moment(name
     pipeline.step(x, y)
     with LiveBytes() as live:
         pipeline.step(x, y)
-    kept, passing = pipeline.design.kept_bytes[0], pipeline.design.passing_bytes[0]
+    kept, passing = pipeline.plan.kept_bytes[0], pipeline.plan.passing_bytes[0]
     assert 0.8 * (kept + passing) < live.peak <= kept + passing
 
 
@@ -193,7 +193,7 @@ def test_the_stage_that_computes_a_slow_loss_gets_fewer_layers() -> None:
     layers = []
     for targets in (None, x):
         pipeline = Pipeline(waiting(8, 0.005), x, loss, targets=targets, **options)  # type: ignore[arg-type]
-        layers.append([len({name.split(".")[0] for name in names}) for names in pipeline.design.layout.targets])
+        layers.append([len({name.split(".")[0] for name in names}) for names in pipeline.plan.layout.targets])
     assert layers == [[4, 4], [5, 3]]
 
 

@@ -17,36 +17,42 @@ those of the whole batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidValue, require
-from evener.oracle.schedule import SCHEDULES, ScheduleName
+from evener.errors import InvalidValue
+from evener.oracle.schedule import ScheduleName
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.pipeline.announcement import Announcement, announce, decode
-from evener.parallel.pipeline.batches import divided, joined, resized, samples_in, sizes_of
-from evener.parallel.pipeline.design import Wish, design
-from evener.parallel.pipeline.mail import Post
-from evener.parallel.pipeline.own_stages import OwnStages
+from evener.parallel.consistency import require_same
+from evener.parallel.pipeline.executor import Executor
+from evener.parallel.pipeline.micro_batches import (
+    BatchHeader,
+    Loss,
+    LossWeight,
+    divided,
+    joined,
+    micro_batch_sizes,
+    resized,
+    samples_in,
+    scaled_loss,
+)
+from evener.parallel.pipeline.partition_plan import PipelineConfig, Rematerialise, plan_partition
 from evener.parallel.pipeline.partition_problem import partition_problem
-from evener.parallel.pipeline.places import places
-from evener.parallel.pipeline.randomness import mix
-from evener.parallel.pipeline.rematerialise import POLICIES, Rematerialise
-from evener.parallel.pipeline.site import agree_upon, site
+from evener.parallel.pipeline.placement import StageHost, place_stages
+from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
 from evener.parallel.pipeline.stage_timing import Costs
-from evener.parallel.pipeline.timeline import Timeline, decode_events, encode_events
-from evener.parallel.pipeline.weighting import Loss, Weigh, measured_loss, weighted
-from evener.parallel.pipeline.weights import clip, load_state, state_of
+from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.tracer.meta_model import on_meta
-
-T = TypeVar("T")
+from evener.tracer.nested import map_tensors, tensors_in
 
 
 class Pipeline:
@@ -90,50 +96,49 @@ class Pipeline:
         costs: Costs = "measured",
         team: DeviceGroup | None = None,
         replicas: Sequence[Sequence[int]] | None = None,
-        weigh: Weigh | None = None,
+        weigh: LossWeight | None = None,
         targets: Any = None,
     ) -> None:
-        where = places(on, stages, replicas)
-        micro_batches = 4 * max(map(len, where.replicas)) if micro_batches is None else micro_batches
-        require(micro_batches > 0, "micro_batches", micro_batches, "positive")
-        require(schedule in SCHEDULES, "schedule", schedule, f"one of {', '.join(SCHEDULES)}")
-        require(rematerialise in POLICIES, "rematerialise", rematerialise, f"one of {', '.join(POLICIES)}")
-        self.micro_batches, self.training, self._counts = micro_batches, True, True
-        self._loss, self._weigh = loss, weigh if weigh is not None else samples_in
-        sizes = sizes_of(samples_in(example), micro_batches)
-        wish = Wish(
+        self._placement = place_stages(on, stages, replicas)
+        micro_batches = 4 * max(map(len, self._placement.replicas)) if micro_batches is None else micro_batches
+        sizes = micro_batch_sizes(samples_in(example), max(1, micro_batches))
+        config = PipelineConfig(
             begins=None if stages is None or isinstance(stages, int) else tuple(stages),
             micro_batches=micro_batches,
             schedule=schedule,
             rematerialise=rematerialise,
             costs=costs,
             team=team,
-            loss=None if targets is None else partial(measured_loss, loss, divided(targets, sizes)[0]),
+            loss=None if targets is None else partial(_measured_loss, loss, divided(targets, sizes)[0]),
         )
+        self.micro_batches, self.training, self._counts = micro_batches, True, True
+        self._loss, self._weigh = loss, weigh if weigh is not None else samples_in
         self._example = resized(example, sizes[0])
-        to_cut = partition_problem(on_meta(model), self._example, where.devices[0])
-        designs = design(to_cut, wish, where.devices, where.replicas, where.gather, where.speed)
-        self._replica, self.design = where.own_replica, designs[where.own_replica]
-        self._site = site(where, [one.layout for one in designs])
-        agree_upon(self._site, "the cut of the model", repr((designs, micro_batches, schedule, rematerialise)))
-        self._parts = make_stage_modules(model, self.design.layout.targets, self._site.devices)
-        self._shared = self._site.shared(self._parts)
-        self._stages = OwnStages(to_cut, self.design, wish, self._parts, self._site.devices, self._site.timer)
+        problem = partition_problem(on_meta(model), self._example, self._placement.devices[0])
+        plans = plan_partition(problem, config, self._placement)
+        replica = self._placement.own_replica
+        self.plan = plans[replica]
+        agreed = repr((plans, micro_batches, schedule, rematerialise))
+        require_same(self._placement.gather, "the cut of the model", agreed)
+        self._host = StageHost(self._placement, self.plan.layout.ranks)
+        self._modules = make_stage_modules(model, self.plan.layout.targets, self._host.devices)
+        self._shared = SharedTensors(self._placement.group, [plan.layout for plan in plans], self._modules)
+        self._executor = Executor(problem, self.plan, config, self._modules, self._host, replica)
 
     @property
     def is_first(self) -> bool:
         """Whether this process runs the first stage, which is given the inputs."""
-        return 0 in self._site.devices
+        return 0 in self._host.devices
 
     @property
     def is_last(self) -> bool:
         """Whether this process runs the last stage, which is given the targets."""
-        return self.num_stages - 1 in self._site.devices
+        return self.num_stages - 1 in self._host.devices
 
     @property
     def num_stages(self) -> int:
         """K."""
-        return self.design.layout.num_stages
+        return self.plan.layout.num_stages
 
     def step(self, inputs: Any = None, targets: Any = None, total: float | None = None) -> Tensor:
         """Forward and backward of one batch; gradients are added to those of the parameters.
@@ -149,22 +154,21 @@ class Pipeline:
             This process's part of the loss, which is a sum over processes: the mean over the batch where the last stage
             is, zero elsewhere.
         """
-        announced = self._announce(inputs)
-        sizes = sizes_of(announced.samples, self.micro_batches)
+        header = self._broadcast_header(inputs)
+        sizes = micro_batch_sizes(header.samples, self.micro_batches)
         loss: Callable[[Any, int], Tensor] | None = None
         if self.is_last:
-            device = self._site.devices[self.num_stages - 1]
-            loss = weighted(self._loss, self._weigh, targets, sizes, total, device)
-        rows = self._stages.programs(announced.inputs(self._example), training=self.training)
-        work = self._stages.training(rows, inputs, sizes, loss)
+            device = self._host.devices[self.num_stages - 1]
+            loss = scaled_loss(self._loss, self._weigh, targets, sizes, total, device)
+        programs = self._executor.programs(header.inputs(self._example), self.training)
         self._shared.begin()
-        losses = self._run(work, announced.seed)
+        loss_here = self._executor.train(programs, inputs, sizes, loss, header.seed)
         self._shared.sum_gradients()
         if not self._counts:
-            self._stages.forget()
+            self._executor.forget()
         if self.training:
             self._shared.move_statistics()
-        return losses[max(losses)]
+        return loss_here
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -175,16 +179,16 @@ class Pipeline:
 
     def __call__(self, inputs: Any = None) -> Any:
         """What the model returns for `inputs`, without gradients, where the last stage is; None elsewhere."""
-        announced = self._announce(inputs)
-        sizes = sizes_of(announced.samples, self.micro_batches)
-        rows = self._stages.programs(announced.inputs(self._example), training=self.training)
-        made = self._run(self._stages.evaluating(rows, inputs, sizes), announced.seed)
-        return joined(made[self.num_stages - 1]) if self.is_last else None
+        header = self._broadcast_header(inputs)
+        sizes = micro_batch_sizes(header.samples, self.micro_batches)
+        programs = self._executor.programs(header.inputs(self._example), self.training)
+        made = self._executor.evaluate(programs, inputs, sizes, header.seed)
+        return joined(made) if self.is_last else None
 
     def train(self, mode: bool = True) -> Pipeline:
         """From now on the model trains, or evaluates."""
         self.training = mode
-        for part in self._parts.values():
+        for part in self._modules.values():
             part.root.train(mode)
         return self
 
@@ -194,7 +198,7 @@ class Pipeline:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this process's stages, by their first names in the model; tied ones come once a stage."""
-        for part in self._parts.values():
+        for part in self._modules.values():
             yield from part.parameters.items()
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -203,7 +207,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What this process holds, under the names that it has in the model."""
-        return state_of(self._parts)
+        return {name: tensor for part in self._modules.values() for name, tensor in part.root.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take from `state`, of the whole model or of a pipeline of any cut, what this process holds.
@@ -211,20 +215,32 @@ class Pipeline:
         Raises:
             InvalidValue: something is not in it.
         """
-        load_state(self._parts, state)
+        for part in self._modules.values():
+            own = part.root.state_dict()
+            missing = sorted(own.keys() - state.keys())
+            if missing:
+                raise InvalidValue("state", f"none of {missing[0]}", "of the whole model")
+            part.root.load_state_dict({name: state[name] for name in own})
 
     def clip_gradients(self, most: float) -> float:
         """Scale all gradients so that their norm, over all stages, is `most` at most; returns what it was.
 
         Every process of the pipeline calls this.
         """
-        return clip(
-            self._parts, self.design.layout, most, lambda own: sum(map(float, self._gather(repr(own).encode())))
-        )
+        square = 0.0
+        for stage, part in self._modules.items():
+            earlier = {name for names in self.plan.layout.parameters[:stage] for name in names}  # tied ones count once
+            own = [p.grad for name, p in part.parameters.items() if p.grad is not None and name not in earlier]
+            square += float(torch.nn.utils.get_total_norm(own)) ** 2 if own else 0.0
+        norm = math.sqrt(sum(map(float, self._placement.gather_replica(repr(square).encode()))))
+        if norm > most:
+            for part in self._modules.values():
+                torch._foreach_mul_([p.grad for p in part.parameters.values() if p.grad is not None], most / norm)
+        return norm
 
     def bytes_to_send(self, samples: int) -> dict[str, int]:
         """Bytes of activations and gradients that this process sends to other stages in a step of so many samples."""
-        rows = self._stages.programs(resized(self._example, samples), training=self.training)
+        rows = self._executor.programs(resized(self._example, samples), self.training)
         own = [program for row in rows for program in row.values()]
         return {
             "activations": sum(value.nbytes * len(value.used_by) for p in own for value in p.outputs),
@@ -233,25 +249,19 @@ class Pipeline:
 
     def timeline(self) -> Timeline:
         """Of the last step, over all stages; every process of the pipeline calls this."""
-        own = encode_events(self._stages.events())
-        events = [event for row in self._gather(own) for event in decode_events(row)]
+        rows = self._placement.gather_replica(msgspec.msgpack.encode(self._executor.events()))
+        events = [event for row in rows for event in msgspec.msgpack.decode(row, type=list[StageEvent])]
         return Timeline(num_stages=self.num_stages, events=tuple(sorted(events, key=lambda event: event.begin)))
 
-    def _gather(self, message: bytes) -> list[bytes]:
-        """The messages of all processes of this one's replica."""
-        mark = self._replica.to_bytes(4)
-        return [row[4:] for row in self._site.gather(mark + message) if row[:4] == mark]
-
-    def _announce(self, inputs: Any) -> Announcement:
+    def _broadcast_header(self, inputs: Any) -> BatchHeader:
+        """What all stages have to know of a batch."""
         if self.is_first and inputs is None:
             raise InvalidValue("inputs", None, "given where the first stage is")
-        message = announce(inputs, self._example).encode() if self.is_first else b""
-        return decode(self._site.tell(message))
+        message = BatchHeader.of(inputs, self._example).encode() if self.is_first else b""
+        return BatchHeader.decode(self._host.broadcast(message))
 
-    def _run(self, work: Callable[[int, Post], T], seed: int) -> dict[int, T]:
-        self._stages.begin(mix(seed, self._replica))
-        try:
-            return self._site.run(work)
-        except BaseException:
-            self._stages.forget()
-            raise
+
+def _measured_loss(loss: Loss, targets: Any, outputs: Any) -> Tensor:
+    """The loss of one micro-batch, computed where its outputs are."""
+    device = next(tensors_in(outputs)).device
+    return loss(outputs, map_tensors(targets, lambda tensor: tensor.to(device)))

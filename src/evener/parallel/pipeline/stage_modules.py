@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from evener.errors import InvalidInput
 from evener.parallel.batch_norm import DeferredBatchNorm, defer_statistics
-from evener.parallel.pipeline.randomness import mix
+from evener.parallel.pipeline.rng import mix
 from evener.tracer.meta_model import attribute
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from evener.parallel.pipeline.layout import Layout, stages_in
 from evener.parallel.pipeline.partition import BoundaryTensor, StageGraph, split
 from evener.parallel.pipeline.partition_problem import PartitionProblem, trace_micro_batch
-from evener.parallel.pipeline.randomness import Dice
+from evener.parallel.pipeline.rng import StageRNG
+from evener.parallel.pipeline.stage_layout import StageLayout, stages_in
 from evener.parallel.pipeline.stage_modules import StageModules, attach, targets_of
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import attribute
@@ -41,25 +41,25 @@ class StageProgram:
     outputs: tuple[BoundaryTensor, ...]
 
 
-def compile_stage(stage: StageGraph, root: nn.Module, traced: TracedModel, dice: Dice) -> StageProgram:
+def compile_stage(stage: StageGraph, root: nn.Module, traced: TracedModel, rng: StageRNG) -> StageProgram:
     """The program of `stage` with the modules in `root`.
 
     Args:
         stage: its graph; it is changed.
         root: what the stage holds.
         traced: that the stage is a part of.
-        dice: for random operations; also says which device is the stage's.
+        rng: for random operations; also says which device is the stage's.
     """
     for node in stage.graph.nodes:
         node.args, node.kwargs = map_aggregate(
-            (node.args, node.kwargs), lambda value: dice.device if value == traced.device else value
+            (node.args, node.kwargs), lambda value: rng.device if value == traced.device else value
         )
         if node.op == "get_attr" and node.target in traced.constants:
-            node.target, node.op = _constant(traced.constants[node.target].to(dice.device)), "call_function"
+            node.target, node.op = _constant(traced.constants[node.target].to(rng.device)), "call_function"
             continue
         if node.op.startswith("call") and (record(node).is_random or record(node).modes is not None):
             number = record(node).number if record(node).is_random else None
-            function = _wrapped(_function_of(node, root), dice, number, record(node).modes)
+            function = _wrapped(_function_of(node, root), rng, number, record(node).modes)
             node.target, node.op = function, "call_function"
     return StageProgram(run=fx.GraphModule(root, stage.graph), inputs=stage.inputs, outputs=stage.outputs)
 
@@ -82,12 +82,12 @@ def _constant(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def _wrapped(
-    function: Callable[..., Any], dice: Dice, number: int | None, modes: TorchModes | None
+    function: Callable[..., Any], rng: StageRNG, number: int | None, modes: TorchModes | None
 ) -> Callable[..., Any]:
     def operation(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             if number is not None:
-                stack.enter_context(dice.thrown_for(number))
+                stack.enter_context(rng.seeded_for(number))
             if modes is not None:
                 stack.enter_context(modes.applied())
             return function(*args, **kwargs)
@@ -102,14 +102,18 @@ class StagePrograms:
         problem: whose model was cut.
         layout: its stages.
         parts: what the stages of this process hold.
-        dice: likewise.
+        rng: likewise.
     """
 
     def __init__(
-        self, problem: PartitionProblem, layout: Layout, parts: Mapping[int, StageModules], dice: Mapping[int, Dice]
+        self,
+        problem: PartitionProblem,
+        layout: StageLayout,
+        parts: Mapping[int, StageModules],
+        rng: Mapping[int, StageRNG],
     ) -> None:
         self._skeleton, self._device = problem.skeleton, problem.traced.device
-        self._layout, self._parts, self._dice = layout, parts, dice
+        self._layout, self._parts, self._dice = layout, parts, rng
         self._made = {_key(problem.example, True): self._make(problem.traced)}
 
     def of(self, inputs: Any, training: bool) -> dict[int, StageProgram]:

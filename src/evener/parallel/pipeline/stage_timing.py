@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evener.parallel.pipeline.partition import CutPoint, split
 from evener.parallel.pipeline.partition_problem import OperationCost
-from evener.parallel.pipeline.randomness import Dice
+from evener.parallel.pipeline.rng import StageRNG
 from evener.parallel.pipeline.stage_modules import give_memory, targets_of, tree
 from evener.parallel.pipeline.stage_program import StageProgram, compile_stage
 from evener.tracer.ir import TracedModel, record
@@ -70,7 +70,7 @@ def measured_seconds(
         give_memory(root, device, _fill)
         root.to(device)
         inputs = [_like(record(node).value, device) for node in stage.graph.nodes if node.op == "placeholder"]
-        program = compile_stage(stage, root, traced, Dice(device))
+        program = compile_stage(stage, root, traced, StageRNG(device))
         finish = loss if len(found) == len(points) else None
         found.append(min(_timed(program, inputs, device, finish) for _ in range(_ROUNDS)))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ from evener.oracle.schedule import Action, Kind
 from evener.schema import Part
 
 
-class Event(Part, frozen=True, kw_only=True):
+class StageEvent(Part, frozen=True, kw_only=True):
     """One action of one stage, in seconds of the machine's monotonic clock.
 
     Attributes:
@@ -41,7 +40,7 @@ class Timeline(Part, frozen=True, kw_only=True):
     """
 
     num_stages: int
-    events: tuple[Event, ...]
+    events: tuple[StageEvent, ...]
 
     @property
     def seconds(self) -> float:
@@ -80,14 +79,14 @@ class Timeline(Part, frozen=True, kw_only=True):
         return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": names + boxes})
 
 
-class _Mark(NamedTuple):
+class _Moment(NamedTuple):
     """A moment: by the clock of the machine, or in the stream of a GPU."""
 
     wall: float
     event: torch.cuda.Event | None = None
 
 
-class Clock:
+class StageClock:
     """Times the actions of one stage; what it reads is read later, so that a GPU is not waited for.
 
     Args:
@@ -98,8 +97,8 @@ class Clock:
 
     def __init__(self, stage: int, device: torch.device, timer: StepTimer | None = None) -> None:
         self._stage, self._device, self._timer = stage, device, timer
-        self._begin = _Mark(0.0)
-        self._marks: list[tuple[Action, _Mark, _Mark]] = []
+        self._begin = _Moment(0.0)
+        self._marks: list[tuple[Action, _Moment, _Moment]] = []
 
     def start(self) -> None:
         """An action begins to compute."""
@@ -117,14 +116,14 @@ class Clock:
         """Forget what was timed."""
         self._marks = []
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[StageEvent]:
         """What was timed since the last `clear`; waits for the device."""
         reference = self._now()
         if reference.event is not None:
             reference.event.synchronize()
             reference = reference._replace(wall=time.perf_counter())
         return [
-            Event(
+            StageEvent(
                 stage=self._stage,
                 micro_batch=action.micro_batch,
                 kind=action.kind,
@@ -134,25 +133,15 @@ class Clock:
             for action, begin, end in self._marks
         ]
 
-    def _now(self) -> _Mark:
+    def _now(self) -> _Moment:
         if self._device.type != "cuda":
-            return _Mark(time.perf_counter())
+            return _Moment(time.perf_counter())
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
-        return _Mark(time.perf_counter(), event)
+        return _Moment(time.perf_counter(), event)
 
 
-def _seconds(mark: _Mark, reference: _Mark) -> float:
+def _seconds(mark: _Moment, reference: _Moment) -> float:
     if mark.event is None or reference.event is None:
         return mark.wall
     return reference.wall - float(mark.event.elapsed_time(reference.event)) / 1e3
-
-
-def encode_events(events: Sequence[Event]) -> bytes:
-    """As a message."""
-    return msgspec.msgpack.encode(events)
-
-
-def decode_events(message: bytes) -> list[Event]:
-    """Of a message."""
-    return msgspec.msgpack.decode(message, type=list[Event])

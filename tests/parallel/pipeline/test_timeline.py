@@ -11,11 +11,11 @@ from torch import nn
 
 from evener.oracle.schedule import Kind
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.timeline import Event, Timeline, decode_events, encode_events
+from evener.parallel.pipeline.timeline import StageEvent, Timeline
 
 
-def event(stage: int, begin: float, end: float, kind: Kind = "forward", micro_batch: int = 0) -> Event:
-    return Event(stage=stage, micro_batch=micro_batch, kind=kind, begin=begin, end=end)
+def event(stage: int, begin: float, end: float, kind: Kind = "forward", micro_batch: int = 0) -> StageEvent:
+    return StageEvent(stage=stage, micro_batch=micro_batch, kind=kind, begin=begin, end=end)
 
 
 TWO = Timeline(num_stages=2, events=(event(0, 5.0, 6.0), event(1, 6.0, 8.0), event(0, 8.0, 9.0, "backward")))
@@ -32,10 +32,6 @@ def test_trace_file_has_a_row_a_stage_and_microseconds_from_the_start() -> None:
     assert [row["args"]["name"] for row in rows if row["ph"] == "M"] == ["stage 0", "stage 1"]
     boxes = [(row["name"], row["tid"], row["ts"], row["dur"]) for row in rows if row["ph"] == "X"]
     assert boxes == [("forward 0", 0, 0.0, 1e6), ("forward 0", 1, 1e6, 2e6), ("backward 0", 0, 3e6, 1e6)]
-
-
-def test_events_travel_as_a_message() -> None:
-    assert decode_events(encode_events(TWO.events)) == list(TWO.events)
 
 
 def test_a_step_tells_all_its_actions_in_order() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.oracle.schedule import SCHEDULES, Action, ScheduleName, max_held
-from evener.parallel.pipeline.rematerialise import recomputed
+from evener.parallel.pipeline.partition_plan import recomputed
 
 names = st.sampled_from(list(SCHEDULES))
 numbers = st.integers(min_value=1, max_value=6)

@@ -17,7 +17,7 @@ from evener.tracer.meta_model import storage_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class StageLayout:
     """A replica's stages.
 
     Attributes:
@@ -50,7 +50,7 @@ class Layout:
         return next((stage for stage, held in enumerate(self.targets) if name in held), None)
 
 
-def lay_out(model: PartitionProblem, positions: Sequence[int], ranks: Sequence[int]) -> Layout:
+def lay_out(model: PartitionProblem, positions: Sequence[int], ranks: Sequence[int]) -> StageLayout:
     """The layout of `model` cut in front of the operations at `positions`, with a stage on each of `ranks`.
 
     What only evaluation uses belongs to the stage that has its inputs then; what nothing uses, to the first one.
@@ -58,7 +58,7 @@ def lay_out(model: PartitionProblem, positions: Sequence[int], ranks: Sequence[i
     traced, skeleton, num_stages = model.traced, model.skeleton, len(ranks)
     stages = [sum(position <= i for position in positions) for i in range(len(traced.operations))]
     used = [targets_of(stage.graph, traced.constants) for stage in split(traced, stages, num_stages)]
-    layout = Layout(
+    layout = StageLayout(
         ranks=tuple(ranks),
         operations={node.name: stage for node, stage in zip(traced.operations, stages, strict=True)},
         targets=tuple(map(tuple, used)),
@@ -74,7 +74,7 @@ def lay_out(model: PartitionProblem, positions: Sequence[int], ranks: Sequence[i
     return _with(layout, [_unused(layout, skeleton)] + [[]] * (num_stages - 1))
 
 
-def stages_in(traced: TracedModel, layout: Layout) -> list[int]:
+def stages_in(traced: TracedModel, layout: StageLayout) -> list[int]:
     """Stage of every operation of `traced`, which is of another shape or mode than the one that the cut was made for.
 
     Where both do the same, the cut stays. Otherwise an operation runs where its modules and tensors are, or as early as
@@ -125,7 +125,7 @@ def _position(model: PartitionProblem, name: str) -> int:
     raise InvalidValue("stages", name, "names of modules that the model runs")
 
 
-def _with(layout: Layout, more: Sequence[Sequence[str]]) -> Layout:
+def _with(layout: StageLayout, more: Sequence[Sequence[str]]) -> StageLayout:
     """`layout` with those of `more` targets, a row a stage, that no stage holds yet."""
     held = {name for names in layout.targets for name in names}
     rows = zip(layout.targets, more, strict=True)
@@ -148,7 +148,7 @@ def _norms_under(model: nn.Module, targets: Sequence[str]) -> list[str]:
     return [name for name in norms if _is_under(name, set(targets))]
 
 
-def _unused(layout: Layout, model: nn.Module) -> list[str]:
+def _unused(layout: StageLayout, model: nn.Module) -> list[str]:
     """Parameters and buffers of `model` that no stage holds."""
     used = {name for names in layout.targets for name in names}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

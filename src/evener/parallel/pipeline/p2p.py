@@ -14,7 +14,7 @@ import queue
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,26 +23,13 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.parallel.pipeline.partition import BoundaryTensor
 
-Mail = Literal["activations", "gradients"]
-_TAGS: dict[Mail, int] = {"activations": 0, "gradients": 1}
-_UNDER_WAY = 2
+Payload = Literal["activations", "gradients"]
+_TAGS: dict[Payload, int] = {"activations": 0, "gradients": 1}
+_IN_FLIGHT = 2
 """Tensors that may be on their way to one stage; each is held in memory until it has left."""
 
 
-class Post(Protocol):
-    """One stage's way to the others."""
-
-    def send(self, tensor: Tensor, to: int, kind: Mail) -> None:
-        """Send `tensor` to stage `to`; it must not be changed afterwards."""
-
-    def expect(self, value: BoundaryTensor, sender: int, kind: Mail) -> Callable[[], Tensor]:
-        """Get ready for a tensor like `value` from stage `sender`; call what comes back to wait for it."""
-
-    def finish(self) -> None:
-        """Return when everything sent has left."""
-
-
-class ProcessPost:
+class ProcessP2P:
     """Between processes, one a stage.
 
     Args:
@@ -54,12 +41,12 @@ class ProcessPost:
         self._group, self._ranks = group, ranks
         gloo = dist.get_backend(group.process_group) == "gloo"
         self._wire = torch.device("cpu") if gloo else group.device
-        self._leaving: dict[tuple[int, Mail], deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
+        self._leaving: dict[tuple[int, Payload], deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
 
-    def send(self, tensor: Tensor, to: int, kind: Mail) -> None:
-        """Send `tensor`; waits only if many are still on their way there."""
+    def send(self, tensor: Tensor, to: int, kind: Payload) -> None:
+        """Send `tensor`, which must not be changed afterwards; waits only if many are still on their way there."""
         leaving = self._leaving[to, kind]
-        if len(leaving) == _UNDER_WAY:
+        if len(leaving) == _IN_FLIGHT:
             leaving.popleft()[0].wait()
         tensor = tensor.detach().to(self._wire).contiguous()
         work = dist.isend(tensor, group=self._group.process_group, group_dst=self._ranks[to], tag=_TAGS[kind])
@@ -67,8 +54,8 @@ class ProcessPost:
         leaving.append((work, tensor))
         self._group.traffic.count(kind, tensor.nbytes, 0)
 
-    def expect(self, value: BoundaryTensor, sender: int, kind: Mail) -> Callable[[], Tensor]:
-        """Receive into new memory."""
+    def expect(self, value: BoundaryTensor, sender: int, kind: Payload) -> Callable[[], Tensor]:
+        """Get ready for a tensor like `value`, in new memory; call what comes back to wait for it."""
         tensor = value.empty(self._wire)
         work = dist.irecv(tensor, group=self._group.process_group, group_src=self._ranks[sender], tag=_TAGS[kind])
         assert work is not None
@@ -81,17 +68,17 @@ class ProcessPost:
         return wait
 
     def finish(self) -> None:
-        """Wait for all sends."""
+        """Return when everything sent has left."""
         for leaving in self._leaving.values():
             while leaving:
                 leaving.popleft()[0].wait()
 
 
-class Abandoned(Exception):
+class PeerStageFailed(Exception):
     """Another stage of this process has failed; its error is the one to show."""
 
 
-class Office:
+class Mailboxes:
     """Where the threads of one process leave tensors for each other.
 
     Args:
@@ -100,12 +87,12 @@ class Office:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = devices
-        stages = range(len(devices))
-        self._boxes: dict[tuple[int, int, Mail], queue.SimpleQueue[Tensor | None]] = {
-            way: queue.SimpleQueue() for way in product(stages, stages, _TAGS)
+        ways = product(range(len(devices)), range(len(devices)), _TAGS)
+        self._boxes: dict[tuple[int, int, Payload], queue.SimpleQueue[Tensor | None]] = {
+            way: queue.SimpleQueue() for way in ways
         }
 
-    def box(self, sender: int, to: int, kind: Mail) -> queue.SimpleQueue[Tensor | None]:
+    def box(self, sender: int, to: int, kind: Payload) -> queue.SimpleQueue[Tensor | None]:
         """Tensors from stage `sender` to stage `to`."""
         return self._boxes[sender, to, kind]
 
@@ -115,31 +102,36 @@ class Office:
             box.put(None)
 
 
-class ThreadPost:
-    """Between threads of one process, one a stage.
+class ThreadP2P:
+    """Between threads of one process, one a stage; the methods are those of ProcessP2P.
 
     Args:
-        office: of all stages.
+        mailboxes: of all stages.
         stage: number of this one.
     """
 
-    def __init__(self, office: Office, stage: int) -> None:
-        self._office, self._stage = office, stage
+    def __init__(self, mailboxes: Mailboxes, stage: int) -> None:
+        self._mailboxes, self._stage = mailboxes, stage
 
-    def send(self, tensor: Tensor, to: int, kind: Mail) -> None:
+    def send(self, tensor: Tensor, to: int, kind: Payload) -> None:
         """Copy `tensor` to the device of stage `to`."""
-        self._office.box(self._stage, to, kind).put(tensor.detach().to(self._office.devices[to], non_blocking=True))
+        copied = tensor.detach().to(self._mailboxes.devices[to], non_blocking=True)
+        self._mailboxes.box(self._stage, to, kind).put(copied)
 
-    def expect(self, value: BoundaryTensor, sender: int, kind: Mail) -> Callable[[], Tensor]:  # noqa: ARG002
+    def expect(self, value: BoundaryTensor, sender: int, kind: Payload) -> Callable[[], Tensor]:  # noqa: ARG002
         """What stage `sender` will leave, or has left."""
 
         def wait() -> Tensor:
-            tensor = self._office.box(sender, self._stage, kind).get()
+            tensor = self._mailboxes.box(sender, self._stage, kind).get()
             if tensor is None:
-                raise Abandoned
+                raise PeerStageFailed
             return tensor
 
         return wait
 
     def finish(self) -> None:
         """Nothing to wait for."""
+
+
+P2P: TypeAlias = ProcessP2P | ThreadP2P
+"""One stage's way to the others."""

@@ -19,7 +19,7 @@ _ONE_GENERATOR = threading.RLock()
 
 
 @dataclass
-class Dice:
+class StageRNG:
     """What a stage's random operations draw from.
 
     Attributes:
@@ -33,7 +33,7 @@ class Dice:
     micro_batch: int = 0
 
     @contextmanager
-    def thrown_for(self, operation: int) -> Iterator[None]:
+    def seeded_for(self, operation: int) -> Iterator[None]:
         """Inside, random numbers are those of `operation` for this step and micro-batch."""
         devices = [self.device] if self.device.type == "cuda" else []
         seed = mix(self.seed, self.micro_batch, operation)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.parallel.pipeline.batches import divided, joined, resized, samples_in, sizes_of
+from evener.parallel.pipeline.micro_batches import divided, joined, micro_batch_sizes, resized, samples_in
 from evener.tracer.nested import tensors_in
 
 
@@ -17,12 +17,12 @@ from evener.tracer.nested import tensors_in
     [(8, 4, [2, 2, 2, 2]), (7, 3, [3, 2, 2]), (2, 5, [1, 1]), (9, 1, [9])],
 )
 def test_literal_sizes(samples: int, micro_batches: int, expected: list[int]) -> None:
-    assert sizes_of(samples, micro_batches) == expected
+    assert micro_batch_sizes(samples, micro_batches) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 40))
 def test_sizes_add_up_and_differ_by_one_at_most(samples: int, micro_batches: int) -> None:
-    sizes = sizes_of(samples, micro_batches)
+    sizes = micro_batch_sizes(samples, micro_batches)
     assert sum(sizes) == samples
     assert len(sizes) == min(samples, micro_batches)
     assert max(sizes) - min(sizes) <= 1
@@ -45,4 +45,4 @@ def test_a_batch_without_samples_or_of_several_lengths_is_refused() -> None:
     with pytest.raises(InvalidValue, match="batch must be a batch with at least one tensor of samples, got 'word'"):
         samples_in("word")
     with pytest.raises(InvalidValue, match="samples must be at least one, got 0"):
-        sizes_of(0, 2)
+        micro_batch_sizes(0, 2)

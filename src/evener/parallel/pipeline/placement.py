@@ -1,0 +1,156 @@
+"""Where the stages of a pipeline run: in threads of this process, or one in this process and the others elsewhere.
+
+Everything that differs between the two is here: which stages are this process's own, how messages and tensors travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from evener.comm.group import Group
+from evener.errors import require
+from evener.parallel.pipeline.p2p import P2P, Mailboxes, PeerStageFailed, ProcessP2P, ThreadP2P
+from evener.tracer.torch_modes import TorchModes
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The devices and ranks that there are for stages.
+
+    Attributes:
+        group: the ranks, one a stage; None if all stages are in this process.
+        devices: of this process: that of its rank, or one a stage.
+        replicas: of each one the ranks, or else the numbers of devices.
+    """
+
+    group: Group | None
+    devices: tuple[torch.device, ...]
+    replicas: tuple[tuple[int, ...], ...]
+
+    @property
+    def own_replica(self) -> int:
+        """Number of the replica that this process belongs to."""
+        return 0 if self.group is None else next(i for i, row in enumerate(self.replicas) if self.group.rank in row)
+
+    @property
+    def speed(self) -> float:
+        """To which this process is slowed down on purpose."""
+        return 1.0 if self.group is None else self.group.timer.pace.speed
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Every process's message."""
+        return [message] if self.group is None else self.group.all_gather_bytes(message)
+
+    def gather_replica(self, message: bytes) -> list[bytes]:
+        """The messages of the processes of this one's replica; all processes call this."""
+        rows = self.gather(message)
+        return rows if self.group is None else [rows[rank] for rank in sorted(self.replicas[self.own_replica])]
+
+
+def place_stages(
+    on: Group | Sequence[torch.device] | None,
+    stages: int | Sequence[str] | None,
+    replicas: Sequence[Sequence[int]] | None,
+) -> Placement:
+    """Where `stages` (their number, or names of all but the first) can run.
+
+    Raises:
+        InvalidValue: they do not fit the devices, or `replicas` do not hold every rank once.
+    """
+    number = stages if stages is None or isinstance(stages, int) else len(stages) + 1
+    require(number is None or number > 0, "stages", stages, "positive")
+    group = on if isinstance(on, Group) and on.size > 1 else None
+    devices = _local_devices(number) if on is None else (on.device,) if isinstance(on, Group) else tuple(on)
+    size = group.size if group else len(devices)
+    rows = (tuple(range(size)),) if replicas is None else tuple(tuple(ranks) for ranks in replicas)
+    every = sorted(rank for ranks in rows for rank in ranks)
+    require(every == list(range(size)) and all(rows), "replicas", replicas, f"each rank from 0 to {size - 1} once")
+    require(group is not None or len(rows) == 1, "replicas", replicas, "a single one in a process alone")
+    for ranks in rows:
+        allowed = f"{len(ranks)}, one on every device or rank of a replica"
+        require(number in (None, len(ranks)), "stages", stages, allowed)
+    return Placement(group=group, devices=devices, replicas=rows)
+
+
+def _local_devices(number: int | None) -> tuple[torch.device, ...]:
+    """All GPUs, or as many as there are stages; where there is none, the processor for every stage."""
+    gpus = tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
+    return gpus[:number] if gpus else (torch.device("cpu"),) * (number or 1)
+
+
+class StageHost:
+    """This process, which runs one stage of its replica, or all.
+
+    Args:
+        placement: of all processes.
+        ranks: of this replica's stages, in order, or the numbers of their devices.
+
+    Attributes:
+        devices: of this process's stages, by number of the stage.
+        timer: of the process, if it keeps one.
+    """
+
+    def __init__(self, placement: Placement, ranks: Sequence[int]) -> None:
+        group = self._group = placement.group
+        self._ranks = ranks
+        self.timer = None if group is None else group.timer
+        if group is None:
+            self.devices = {stage: placement.devices[number] for stage, number in enumerate(ranks)}
+        else:
+            self.devices = {ranks.index(group.rank): group.device}
+
+    def broadcast(self, message: bytes) -> bytes:
+        """The `message` of the process that runs the first stage."""
+        if self._group is None:
+            return message
+        first, *others = self._ranks
+        assert self._group.mesh is not None
+        if self._group.rank != first:
+            return self._group.mesh.receive_from(first)
+        for rank in others:
+            self._group.mesh.send_to(rank, message)
+        return message
+
+    def run(self, work: Callable[[int, P2P], T]) -> dict[int, T]:
+        """What `work` returns for every stage of this process, all at the same time; the first error ends all."""
+        if self._group is not None:
+            return {stage: work(stage, ProcessP2P(self._group, self._ranks)) for stage in self.devices}
+        mailboxes = Mailboxes(list(self.devices.values()))
+        if len(self.devices) == 1:
+            return {0: work(0, ThreadP2P(mailboxes, 0))}
+        modes = [TorchModes.now(device_type) for device_type in {d.type for d in self.devices.values()}]
+
+        def one(stage: int) -> T:
+            try:
+                with _computing_on(self.devices[stage], modes):
+                    return work(stage, ThreadP2P(mailboxes, stage))
+            except BaseException:
+                mailboxes.close()
+                raise
+
+        with ThreadPoolExecutor(len(self.devices), thread_name_prefix="evener-stage") as pool:
+            futures = [pool.submit(one, stage) for stage in self.devices]
+        errors = [future.exception() for future in futures]
+        first = next((error for error in errors if error is not None and not isinstance(error, PeerStageFailed)), None)
+        if first is not None:
+            raise first
+        return {stage: future.result() for stage, future in zip(self.devices, futures, strict=True)}
+
+
+@contextmanager
+def _computing_on(device: torch.device, modes: Sequence[TorchModes]) -> Iterator[None]:
+    """Inside, this thread computes on `device`, in the modes of the thread that began the step."""
+    with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        for one in modes:
+            stack.enter_context(one.applied())
+        yield
