@@ -61,3 +61,16 @@ def test_inputs_without_targets_are_refused() -> None:
     )
     with pytest.raises(InvalidInput, match="3 inputs and 2 targets in its training data"):
         ThinBackend(task, 0, "fp32")
+
+
+def test_what_is_random_follows_the_seeds_alone() -> None:
+    task = ThinTask(
+        model=lambda: ad.nn.Sequential(ad.nn.Linear(8, 8), ad.nn.Dropout(0.5)),
+        loss=ad.functional.mse_loss,
+        train_data=lambda: (np.ones((4, 8), np.float32), np.ones((4, 8), np.float32)),
+        optimizer=lambda parameters: ad.optim.SGD(parameters, lr=0.1),
+    )
+    backend, indices = ThinBackend(task, 0, "fp32"), np.arange(4)
+    losses = [backend.backward(indices, 0, seeds) for seeds in [(1, 2), (1, 3), (2, 2), (1, 2)]]
+    assert losses[0] == losses[3]
+    assert len(set(losses)) == 3

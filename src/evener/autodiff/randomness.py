@@ -13,16 +13,25 @@ from evener.autodiff.tensors.creation import tensor
 from evener.autodiff.tensors.shaping import flat_sizes
 from evener.autodiff.tensors.tensor import Tensor
 
+_pending: list[int | Sequence[int]] = []
+"""The seed that was set since the last number was drawn: seeding takes longer than a small layer."""
 
-@cache  # made when it is first needed, because importing numpy.random takes as long as importing this whole library
+
 def generator() -> np.random.Generator:
     """Where all random numbers of this library come from."""
-    return np.random.default_rng()
+    if _pending:
+        _generator().bit_generator.state = np.random.PCG64(_pending.pop()).state
+    return _generator()
 
 
-def manual_seed(seed: int) -> None:
+def manual_seed(seed: int | Sequence[int]) -> None:
     """Begin the sequence of random numbers that belongs to `seed`, the same on every machine and back end."""
-    generator().bit_generator.state = np.random.PCG64(seed).state
+    _pending[:] = [seed]
+
+
+@cache  # made when it is first needed, because importing numpy.random takes as long as importing this whole library
+def _generator() -> np.random.Generator:
+    return np.random.default_rng()
 
 
 def get_rng_state() -> dict[str, Any]:

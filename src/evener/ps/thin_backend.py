@@ -108,7 +108,7 @@ class ThinBackend:
 
     def backward(self, indices: NDArray[np.int64], _epoch: int, seeds: tuple[int, ...]) -> float:
         """See `ModelBackend`."""
-        ad.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
+        ad.manual_seed(seeds)
         with self._memory:
             self._optimizer.zero_grad()
             inputs, targets = (ad.from_numpy(array[indices]) for array in self._train)
