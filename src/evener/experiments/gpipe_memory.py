@@ -24,7 +24,7 @@ from evener.parallel.pipeline.micro_batches import micro_batch_sizes, resized
 from evener.parallel.pipeline.partition_plan import PipelineConfig, Rematerialise, plan_partition
 from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.parallel.pipeline.placement import Placement
+from evener.parallel.pipeline.placement import StagePlacement
 from evener.schema import Part
 from evener.tracer.meta_model import on_meta
 
@@ -102,7 +102,7 @@ def _team(scale: Scale, stages: int) -> DeviceGroup:
 
 def _fits(scale: Scale, stages: int, layers: int) -> bool:
     devices = (torch.device("cpu"),) * max(1, stages)
-    placement = Placement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
+    placement = StagePlacement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
     try:
         plan_partition(_subject(scale, stages, layers), _config(scale, stages), placement)
     except DoesNotFit:

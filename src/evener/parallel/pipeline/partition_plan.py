@@ -25,7 +25,7 @@ from evener.memory import usable_memory
 from evener.oracle.schedule import SCHEDULES, Action, ScheduleName, max_held
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
 from evener.parallel.pipeline.partition_problem import PartitionProblem
-from evener.parallel.pipeline.placement import Placement
+from evener.parallel.pipeline.placement import StagePlacement
 from evener.parallel.pipeline.stage_layout import StageLayout, lay_out, positions_of
 from evener.parallel.pipeline.stage_timing import Costs, estimated_seconds, measured_seconds, told_seconds
 
@@ -152,7 +152,7 @@ class _Device(msgspec.Struct, frozen=True):
     seconds: list[float]
 
 
-def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement: Placement) -> list[PartitionPlan]:
+def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement: StagePlacement) -> list[PartitionPlan]:
     """The plans of all replicas; the same on every rank.
 
     Raises:

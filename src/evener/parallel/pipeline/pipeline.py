@@ -114,12 +114,16 @@ class Pipeline:
         self.micro_batches, self.training, self._counts = micro_batches, True, True
         self._loss, self._weigh = loss, weigh if weigh is not None else samples_in
         self._example = resized(example, sizes[0])
+        self._cut(model, config)
+
+    def _cut(self, model: nn.Module, config: PipelineConfig) -> None:
+        """Decide where stages begin, and take this process's ones."""
         problem = partition_problem(on_meta(model), self._example, self._placement.devices[0])
         plans = plan_partition(problem, config, self._placement)
+        agreed = repr((plans, config.micro_batches, config.schedule, config.rematerialise))
+        require_same(self._placement.gather, "the cut of the model", agreed)
         replica = self._placement.own_replica
         self.plan = plans[replica]
-        agreed = repr((plans, micro_batches, schedule, rematerialise))
-        require_same(self._placement.gather, "the cut of the model", agreed)
         self._host = StageHost(self._placement, self.plan.layout.ranks)
         self._modules = make_stage_modules(model, self.plan.layout.targets, self._host.devices)
         self._shared = SharedTensors(self._placement.group, [plan.layout for plan in plans], self._modules)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class StagePlacement:
     """The devices and ranks that there are for stages.
 
     Attributes:
@@ -59,7 +59,7 @@ def place_stages(
     on: Group | Sequence[torch.device] | None,
     stages: int | Sequence[str] | None,
     replicas: Sequence[Sequence[int]] | None,
-) -> Placement:
+) -> StagePlacement:
     """Where `stages` (their number, or names of all but the first) can run.
 
     Raises:
@@ -77,7 +77,7 @@ def place_stages(
     for ranks in rows:
         allowed = f"{len(ranks)}, one on every device or rank of a replica"
         require(number in (None, len(ranks)), "stages", stages, allowed)
-    return Placement(group=group, devices=devices, replicas=rows)
+    return StagePlacement(group=group, devices=devices, replicas=rows)
 
 
 def _local_devices(number: int | None) -> tuple[torch.device, ...]:
@@ -98,7 +98,7 @@ class StageHost:
         timer: of the process, if it keeps one.
     """
 
-    def __init__(self, placement: Placement, ranks: Sequence[int]) -> None:
+    def __init__(self, placement: StagePlacement, ranks: Sequence[int]) -> None:
         group = self._group = placement.group
         self._ranks = ranks
         self.timer = None if group is None else group.timer
