@@ -17,8 +17,8 @@ from evener.comm.group import Group
 from evener.oracle.division.plan import Arrangement, plan_replica
 from evener.oracle.division.traffic import step_traffic
 from evener.parallel.gradient_sums import GradientSums
+from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.read import Reader
 from evener.parallel.redistribute import part_of
 from evener.parallel.sharded import ShardedModel
 
@@ -31,7 +31,6 @@ class Serial:
 
     Attributes:
         model: before the first step.
-        reader: of it: torch.fx cannot trace in several threads at once.
         rate: of learning.
         inputs: of each step.
         outputs: of each step.
@@ -41,7 +40,6 @@ class Serial:
     """
 
     model: nn.Module
-    reader: Reader
     rate: float
     inputs: list[Tensor]
     outputs: list[list[Tensor]]
@@ -72,7 +70,7 @@ def train(model: nn.Module, shape: tuple[int, ...], rate: float = 0.02) -> Seria
             grads = {n: p.grad.clone() for n, p in trained.named_parameters() if p.grad is not None}
         optimizer.step()
         optimizer.zero_grad()
-    return Serial(model, Reader(model), rate, inputs, outputs, input_grads, grads, trained.state_dict())
+    return Serial(model, rate, inputs, outputs, input_grads, grads, trained.state_dict())
 
 
 def new_optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
@@ -89,13 +87,13 @@ def forward_backward(model: nn.Module, x: Tensor, share: float | None) -> list[T
 
 
 def hold_against(
-    group: Group, expected: Serial, arrangement: Arrangement, samples: Sequence[int], chunks: int = 1
+    group: Group, expected: Serial, arrangement: Arrangement, samples: Sequence[int], recompute: bool = False
 ) -> Tensor:
     """One rank: train its part of a network, compare everything; returns its part of the inputs' gradient."""
     place = form_process_mesh(group, arrangement)
     start, count = sum(samples[: place.index]), samples[place.index]
     own = [x[start : start + count].clone() for x in expected.inputs]
-    model = ShardedModel(expected.model, place, own[:1], expected.reader, chunks)
+    model = ShardedModel(expected.model, place, own[:1], recompute)
     sums = GradientSums(model)
     assert sums is not None
     optimizer = new_optimizer(model.part, expected.rate)
@@ -105,8 +103,8 @@ def hold_against(
         for found, whole in zip(outputs, expected.outputs[step], strict=True):
             close(found, whole[start : start + count], f"outputs of step {step}")
         if step == 0:
-            if chunks == 1:  # else forward moves travel twice
-                compare_traffic(model, expected.reader, group, before, [(n, *x.shape[1:]) for n in samples])
+            if not recompute:  # else forward moves travel twice
+                compare_traffic(model, expected.model, group, before, [(n, *x.shape[1:]) for n in samples])
             compare_weights(model, {n: p.grad for n, p in model.part.named_parameters()}, expected.grads, "gradient")
         optimizer.step()
         optimizer.zero_grad()
@@ -125,9 +123,9 @@ def compare_weights(model: ShardedModel, found: dict[str, Any], expected: dict[s
             close(found[name], own, f"{what} of {name}")
 
 
-def compare_traffic(model: ShardedModel, reader: Reader, group: Group, before: Any, shapes: list[Any]) -> None:
+def compare_traffic(model: ShardedModel, whole: nn.Module, group: Group, before: Any, shapes: list[Any]) -> None:
     """Bytes that were counted in the first step against those that the oracle predicts."""
-    networks = [reader.read([torch.empty(shape, dtype=torch.float64)]).network for shape in shapes]
+    networks = [op_graph(whole, [torch.empty(shape, dtype=torch.float64)]).network for shape in shapes]
     plans = [
         plan_replica(network, model.mesh.arrangement.division, replica, before=plan)
         for network, replica, plan in zip(networks, model.mesh.arrangement.replicas, model.plans, strict=True)

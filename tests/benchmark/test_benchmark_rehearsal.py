@@ -27,7 +27,6 @@ from evener.parallel.batch_norm import synchronise_batch_norm
 from evener.parallel.divided import DividedModel
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
-from evener.parallel.read import Reader
 from evener.parallel.replicated import ReplicatedModel
 from thread_ranks import together
 
@@ -50,7 +49,6 @@ def network() -> nn.Module:
 
 
 MODEL = network()
-READER = Reader(MODEL)  # torch.fx cannot follow models in several threads at a time
 
 
 def step(model: ParallelModel) -> None:
@@ -88,8 +86,8 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
 
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[TraceEvent, ...]]:
         place, score = form_process_mesh(group, arrangement), Score(CPU)
-        aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION, reader=READER)
-        alone = DividedModel(copy.deepcopy(MODEL), silent(place, score), IMAGES, CRITERION, reader=READER)
+        aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION)
+        alone = DividedModel(copy.deepcopy(MODEL), silent(place, score), IMAGES, CRITERION)
         step(aloud)
         step(alone)
         return aloud.group.traffic.sent, alone.group.traffic.sent, score.finish()

@@ -17,7 +17,7 @@ from evener.experiments.strategies_report import StepTime, StrategyCell, Strateg
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.traffic import step_traffic
-from evener.parallel.read import Reader
+from evener.parallel.op_graph import op_graph
 from evener.run.strategy import division_of
 from support.commands import evener, evener_here
 
@@ -54,7 +54,7 @@ def predicted(cell: StrategyCell) -> float:
     """Bytes that the rank sends that sends most, by the oracle's table."""
     arrangement = Arrangement(division=division_of(cell.strategy), replicas=(Replica(shares=(1.0,) * cell.ranks),))
     images = torch.empty(cell.batch, 3, TINY.size, TINY.size, device="meta")
-    plans = plan_replicas(Reader(TINY.build()).read([images]).network, arrangement)
+    plans = plan_replicas(op_graph(TINY.build(), [images]).network, arrangement)
     return max(sum(sent for sent, _ in row.values()) for row in step_traffic(plans, arrangement, 4))
 
 

@@ -17,7 +17,6 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.read import Reader
 from evener.parallel.sharded import ShardedModel
 from thread_ranks import together
 
@@ -37,7 +36,6 @@ def _network() -> nn.Module:
 
 NETWORK = _network()
 """Made once: threads share the random generator. Nobody trains it; parts of it are copies."""
-READER = Reader(NETWORK)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -70,7 +68,7 @@ class Trainer:
         count = [4] if len(arrangement.replicas) == 1 else [3, 1]
         start = sum(count[: place.index])
         self.own = slice(start, start + count[place.index])
-        self.model = ShardedModel(NETWORK, place, [BATCHES[0][self.own]], READER)
+        self.model = ShardedModel(NETWORK, place, [BATCHES[0][self.own]])
         self.sums = GradientSums(self.model)
         self.optimizer = adam(self.model.part.parameters())
 
@@ -189,7 +187,6 @@ def test_in_evaluation_a_divided_model_answers_as_one_process_for_any_number_of_
 @pytest.mark.parametrize("way", ["sharded", "spatial"])
 def test_under_autocast_layers_compute_in_bf16_as_in_one_process(way: str) -> None:
     arrangement, model = WAYS[way], copy.deepcopy(NETWORK).float()
-    reader = Reader(model)
     x = BATCHES[0].float()
     with torch.no_grad():
         exact = copy.deepcopy(model)(x)
@@ -199,7 +196,7 @@ def test_under_autocast_layers_compute_in_bf16_as_in_one_process(way: str) -> No
 
     def work(group: Group) -> None:
         place = form_process_mesh(group, arrangement)
-        part = ShardedModel(model, place, [x], reader)
+        part = ShardedModel(model, place, [x])
         sums = GradientSums(part)
         assert sums is not None
         with torch.autocast("cpu", torch.bfloat16):

@@ -14,7 +14,6 @@ from evener.errors import InvalidInput
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.read import Reader
 from evener.parallel.sharded import ShardedModel
 
 
@@ -26,8 +25,7 @@ class DividedModel:
         mesh: of this rank.
         example: inputs of a micro-batch of this replica.
         criterion: how the loss is computed.
-        chunks: into which the operations are cut to save memory; 1 keeps all activations.
-        reader: of the model, if it was read already.
+        recompute: whether backward keeps little of the forward pass, and computes the rest again.
         compiles: whether what lies between exchanges is compiled.
     """
 
@@ -40,13 +38,12 @@ class DividedModel:
         mesh: ProcessMesh,
         example: Any,
         criterion: Criterion,
-        chunks: int = 1,
-        reader: Reader | None = None,
+        recompute: bool = False,
         compiles: bool = False,
     ) -> None:
         self.group, self.replica, self.is_reporter = mesh.world, mesh.index, mesh.group.is_leader
         self._criterion = criterion
-        self._model = ShardedModel(model, mesh, self.tensors(example), reader, chunks, compiles)
+        self._model = ShardedModel(model, mesh, self.tensors(example), recompute, compiles)
         self._sums = GradientSums(self._model)
 
     @property

@@ -15,6 +15,7 @@ import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,11 +30,11 @@ from evener.parallel.batch_norm import GroupBatchNorm, uncounted
 from evener.parallel.consistency import compare_signatures, signature
 from evener.parallel.full_state import OptimizerState, gather_tensors, own_part
 from evener.parallel.norm_statistics import DataAxis
-from evener.parallel.operations import Nest, Reading
+from evener.parallel.op_graph import Nest, OpGraph, op_graph
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.program import Program
-from evener.parallel.read import Reader
+from evener.parallel.rank_program import RankProgram
 from evener.parallel.redistribute import part_of
+from evener.tracer.meta_model import on_meta
 
 
 class ShardedModel(nn.Module):
@@ -43,9 +44,7 @@ class ShardedModel(nn.Module):
         model: whole, on this rank's device; it is copied as far as this rank needs it.
         mesh: of this rank.
         inputs: an example of what the model will be called with; its shape decides how layers are divided.
-        reader: of the model, if it was read already.
-        chunks: into which the operations are cut to save memory: backward keeps what is between chunks and computes the
-            rest again; 1 keeps everything.
+        recompute: whether backward keeps little of the forward pass, and computes the rest again.
         compiles: whether what lies between exchanges is compiled.
 
     Attributes:
@@ -63,20 +62,19 @@ class ShardedModel(nn.Module):
         model: nn.Module,
         mesh: ProcessMesh,
         inputs: Sequence[Tensor],
-        reader: Reader | None = None,
-        chunks: int = 1,
+        recompute: bool = False,
         compiles: bool = False,
     ) -> None:
         super().__init__()
-        self.mesh, self._chunks, self._compiles = mesh, chunks, compiles
-        self._reader = reader or Reader(model)
-        reading = self._reader.read(inputs)
-        self.plans = plan_replicas(reading.network, mesh.arrangement)
+        self.mesh, self._recompute, self._compiles = mesh, recompute, compiles
+        self._op_graph = partial(op_graph, on_meta(model), device=mesh.group.device)
+        graph = self._op_graph(inputs)
+        self.plans = plan_replicas(graph.network, mesh.arrangement)
         self.shards = self.plan.shards
         self.part = divided_copy(model, self.plan, mesh.group.rank)
         self._normalise()
-        self._programs = {_key(inputs): self._program(reading, self.plan)}
-        self._random = any(isinstance(call.function, nn.Dropout) for call in reading.calls)
+        self._programs = {_key(inputs): self._program(graph, self.plan)}
+        self._random = any(call.is_random or isinstance(call.function, nn.Dropout) for call in graph.calls)
         self._random |= any(isinstance(module, nn.Dropout) for module in model.modules())
         self._samples = (0, len(inputs[0]))
         self._present = True
@@ -96,10 +94,10 @@ class ShardedModel(nn.Module):
         self._agree(inputs)
         key = _key(inputs)
         if key not in self._programs:
-            reading = self._reader.read(inputs)
+            graph = self._op_graph(inputs)
             replica, division = self.mesh.replica, self.mesh.arrangement.division
-            plan = plan_replica(reading.network, division, replica, before=self.plan)
-            self._programs[key] = self._program(reading, plan)
+            plan = plan_replica(graph.network, division, replica, before=self.plan)
+            self._programs[key] = self._program(graph, plan)
         return self._programs[key](inputs)
 
     @contextmanager
@@ -155,8 +153,8 @@ class ShardedModel(nn.Module):
         self._samples = sum(counts[:index]), sum(counts)
         self.share = counts[index] / sum(counts)
 
-    def _program(self, reading: Reading, plan: ReplicaPlan) -> Program:
-        return Program(reading, plan, self.part, self.mesh, lambda: self._samples, self._chunks, self._compiles)
+    def _program(self, graph: OpGraph, plan: ReplicaPlan) -> RankProgram:
+        return RankProgram(graph, plan, self.part, self.mesh, lambda: self._samples, self._recompute, self._compiles)
 
     def _normalise(self) -> None:
         """Let BatchNorms whose samples or pixels are divided have the statistics of all."""

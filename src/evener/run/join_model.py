@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import isqrt
-
 from evener.comm.group import Group
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.division.layout import Replica
@@ -14,7 +12,6 @@ from evener.parallel.divided import DividedModel
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
-from evener.parallel.read import Reader
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Plan
 from evener.run.order import Order
@@ -48,10 +45,8 @@ def arrangement_of(plan: Plan) -> Arrangement:
 def divided(work: Work, plan: Plan, place: ProcessMesh, order: Order) -> ParallelModel:
     """A rank's part of the model, at `place`: a copy."""
     inputs = example(work, max(1, plan.replica_samples[place.index]))
-    reader = Reader(work.model)
-    operations = len(reader.read(DividedModel.tensors(inputs)).network.operations)
-    chunks = isqrt(operations) if order.rematerialise == "always" else 1  # which keeps the least at once
-    return DividedModel(work.model, place, inputs, criterion_of(work), chunks, reader, work.settings.compile)
+    recompute = order.rematerialise == "always"
+    return DividedModel(work.model, place, inputs, criterion_of(work), recompute, work.settings.compile)
 
 
 def criterion_of(work: Work) -> Criterion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +47,14 @@ class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if count is not None:
             self._flops += count(*args, **(kwargs or {}), out_val=outputs)
         self._is_random |= torch.Tag.nondeterministic_seeded in func.tags
+        return outputs
+
+    def run_quietly(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns; if it draws random numbers, the generator is as it was before."""
+        before = torch.random.get_rng_state()
+        outputs = compute()
+        if self._is_random:
+            torch.random.set_rng_state(before)
         return outputs
 
     def keep(self, tensor: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class NodeRecord:
         line: file and line of the user's code that it comes from; empty if that is a library's.
         modes: set around it by the model; None if there are none.
         is_random: whether it drew random numbers.
-        changes: whether it changed a tensor in place that it was given.
+        changes: nodes whose values it changed in place.
         flops: of the forward pass, for all samples that were traced.
         kept: bytes of every storage that autograd keeps for backward here and nowhere before.
     """
@@ -43,7 +43,7 @@ class NodeRecord:
     line: str = ""
     modes: TorchModes | None = None
     is_random: bool = False
-    changes: bool = False
+    changes: tuple[fx.Node, ...] = ()
     flops: int = 0
     kept: tuple[int, ...] = ()
 

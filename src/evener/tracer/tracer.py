@@ -12,7 +12,7 @@ followed. Tensors that the model makes itself keep their numbers as long as no i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -28,7 +28,7 @@ from evener.errors import is_users
 from evener.tracer.cost_meter import CostMeter
 from evener.tracer.ir import NodeRecord, TracedModel, item, record
 from evener.tracer.meta_model import META, attributes, storage_of, value_on_meta
-from evener.tracer.nested import call, map_tensors, map_values, tensors_in, values_in
+from evener.tracer.nested import call, map_tensors, map_values, tensors_in
 from evener.tracer.torch_modes import TorchModes
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
@@ -76,18 +76,16 @@ class Tracer(TorchFunctionMode):
     Args:
         model: on the meta device.
         device: that the model is told if it asks where a tensor is.
-        is_leaf: of (module, path): whether it is one operation.
+        leaves: paths of the modules that are one operation each.
         executable: whether the graph has to compute what the model computes.
     """
 
-    def __init__(
-        self, model: nn.Module, device: torch.device, is_leaf: Callable[[nn.Module, str], bool], executable: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, leaves: Set[str], executable: bool) -> None:
         super().__init__()
         self._graph = fx.Graph()
         self._constants: dict[str, Tensor] = {}
         self._changed: dict[int, fx.Node] = {}
-        self._model, self._device, self._is_leaf, self._executable = model, device, is_leaf, executable
+        self._model, self._device, self._leaves, self._executable = model, device, leaves, executable
         self._known: dict[int, tuple[Tensor, fx.Node, bool]] = {}  # the tensor is held: its id is not used again
         self._names = {id(tensor): name for name, tensor in reversed(attributes(model))}
         self._twins: dict[int, tuple[Tensor, Tensor]] = {}
@@ -148,19 +146,17 @@ class Tracer(TorchFunctionMode):
         if func == Tensor.device.__get__:
             return self._device
         operation = self._begin(args, kwargs)
-        given = (args, kwargs)
-        if any(map(self._is_without_numbers, values_in(given))):
-            given = map_values(given, self._twin)
-        operation.give(given)
-        outputs = func(*given[0], **given[1])
+        if any(map(self._is_without_numbers, tensors_in((args, kwargs)))):
+            given = operation.give(map_values((args, kwargs), self._twin))
+            outputs = func(*given[0], **given[1])
+        else:
+            given = operation.give(map_values((args, kwargs), _on_host))
+            outputs = self._meter.run_quietly(lambda: func(*given[0], **given[1]))
         self._end(*_called(func, args), outputs)
         return outputs
 
-    def _is_without_numbers(self, value: Any) -> bool:
-        """Whether what is computed with `value` can only be computed without numbers."""
-        if isinstance(value, Tensor):
-            return value.is_meta or storage_of(value) in self._without_numbers
-        return isinstance(value, torch.device)
+    def _is_without_numbers(self, tensor: Tensor) -> bool:
+        return tensor.is_meta or storage_of(tensor) in self._without_numbers
 
     def _twin(self, value: Any) -> Any:
         """What stands for `value` where there are no numbers, always the same."""
@@ -169,11 +165,11 @@ class Tracer(TorchFunctionMode):
         return self._twins.setdefault(id(value), (value, value_on_meta(value)))[1]
 
     def _enter(self, path: str) -> Callable[..., Any]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def enter(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             if self._operation is not None:
                 return None
             self._modules.append(path)
-            if not self._is_leaf(module, path):
+            if path not in self._leaves:
                 return None
             return self._begin(args, kwargs, path).give(map_values((args, kwargs), self._twin))
 
@@ -213,7 +209,7 @@ class Tracer(TorchFunctionMode):
             node = self._note(op, target, args, kwargs, outputs)
             seen = record(node)
             seen.line, seen.flops, seen.kept, seen.is_random = operation.line, flops, kept, is_random
-            seen.changes = bool(changed)
+            seen.changes = tuple(self._node_of(original) for original, _ in changed)
             for original, given in changed:
                 self._changed[storage_of(original)] = node
                 if given is not original:
@@ -298,6 +294,11 @@ def _called(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any, 
     if is_tensor_method_or_property(func):
         return "call_method", func.__name__, args
     return "call_function", func, args
+
+
+def _on_host(value: Any) -> Any:
+    """The device that has the numbers of tensors that come from no input."""
+    return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
 def _states(model: nn.Module) -> list[tuple[str, Tensor]]:

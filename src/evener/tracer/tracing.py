@@ -51,7 +51,7 @@ def trace(
         training: mode of the model; None for its own, in which modules that are not looked into evaluate (a BatchNorm
             that trains refuses a single sample).
         is_leaf: modules that are one operation each. A module with children that cannot be followed (as it applies an
-            autograd function of the user's, say) becomes another.
+            autograd function of the user's, say) becomes another; one that fails as one operation is looked into.
         executable: whether the graph has to compute what the model computes; if not, a tensor may come from something
             that is not an operation of torch.
 
@@ -59,19 +59,25 @@ def trace(
         NotTraceable: names the line of the model that cannot be followed.
     """
     whole: dict[str, str] = {}
+    opened: set[str] = set()
     while True:
-        tracer = Tracer(
-            _copy(model, training, is_leaf), device, lambda m, path: path in whole or is_leaf(m), executable
-        )
+        copied = _copy(model, training, is_leaf)
+        leaves = {path for path, module in copied.named_modules() if path and is_leaf(module)} - opened | whole.keys()
+        tracer = Tracer(copied, device, leaves, executable)
         try:
             return _with_inputs_kept(tracer.run(inputs, whole))
         except Exception as error:
-            path = tracer.innermost
-            reason = f"{_place(error, tracer.innermost_module)}: {first_line(error)}"
-            fails_anyhow = tracer.is_in_operation and not isinstance(error, NotFollowed)
-            if not executable or fails_anyhow or not path or path in whole:
+            path, module = tracer.innermost, tracer.innermost_module
+            reason = f"{_place(error, module)}: {first_line(error)}"
+            is_over = not path or path in whole or path in opened
+            if not tracer.is_in_operation or isinstance(error, NotFollowed):
+                is_over |= not executable
+                whole[path] = reason
+            else:
+                is_over |= path not in leaves or is_childless(module)
+                opened.add(path)
+            if is_over:
                 raise NotTraceable(reason, path) from error
-            whole[path] = reason
 
 
 def _copy(model: nn.Module, training: bool | None, is_leaf: Callable[[nn.Module], bool]) -> nn.Module:

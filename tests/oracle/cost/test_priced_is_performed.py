@@ -14,7 +14,7 @@ from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
 from evener.oracle.profiles import imagine
-from evener.parallel.read import Reader
+from evener.parallel.op_graph import op_graph
 from evener.tracer.model_graph import trace_model_graph
 
 SAMPLES = 6
@@ -46,7 +46,7 @@ def network() -> nn.Module:
 def test_equal_shares_send_the_bytes_of_the_table(mode: Mode, division: Division, size: int) -> None:
     images = torch.zeros(SAMPLES, 3, 16, 16)
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * size),))
-    plans = plan_replicas(Reader(network()).read([images]).network, arrangement)
+    plans = plan_replicas(op_graph(network(), [images]).network, arrangement)
     exact = max(sum(sent for sent, _ in kinds.values()) for kinds in step_traffic(plans, arrangement, 4))
     model = CostModel(TrainingJob(graph=trace_model_graph(network(), images), batch_size=SAMPLES), imagine("v100-node"))
     assert price_mesh(model, [range(size)], mode).sent_bytes == pytest.approx(exact, rel=0.01)

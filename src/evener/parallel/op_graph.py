@@ -1,20 +1,29 @@
-"""The nodes of a traced model become operations for the oracle, each with what computes it."""
+"""A model as operations that can be divided: the planner's network, and what computes each operation in one process.
+
+Derived from the model's trace. What a trace cannot hold (control flow that depends on data) cannot be divided layer by
+layer, and is refused; so are assignments to parts of tensors, as an operation may only make new values here.
+"""
 
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
+from evener.errors import InvalidInput
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Kind, Network, Operation, Weight
-from evener.parallel import describe
+from evener.parallel import op_registry
+from evener.parallel.aliases import refuse_partial_changes
+from evener.tracer.ir import TracedModel, item, record
+from evener.tracer.meta_model import attribute
+from evener.tracer.nested import map_values, values_in
+from evener.tracer.torch_modes import TorchModes
+from evener.tracer.tracing import NotTraceable, trace
 
 Nest: TypeAlias = Any
 """Values in tuples, lists and dicts."""
@@ -51,19 +60,23 @@ class Call:
             Item; None where the operation says it all.
         args: with a Slot for every tensor.
         kwargs: likewise.
+        modes: that the model sets around it.
+        is_random: whether it draws random numbers.
     """
 
     function: Any = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    modes: TorchModes | None = None
+    is_random: bool = False
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A model that was read for one shape of its inputs.
+class OpGraph:
+    """A model's operations for one shape of its inputs.
 
     Attributes:
-        network: for the oracle.
+        network: for the planner.
         calls: one an operation.
         outputs: what the model returns, with a Slot for every tensor.
     """
@@ -73,30 +86,60 @@ class Reading:
     outputs: Nest
 
 
-class Builder:
-    """Turns the nodes of a graph into operations.
+def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device | None = None) -> OpGraph:
+    """The operations of `model` for `inputs`, of which only shape and type matter.
 
     Args:
-        root: the graph and its modules, on the meta device.
-        values: what every node returned in a run there.
+        model: is neither run nor changed.
+        inputs: of one batch.
+        device: where the operations will run; that of the model by default.
+
+    Raises:
+        InvalidInput: the model cannot be followed, or changes parts of tensors in place.
+    """
+    if device is None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    try:
+        traced = trace(model, list(inputs), device, training=None, is_leaf=_is_of_torch)
+    except NotTraceable as error:
+        text = f"{type(model).__name__} cannot be divided layer by layer, because of {error}"
+        raise InvalidInput(text) from error.__cause__
+    refuse_partial_changes(traced, type(model).__name__)
+    return _Builder(model, traced).build()
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    """Whether PyTorch says what `module` does; containers are looked into."""
+    return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
+
+
+class _Builder:
+    """Turns the nodes of a traced model into operations.
+
+    Args:
+        model: whole, on any device.
+        traced: of it.
     """
 
-    def __init__(self, root: fx.GraphModule, values: dict[fx.Node, Any]) -> None:
-        self._root, self._values = root, values
+    def __init__(self, model: nn.Module, traced: TracedModel) -> None:
+        self._model, self._traced = model, traced
         self._operations: list[Operation] = []
         self._calls: list[Call] = []
         self._slots: dict[Any, Slot] = {}
 
-    def build(self) -> Reading:
+    def build(self) -> OpGraph:
         """The operations that lead to an output."""
-        needed = _leading_to_output(self._root.graph)
-        for node in self._root.graph.nodes:
-            if node in needed and node.op != "output" and isinstance(self._values[node], Tensor):
+        needed = _leading_to_output(self._traced.graph)
+        for node in self._traced.graph.nodes:
+            if node in needed and node.op != "output" and isinstance(record(node).value, Tensor):
+                first = len(self._calls)
                 self._slots[node] = self._read(node)
-        output = next(node for node in self._root.graph.nodes if node.op == "output")
-        outputs = fx.node.map_arg(output.args[0], self._argument)
+                maker = record(_maker(node))
+                for i in range(first, len(self._calls)):
+                    self._calls[i] = replace(self._calls[i], modes=maker.modes, is_random=maker.is_random)
+        outputs = fx.node.map_arg(self._traced.output.args[0], self._argument)
         self._add("output", "output", (), Call(args=(outputs,)))
-        return Reading(Network(tuple(self._operations)), tuple(self._calls), outputs)
+        return OpGraph(Network(tuple(self._operations)), tuple(self._calls), outputs)
 
     def _read(self, node: fx.Node) -> Slot:
         """Add what computes the tensor of `node`."""
@@ -106,38 +149,43 @@ class Builder:
             return self._constant(node)
         if node.op == "call_module":
             return self._module(node)
-        target: Any = node.target
-        plain = _not_in_place(target)
-        if target is operator.getitem and not isinstance(self._values[node.args[0]], Tensor):  # type: ignore[index]
+        if node.target is item:
             return self._element(*node.args)
-        if plain in describe.AS_MODULES:
-            return self._function_as_module(node, describe.AS_MODULES[plain])
-        if plain in describe.MEANS and describe.averages(self._given(node), node):
+        plain = op_registry.not_in_place(node.target)
+        if plain in op_registry.AS_MODULES:
+            return self._function_as_module(node, op_registry.AS_MODULES[plain])
+        if plain in op_registry.MEANS and op_registry.averages(self._given(node), node):
             return self._average(node)
-        if plain in describe.CONCATENATIONS:
+        if plain in op_registry.CONCATENATIONS:
             return self._concat(node)
-        if plain in describe.POINTWISE or self._keeps_shape(node, plain):
+        if op_registry.is_pointwise(plain) or self._keeps_shape(node, plain):
             return self._add_call(node, "pointwise", _function(plain))
-        if plain in describe.RESHAPES and describe.flattens(self._given(node), self._shape(node)):
+        if plain in op_registry.RESHAPES and op_registry.flattens(self._given(node), self._shape(node)):
             return self._add_call(node, "flatten", None)
-        return self._add_call(node, "other", _computation(node))
+        return self._add_call(node, "other", _function(plain))
 
     def _constant(self, node: fx.Node) -> Slot:
-        tensor = operator.attrgetter(str(node.target))(self._root)
-        trainable = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-        weight = Weight(name="", shape=tuple(tensor.shape), role="free", trainable=trainable)
-        return self._add(str(node.target), "constant", self._shape(node), Call(), weights=(weight,))
+        name = str(node.target)
+        if name in self._traced.constants:
+            tensor = self._traced.constants[name].to(self._traced.device)
+            return self._add(name, "constant", self._shape(node), Call(lambda: tensor))
+        held = attribute(self._model, name)
+        trainable = isinstance(held, nn.Parameter) and held.requires_grad
+        weight = Weight(name="", shape=tuple(held.shape), role="free", trainable=trainable)
+        return self._add(name, "constant", self._shape(node), Call(), weights=(weight,))
 
     def _module(self, node: fx.Node) -> Slot:
         path, given, shape = str(node.target), self._given(node), self._shape(node)
-        module = self._root.get_submodule(path)
-        if isinstance(module, nn.Flatten) and describe.flattens(given, shape):
+        module = self._model.get_submodule(path)
+        if isinstance(module, nn.Flatten) and op_registry.flattens(given, shape):
             return self._add_call(node, "flatten", None)
-        return self._add(path, call=self._call(node, At(path)), shape=shape, **describe.of_module(module, given, shape))
+        return self._add(
+            path, call=self._call(node, At(path)), shape=shape, **op_registry.of_module(module, given, shape)
+        )
 
     def _function_as_module(self, node: fx.Node, kind: type[nn.Module]) -> Slot:
         """A function with settings, as the module that has them."""
-        found = node.normalized_arguments(self._root, normalize_to_only_use_kwargs=True)
+        found = node.normalized_arguments(self._model, normalize_to_only_use_kwargs=True)
         settings = dict(found.kwargs) if found is not None else {}
         x = settings.pop("input", None)
         known = inspect.signature(kind).parameters
@@ -146,7 +194,7 @@ class Builder:
         if not isinstance(x, fx.Node) or others:
             return self._add_call(node, "other", _computation(node))
         module, shape = kind(**values), self._shape(node)
-        found_out = describe.of_module(module, self._given(node), shape)
+        found_out = op_registry.of_module(module, self._given(node), shape)
         return self._add(f"{node.name}()", call=Call(module, (self._slots[x],)), shape=shape, **found_out)
 
     def _average(self, node: fx.Node) -> Slot:
@@ -169,17 +217,17 @@ class Builder:
         """Element `index` of the tuple of tensors that `source` returns."""
         if (source, index) not in self._slots:
             self._slots[source, index] = self._part(source, index) or self._add_call(
-                source, "other", Item(_computation(source), index), self._values[source][index]
+                source, "other", Item(_computation(source), index), record(source).value[index]
             )
         return self._slots[source, index]
 
     def _part(self, source: fx.Node, index: int) -> Slot | None:
         """A stretch of channels, if that is what `source` makes."""
-        if source.target not in describe.CUTS or source.kwargs.get("dim", (*source.args, 0, 0)[2]) != 1:
+        if source.target not in op_registry.CUTS or source.kwargs.get("dim", (*source.args, 0, 0)[2]) != 1:
             return None
-        widths = [part.shape[1] for part in self._values[source]]
+        widths = [part.shape[1] for part in record(source).value]
         start = sum(widths[:index])
-        shape = tuple(self._values[source][index].shape)
+        shape = tuple(record(source).value[index].shape)
         call = Call(args=(self._argument(source.args[0]),))
         return self._add(f"{source.name}_{index}", "part", shape, call, bounds=(start, start + widths[index]))
 
@@ -200,7 +248,7 @@ class Builder:
 
     def _argument(self, node: Any) -> Any:
         """A Slot for a tensor, Slots for a tuple of tensors, the value itself for anything else."""
-        value = self._values[node]
+        value = record(node).value
         if isinstance(value, Tensor):
             return self._slots[node]
         if isinstance(value, tuple | list) and any(isinstance(one, Tensor) for one in value):
@@ -211,24 +259,24 @@ class Builder:
         return fx.node.map_arg(argument, self._argument)
 
     def _keeps_shape(self, node: fx.Node, plain: Any) -> bool:
-        return plain in describe.RESHAPES and self._given(node)[:1] == [self._shape(node)]
+        return plain in op_registry.RESHAPES and self._given(node)[:1] == [self._shape(node)]
 
     def _shape(self, node: fx.Node) -> Shape:
-        return tuple(self._values[node].shape)
+        return tuple(record(node).value.shape)
 
     def _given(self, node: fx.Node) -> list[Shape]:
         """Shapes of the tensors that `node` reads."""
-        return [self._shape(one) for one in node.all_input_nodes if isinstance(self._values[one], Tensor)]
+        return [self._shape(one) for one in node.all_input_nodes if isinstance(record(one).value, Tensor)]
 
 
 def slots_in(nest: Nest) -> list[Slot]:
     """The Slots in a nest, in order."""
-    return [leaf for leaf in pytree.tree_leaves(nest) if isinstance(leaf, Slot)]
+    return [leaf for leaf in values_in(nest) if isinstance(leaf, Slot)]
 
 
 def filled(nest: Nest, tensors: Iterator[Tensor]) -> Nest:
     """A nest with a tensor for every Slot, in order."""
-    return pytree.tree_map(lambda leaf: next(tensors) if isinstance(leaf, Slot) else leaf, nest)
+    return map_values(nest, lambda leaf: next(tensors) if isinstance(leaf, Slot) else leaf)
 
 
 def _leading_to_output(graph: fx.Graph) -> set[fx.Node]:
@@ -239,11 +287,12 @@ def _leading_to_output(graph: fx.Graph) -> set[fx.Node]:
     return needed
 
 
-def _not_in_place(target: Any) -> Any:
-    """The function or name of a method that does the same and leaves its input alone."""
-    if isinstance(target, str):
-        return target.removesuffix("_")
-    return describe.NOT_IN_PLACE.get(target, target)
+def _maker(node: fx.Node) -> fx.Node:
+    """The operation that computes the value of `node`, which may be one of several."""
+    while node.target is item:
+        assert isinstance(node.args[0], fx.Node)
+        node = node.args[0]
+    return node
 
 
 def _computation(node: fx.Node) -> Any:

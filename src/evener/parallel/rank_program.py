@@ -4,153 +4,96 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
-from typing import TypeAlias
+from math import isqrt
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel.batch_norm import untracked
-from evener.parallel.operations import Nest, Reading, filled
-from evener.parallel.pieces import Piece, Workbench, piece
+from evener.parallel.compiled_segment import CompiledSegment, Held, Instruction, is_local
+from evener.parallel.local_ops import OpContext, local_op
+from evener.parallel.op_graph import Nest, OpGraph, filled
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.redistribute import Mover, mover
-from evener.parallel.stretch import Row, compiled, is_local
-
-Held: TypeAlias = tuple[int, Layout]
-"""A value in one of its layouts."""
+from evener.parallel.redistribute import mover
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """One operation of this rank.
-
-    Attributes:
-        moves: (from, to, how), in order.
-        inputs: of the piece.
-        piece: what is computed; None for an input of the model.
-        output: what it makes.
-        done: what nobody needs afterwards.
-        is_local: whether the piece needs nothing of other ranks.
-    """
-
-    moves: tuple[tuple[Held, Held, Mover], ...]
-    inputs: tuple[Held, ...]
-    piece: Piece | None
-    output: Held
-    done: tuple[Held, ...]
-    is_local: bool = False
-
-    def perform(self, held: dict[Held, Tensor]) -> None:
-        """Add what this operation brings and makes to what is there."""
-        for source, target, move in self.moves:
-            held[target] = move(held[source])
-        if self.piece is not None:
-            held[self.output] = self.piece([held[name] for name in self.inputs])
-
-
-class Stretch:
-    """Consecutive instructions without exchanges, compiled.
-
-    Args:
-        instructions: in order; none of them moves anything.
-
-    Attributes:
-        done: what nobody needs afterwards.
-    """
-
-    def __init__(self, instructions: Sequence[Instruction]) -> None:
-        made = [one.output for one in instructions]
-        reads = dict.fromkeys(held for one in instructions for held in one.inputs if held not in made)
-        self.done = tuple(held for one in instructions for held in one.done)
-        places = {held: i for i, held in enumerate((*reads, *made))}
-        self._reads, self._makes = tuple(reads), tuple(held for held in made if held not in self.done)
-        rows = [
-            Row(one.piece, tuple(places[held] for held in one.inputs), places[one.output])
-            for one in instructions
-            if one.piece is not None
-        ]
-        self._run = compiled(rows, len(reads), [places[held] for held in self._makes])
-
-    def perform(self, held: dict[Held, Tensor]) -> None:
-        """Add what the instructions make to what is there."""
-        held.update(zip(self._makes, self._run(*(held[name] for name in self._reads)), strict=True))
-
-
-class Program:
+class RankProgram:
     """What this rank computes of a model, for one shape of its inputs.
 
     Args:
-        reading: of the model.
+        graph: of the model.
         plan: of this rank's replica.
         model: this rank's part.
-        place: of this rank.
+        mesh: where this rank is.
         samples: (first one of this replica, number over all replicas) of the batch that is being computed.
-        chunks: of the operations, of each of which backward keeps the ends and computes the rest again; 1 keeps all.
+        recompute: whether backward keeps only the ends of about the root of the number of operations, and computes the
+            rest again: those segments that keep the least at once.
         compiles: whether what lies between exchanges is compiled.
     """
 
     def __init__(
         self,
-        reading: Reading,
+        graph: OpGraph,
         plan: ReplicaPlan,
         model: nn.Module,
-        place: ProcessMesh,
+        mesh: ProcessMesh,
         samples: Callable[[], tuple[int, int]],
-        chunks: int = 1,
+        recompute: bool = False,
         compiles: bool = False,
     ) -> None:
-        self._outputs, self._model = reading.outputs, model
-        operations = reading.network.operations
+        self._outputs, self._model = graph.outputs, model
+        operations = graph.network.operations
         last = _last_uses(plan)
         instructions: list[Instruction] = []
         for index, (operation, step) in enumerate(zip(operations, plan.steps, strict=True)):
             inputs = tuple(operations[i] for i in operation.inputs)
-            bench = Workbench(operation, inputs, step, reading.calls[index], model, place, samples)
-            moves = tuple(((m.value, m.have), (m.value, m.need), mover(m, place.group)) for m in step.moves)
+            ctx = OpContext(operation, inputs, step, graph.calls[index], model, mesh, samples)
+            moves = tuple(((m.value, m.have), (m.value, m.need), mover(m, mesh.group)) for m in step.moves)
             instructions.append(
                 Instruction(
                     moves=moves,
                     inputs=tuple(zip(operation.inputs, step.choice.needs, strict=True)),
-                    piece=None if operation.kind in ("input", "output") else piece(bench),
+                    local_op=None if operation.kind in ("input", "output") else local_op(ctx),
                     output=(index, step.choice.gives),
                     done=tuple(held for held, user in last.items() if user == index),
-                    is_local=is_local(bench) if operation.kind not in ("input", "output", "constant") else False,
+                    is_local=is_local(ctx) if operation.kind not in ("input", "output", "constant") else False,
                 )
             )
         self._given = [one.output for one, made in zip(instructions, operations, strict=True) if made.kind == "input"]
         self._results = instructions[-1].inputs
-        length = -(-len(instructions) // chunks)
-        self._recomputes = chunks > 1
-        self._chunks = [Chunk(instructions[i : i + length], compiles) for i in range(0, len(instructions), length)]
+        length = -(-len(instructions) // (isqrt(len(instructions)) if recompute else 1))
+        self._recomputes = recompute
+        self._segments = [
+            ProgramSegment(instructions[i : i + length], compiles) for i in range(0, len(instructions), length)
+        ]
 
     def __call__(self, inputs: Sequence[Tensor]) -> Nest:
         """The model's outputs for `inputs`, whole on every rank."""
         held: dict[Held, Tensor] = dict(zip(self._given, inputs, strict=True))
-        for chunk in self._chunks:
+        for segment in self._segments:
             again = self._recomputes and torch.is_grad_enabled()
-            made = self._recomputed(chunk, held) if again else chunk.run(*(held[one] for one in chunk.reads))
-            for one in chunk.drops:
+            made = self._recomputed(segment, held) if again else segment.run(*(held[one] for one in segment.reads))
+            for one in segment.drops:
                 held.pop(one, None)
-            held.update(zip(chunk.makes, made, strict=True))
+            held.update(zip(segment.makes, made, strict=True))
         return filled(self._outputs, iter([held[one] for one in self._results]))
 
-    def _recomputed(self, chunk: Chunk, held: dict[Held, Tensor]) -> tuple[Tensor, ...]:
-        """What `chunk` makes; backward computes it once more, instead of keeping what is in between."""
+    def _recomputed(self, segment: ProgramSegment, held: dict[Held, Tensor]) -> tuple[Tensor, ...]:
+        """What `segment` makes; backward computes it once more, instead of keeping what is in between."""
         made: tuple[Tensor, ...] = checkpoint(
-            chunk.run,
-            *(held[one] for one in chunk.reads),
+            segment.run,
+            *(held[one] for one in segment.reads),
             use_reentrant=False,
             context_fn=lambda: (nullcontext(), untracked(self._model)),
         )
         return made
 
 
-class Chunk:
+class ProgramSegment:
     """Consecutive instructions.
 
     Args:
@@ -164,7 +107,7 @@ class Chunk:
     """
 
     def __init__(self, instructions: Sequence[Instruction], compiles: bool = False) -> None:
-        self._parts = _stretches(instructions) if compiles else list(instructions)
+        self._parts = _compiled(instructions) if compiles else list(instructions)
         reads: dict[Held, None] = {}
         made: dict[Held, None] = {}
         for one in instructions:
@@ -172,13 +115,13 @@ class Chunk:
                 reads |= {} if source in made else {source: None}
                 made[target] = None
             reads |= {held: None for held in one.inputs if held not in made}
-            made |= {one.output: None} if one.piece is not None else {}
+            made |= {one.output: None} if one.local_op is not None else {}
         self.drops = {held for one in instructions for held in one.done}
         self.reads = tuple(reads)
         self.makes = tuple(held for held in made if held not in self.drops)
 
     def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """What the chunk makes of what it reads."""
+        """What the segment makes of what it reads."""
         held = dict(zip(self.reads, tensors, strict=True))
         del tensors
         for one in self._parts:
@@ -201,15 +144,15 @@ def _last_uses(plan: ReplicaPlan) -> dict[Held, int]:
     return {held: index for held, index in last.items() if index < final}
 
 
-def _stretches(instructions: Sequence[Instruction]) -> list[Instruction | Stretch]:
+def _compiled(instructions: Sequence[Instruction]) -> list[Instruction | CompiledSegment]:
     """The same work, with what lies between exchanges compiled."""
     apart: list[Instruction] = []
     for one in instructions:
         if one.moves and one.is_local:
-            apart.append(replace(one, inputs=(), piece=None, done=(), is_local=False))
+            apart.append(replace(one, inputs=(), local_op=None, done=(), is_local=False))
         apart.append(replace(one, moves=()) if one.is_local else one)
-    found: list[Instruction | Stretch] = []
+    found: list[Instruction | CompiledSegment] = []
     for local, group in groupby(apart, lambda one: one.is_local):
         members = list(group)
-        found += [Stretch(members)] if local else members
+        found += [CompiledSegment(members)] if local else members
     return found

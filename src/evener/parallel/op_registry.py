@@ -1,8 +1,7 @@
-"""What each module and function of PyTorch is to the oracle: tables from its type to kind, windows and weights."""
+"""What each module and function of PyTorch is to the planner: tables from its type to kind, windows and weights."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
@@ -157,38 +156,17 @@ AS_MODULES: dict[Callable[..., Any], type[nn.Module]] = {
 }
 """Functions that are done as the module of the same meaning."""
 
-NOT_IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
-_NUMBERS = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "maximum",
-    "minimum",
-    "pow",
-    "neg",
-    "abs",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "square",
+_ALIKE = (
+    *("add", "sub", "mul", "div", "maximum", "minimum", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "square"),
+    *("relu", "sigmoid", "tanh", "clamp", "clamp_min", "clamp_max"),
 )
-_ACTIVATIONS = ("relu", "sigmoid", "tanh", "clamp", "clamp_min", "clamp_max")
 _NEURAL = ("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardsigmoid", "hardswish")
-POINTWISE: frozenset[Any] = frozenset(
+_POINTWISE: frozenset[Any] = frozenset(
     (
-        *_NUMBERS,
-        *_ACTIVATIONS,
-        *(getattr(torch, name) for name in (*_NUMBERS, *_ACTIVATIONS)),
+        *_ALIKE,
+        *(getattr(torch, name) for name in _ALIKE),
         *(getattr(F, name) for name in (*_NEURAL, "hardtanh", "logsigmoid", "softplus", "softsign")),
-        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow),
-        *("contiguous", "float", "double", "half", "bfloat16"),
+        *("truediv", "clone", "contiguous", "float", "double", "half", "bfloat16"),
     )
 )
 """Functions, and names of methods, that compute each number from the numbers at its place."""
@@ -198,6 +176,25 @@ RESHAPES: frozenset[Any] = frozenset(
 MEANS: frozenset[Any] = frozenset(("mean", torch.mean))
 CUTS: frozenset[Any] = frozenset(("chunk", "split", torch.chunk, torch.split))
 CONCATENATIONS: frozenset[Any] = frozenset((torch.cat, torch.concat))
+
+
+def not_in_place(target: Any) -> Any:
+    """The function or name of a method that does the same and leaves its input alone."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if name.startswith("__i") and name.endswith("__"):
+        return f"__{name[3:]}"
+    if name.endswith("_") and not name.endswith("__"):
+        found = next((getattr(room, name[:-1]) for room in (torch, F) if hasattr(room, name[:-1])), target)
+        return name[:-1] if isinstance(target, str) else found
+    return target
+
+
+def is_pointwise(target: Any) -> bool:
+    """Whether a function, or a method of this name, computes each number from the numbers at its place."""
+    if isinstance(target, str) and target.startswith("__"):
+        name = target.strip("_")
+        return name in _POINTWISE or name.removeprefix("r") in _POINTWISE
+    return target in _POINTWISE
 
 
 def flattens(given: Sequence[Shape], output: Shape) -> bool:
