@@ -1,23 +1,24 @@
-"""The star plane: a master, and nodes that connect out to it and may come and go at any step.
+"""The parameter server: a master, and nodes that connect out to it and may come and go at any step.
 
-    command                    master                                                  node
-    -------                    ------                                                  ----
-    master_client -- Submit ----> conversation -> submission                              node
-                                              employer -> run        -- Prepare ---->  fetches code and data
-               <- Accepted --                                        <-- Fetch ------
-                                              blobs                -- Chunk ------>  makes its engine
-                                              run                    <-- Ready ------
-                                              run -> sync.Server     -- Told -------->  employment: works on a lease
-                                              landing (bytes), run   <-- Contribution   its gradient, or its progress
-               <- News -----  audience        validations            -- Assess ------>
-               <- Finished -                                         <-- Assessed ---
-                                              settlement             -- Release ----->  forgets the run
-                              conversation -> members                <-- Join --------  line, whenever it connects
-                                              membership             -- Welcome, Bench, Farewell -->
-                              both sides, several times within the patience: Beat
+    command                   master                                              node
+    -------                   ------                                              ----
+                              handlers -> nodes, membership <-- Join -----------  reconnecting_client, at each connect
+                              effects                        -- Welcome ------->  node
+    master_client             handlers, submission
+      -- SubmitRun -------->  scheduler -> training_run      -- Prepare ------->  worker_session: fetches code and data
+      <- RunAccepted -------  blob_transfer                  <- FetchBlob ------
+                                                             -- BlobChunk ----->  makes its engine
+                              training_run                   <- Ready ----------
+                              training_run -> sync.Server    -- ServerReply --->  works on a lease
+                              handlers (bytes as they come)  <- Contribution ---  its gradient, or its progress
+      <- RunEvents ---------  subscribers, validation        -- Validate ------>
+                                                             <- Validated ------
+      <- RunFinished -------  results                        -- Release ------->  the session ends
+                              effects                        -- Quarantine, Dismiss ->
+                              both sides, several times within the patience: Heartbeat
 
 Where to read what: `messages` is the language; `membership` decides who is in, a pure function of time and messages;
-`consequences` does what follows; `run` joins the parameter server (`sync`), validation and `ledger`; `keeping` and
-`memory` write a run down, so that a master that was killed goes on with it. `node`, `line`, `inbox` and `employment`
-are the other side, `thin_engine` and `torch_engine` what computes there.
+`effects` does what follows; `training_run` joins the server's decisions (`sync`), validation and the history;
+`checkpointing` writes a run down, so that a master that was killed goes on with it. `node`, `worker_session`, `inbox`
+and `reconnecting_client` are the other side; `engine` computes there, over `thin_backend` or `torch_backend`.
 """
