@@ -156,6 +156,30 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
         run_folder(str(tmp_path / "file" / "run"))
 
 
-def test_joining_imports_no_pytorch() -> None:
-    asked = "import sys, evener.run.ps_node; assert not {'torch', 'rich', 'evener.ps.run'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", asked], check=True, timeout=60, env=dict(os.environ))
+_THIN_NODE = """
+import sys
+import numpy as np, psutil
+import evener.run.ps_node
+from evener.autodiff import functional as F, nn, optim
+from evener.ps.engine import EngineSetup, TaskEngine
+from evener.ps.job import Job
+from evener.ps.thin_backend import ThinBackend
+from evener.sync.protocol import Sgd, Workload, synchronous
+from evener.task import ThinTask
+
+task = ThinTask(model=lambda: nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)), loss=F.cross_entropy,
+    train_data=lambda: (np.ones((64, 784), np.float32), np.ones(64, np.int64)),
+    optimizer=lambda parameters: optim.SGD(parameters, lr=0.1))
+backend = ThinBackend(task, 0, "fp32")
+job = Job(run="one", task="one", title="one", protocol="sync", layout=backend.layout,
+    agreement=synchronous(batch=32, outer=Sgd(learning_rate=0.1)), workload=Workload(num_samples=64, num_epochs=1))
+assert TaskEngine(backend, EngineSetup(job, None, None, "cpu", 1.0, lambda: None)).unit_seconds() > 0
+loaded = {"torch", "rich", "evener.ps.master", "evener.ps.training_run", "evener.sync.server"} & set(sys.modules)
+assert not loaded, loaded
+assert psutil.Process().memory_info().rss < 55e6, psutil.Process().memory_info().rss
+"""
+
+
+def test_a_thin_node_computes_in_55_mb_without_pytorch_and_what_only_a_master_needs() -> None:
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", _THIN_NODE], check=True, timeout=60, env={**os.environ, **one_thread})
