@@ -96,10 +96,3 @@ class ParallelModel(Protocol):
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """Take what belongs to this rank's parameters from the state of an optimiser of the whole model."""
         ...
-
-
-def call(module: Callable[..., Any], inputs: Any) -> Any:
-    """The outputs for `inputs`: a tensor, or positional or named arguments."""
-    if isinstance(inputs, dict):
-        return module(**inputs)
-    return module(*inputs) if isinstance(inputs, tuple | list) else module(inputs)

@@ -19,7 +19,8 @@ from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.parallel.batch_norm import GroupBatchNorm, uncounted
 from evener.parallel.gradient_sums import sum_bucket
-from evener.parallel.parallel_model import Criterion, call
+from evener.parallel.parallel_model import Criterion
+from evener.tracer.nested import call
 
 _BUFFERS_ARE_OURS: dict[str, Any] = (
     {"forward_sync_buffers": False}

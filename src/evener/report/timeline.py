@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from evener.errors import require
 from evener.report.canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, SKY, bar_axes, bars_height, canvas
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from evener.parallel.pipeline.timeline import StageEvent, Timeline
+
 _COLORS = {"forward": BLUE, "recompute": SKY, "backward": GREEN, "evaluate": BLUE}
 _WAITING = "waiting for others"
 _HEIGHT = 0.68
@@ -21,47 +23,11 @@ _NARROWEST_LABELLED = 0.016
 """Of the width of the picture."""
 
 
-class Span(Protocol):
-    """One action of one stage, in seconds of one clock."""
-
-    @property
-    def stage(self) -> int:
-        """That acted."""
-
-    @property
-    def micro_batch(self) -> int:
-        """On which."""
-
-    @property
-    def kind(self) -> str:
-        """forward, recompute, backward or evaluate."""
-
-    @property
-    def begin(self) -> float:
-        """Of computing."""
-
-    @property
-    def end(self) -> float:
-        """Of computing."""
-
-
-class Spans(Protocol):
-    """All actions of a step."""
-
-    @property
-    def num_stages(self) -> int:
-        """Of the pipeline."""
-
-    @property
-    def events(self) -> Sequence[Span]:
-        """Of all stages."""
-
-
-def timeline_figure(timeline: Spans) -> Figure:
+def timeline_figure(timeline: Timeline) -> Figure:
     """A row a stage, a box an action with the number of its micro-batch; beside it the share of the step it computed.
 
     Args:
-        timeline: of a step; a `parallel.pipeline.Timeline` is one.
+        timeline: of a step.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
@@ -85,23 +51,16 @@ def timeline_figure(timeline: Spans) -> Figure:
     return figure
 
 
-def idle_share(timeline: Spans) -> float:
-    """Share of the stages' time, from the first beginning to the last end, in which they computed nothing."""
-    length = max(event.end for event in timeline.events) - min(event.begin for event in timeline.events)
-    busy = sum(event.end - event.begin for event in timeline.events)
-    return 1 - busy / (timeline.num_stages * length)
-
-
-def _title(timeline: Spans, length: float) -> str:
+def _title(timeline: Timeline, length: float) -> str:
     stages, micro_batches = timeline.num_stages, len({event.micro_batch for event in timeline.events})
     equal = (stages - 1) / (micro_batches + stages - 1)
     return (
         f"{human_seconds(length)} of {stages} stages and {micro_batches} micro-batches: "
-        f"idle for {percent(idle_share(timeline))}, equal stages for {percent(equal)}"
+        f"idle for {percent(timeline.bubble)}, equal stages for {percent(equal)}"
     )
 
 
-def _draw_stage(axes: Axes, events: Sequence[Span], stage: int, start: float, length: float) -> None:
+def _draw_stage(axes: Axes, events: Sequence[StageEvent], stage: int, start: float, length: float) -> None:
     ordered = sorted(events, key=lambda event: event.begin)
     for one, other in pairwise(ordered):
         if other.begin > one.end:
@@ -118,7 +77,7 @@ def _draw_stage(axes: Axes, events: Sequence[Span], stage: int, start: float, le
     )  # fmt: skip
 
 
-def _draw_box(axes: Axes, event: Span, start: float, length: float) -> None:
+def _draw_box(axes: Axes, event: StageEvent, start: float, length: float) -> None:
     width, left = event.end - event.begin, event.begin - start
     color = _COLORS[event.kind]
     axes.barh(

@@ -20,11 +20,11 @@ from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import require
 from evener.launch.rank_environment import RankEnvironment
 from evener.memory import usable_memory
-from evener.parallel.parallel_model import call
 from evener.profile import TaskTiming
 from evener.run.precision import Arithmetic
 from evener.run.settings import Settings
 from evener.task import Task
+from evener.tracer.nested import call
 
 _MEASURE_SECONDS = 1.5
 _CALIBRATION_SECONDS = 0.5
