@@ -23,7 +23,7 @@ from evener.tracer.ir import TracedModel, item, record
 from evener.tracer.meta_model import attribute
 from evener.tracer.nested import map_values, values_in
 from evener.tracer.torch_modes import TorchModes
-from evener.tracer.tracing import NotTraceable, trace
+from evener.tracer.tracing import CPU, NotTraceable, trace
 
 Nest: TypeAlias = Any
 """Values in tuples, lists and dicts."""
@@ -86,19 +86,17 @@ class OpGraph:
     outputs: Nest
 
 
-def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device | None = None) -> OpGraph:
+def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = CPU) -> OpGraph:
     """The operations of `model` for `inputs`, of which only shape and type matter.
 
     Args:
         model: is neither run nor changed.
         inputs: of one batch.
-        device: where the operations will run; that of the model by default.
+        device: where the operations will run.
 
     Raises:
         InvalidInput: the model cannot be followed, or changes parts of tensors in place.
     """
-    if device is None:
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     try:
         traced = trace(model, list(inputs), device, training=None, is_leaf=_is_of_torch)
     except NotTraceable as error:

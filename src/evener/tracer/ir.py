@@ -3,7 +3,7 @@
     node.op               placeholder (an input), get_attr (a tensor that the model holds, or a constant), call_module,
                           call_function, call_method, output
     node.target, .args    as torch.fx writes them, with a node in place of every tensor
-    record(node)          what was seen when it ran: a NodeRecord
+    record(node)          what was seen when it ran: a OpRecord
 
 A module that is not looked into is one operation; a call of torch outside of such modules is another. The graph holds
 for one shape of the inputs and one mode, training or evaluation: both may decide what a model does.
@@ -22,7 +22,7 @@ from evener.tracer.torch_modes import TorchModes
 
 
 @dataclass(kw_only=True, slots=True)
-class NodeRecord:
+class OpRecord:
     """What was seen when a node ran.
 
     Attributes:
@@ -48,9 +48,9 @@ class NodeRecord:
     kept: tuple[int, ...] = ()
 
 
-def record(node: fx.Node) -> NodeRecord:
+def record(node: fx.Node) -> OpRecord:
     """What was seen when `node` ran."""
-    found: NodeRecord = node.meta["record"]
+    found: OpRecord = node.meta["record"]
     return found
 
 
@@ -64,7 +64,7 @@ class TracedModel:
     """A model's operations, in order.
 
     Attributes:
-        graph: of torch.fx, with a NodeRecord for every node but the output.
+        graph: of torch.fx, with a OpRecord for every node but the output.
         device: that stands in the graph for the one that the model will run on.
         constants: tensors with numbers that are no attributes of the model, by the name that the graph gives them.
         changed: the last node that changed a storage in place, by storage.

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from evener.errors import TrainingFailed, first_line
 from evener.graph import Layer, ModelGraph
-from evener.tracer.ir import NodeRecord, TracedModel, item, record
+from evener.tracer.ir import OpRecord, TracedModel, item, record
 from evener.tracer.nested import map_tensors, tensors_in
 from evener.tracer.splits import halo_of, splits_of, window_of
 from evener.tracer.tracing import NotTraceable, is_childless, trace
@@ -166,7 +166,7 @@ def _written(node: fx.Node) -> fx.Node:
     return written
 
 
-def _kept_bytes(seen: NodeRecord) -> int:
+def _kept_bytes(seen: OpRecord) -> int:
     """Of what grows with the batch."""
     return sum(nbytes for nbytes in seen.kept if nbytes % BATCH == 0)
 

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from evener.errors import is_users
 from evener.tracer.cost_meter import CostMeter
-from evener.tracer.ir import NodeRecord, TracedModel, item, record
+from evener.tracer.ir import OpRecord, TracedModel, item, record
 from evener.tracer.meta_model import META, attributes, storage_of, value_on_meta
 from evener.tracer.nested import call, map_tensors, map_values, tensors_in
 from evener.tracer.torch_modes import TorchModes
@@ -231,7 +231,7 @@ class Tracer(TorchFunctionMode):
     def _note(self, op: str, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
         node = self._graph.create_node(op, target, args, kwargs)
         modes = TorchModes.now(self._device.type)
-        node.meta["record"] = NodeRecord(
+        node.meta["record"] = OpRecord(
             value=value,
             number=len(self._graph.nodes),
             module=self.innermost,

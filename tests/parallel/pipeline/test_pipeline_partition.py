@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -142,3 +143,32 @@ def test_an_order_in_evaluation_that_the_cut_forbids_is_refused() -> None:
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         Pipeline(chain(2, 2, 2), torch.zeros(4, 2), nn.MSELoss(), **{"stages": 2, "on": [CPU] * 2, **options})
+
+
+def test_a_model_that_cannot_be_followed_is_refused_with_its_line() -> None:
+    class Gate(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(InvalidInput, match=rf"the model cannot be cut into stages, because of {__file__}, .*x.sum"):
+        piped(Gate(), torch.zeros(4, 2), 2)
+
+
+def test_a_gradient_passes_a_cut_through_a_mask_that_inputs_were_written_into() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            mask = torch.zeros(x.shape[0], 4)
+            mask[:, 1:] = y[:, 1:]
+            return self.b(mask)  # type: ignore[no-any-return]
+
+    model, x = Masked(), torch.randn(6, 4)
+    whole = copy.deepcopy(model)
+    torch.autograd.backward((whole(x) - x).square().mean())
+    piped(model, x, ["b"], micro_batches=1).step(x, x)
+    for own, other in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,12 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchvision_operators  # noqa: F401  before torchvision
-from evener.errors import InvalidInput
 from evener.parallel.pipeline.partition import cut_points
-from evener.parallel.pipeline.partition_problem import trace_micro_batch
 from evener.tracer.ir import TracedModel, record
-
-CPU = torch.device("cpu")
+from evener.tracer.tracing import CPU, NotTraceable, trace
 
 
 class Model(nn.Module):
@@ -36,7 +34,7 @@ class Model(nn.Module):
 
 
 def follow(code: Callable[..., Any], training: bool = True) -> TracedModel:
-    return trace_micro_batch(Model(code), torch.zeros(3, 4), CPU, training)
+    return trace(Model(code), torch.zeros(3, 4), CPU, training)
 
 
 def targets(found: TracedModel) -> list[str]:
@@ -105,7 +103,7 @@ def test_a_number_that_comes_from_the_inputs_is_not_known_afterwards() -> None:
         outputs: Tensor = x * mask.tolist()[0][0]
         return outputs
 
-    with pytest.raises(InvalidInput, match=r"x \* mask.tolist\(\)"):
+    with pytest.raises(NotTraceable, match=r"x \* mask.tolist\(\)"):
         follow(code)
 
 
@@ -155,7 +153,7 @@ class Opaque(nn.Module):
 
 
 def test_a_module_that_cannot_be_looked_into_stays_whole() -> None:
-    found = trace_micro_batch(nn.Sequential(nn.Linear(4, 4), Opaque(), nn.ReLU()), torch.zeros(3, 4), CPU)
+    found = trace(nn.Sequential(nn.Linear(4, 4), Opaque(), nn.ReLU()), torch.zeros(3, 4), CPU)
     assert targets(found) == ["0", "1", "2"]
     assert list(found.whole) == ["1"]
     assert "Opaque.forward" in found.whole["1"]
@@ -166,21 +164,21 @@ def test_the_line_that_cannot_be_followed_is_named() -> None:
         return x if m.linear(x).sum() > 0 else -x
 
     place = re.escape(f"{__file__}, line {code.__code__.co_firstlineno + 1}")
-    with pytest.raises(InvalidInput, match=rf"cannot be cut into stages, because of {place} .*m.linear"):
+    with pytest.raises(NotTraceable, match=rf"^{place} .*m.linear"):
         follow(code)
 
 
 def test_a_result_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="returns a object, which is neither tensor, tuple, list nor dict"):
+    with pytest.raises(NotTraceable, match="returns a object, which is neither tensor, tuple, list nor dict"):
         follow(lambda m, x: (m.linear(x), object()))
-    with pytest.raises(InvalidInput, match=r"Opaque.forward.*autograd function"):
-        trace_micro_batch(Opaque(), torch.zeros(3, 4), CPU)
+    with pytest.raises(NotTraceable, match=r"Opaque.forward.*autograd function"):
+        trace(Opaque(), torch.zeros(3, 4), CPU)
 
 
 def test_the_model_itself_is_left_alone() -> None:
     model = Model(lambda m, x: m.linear(x))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    trace_micro_batch(model, torch.zeros(3, 4), CPU, training=False)
+    trace(model, torch.zeros(3, 4), CPU, training=False)
     assert model.training
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not model.linear._forward_hooks
@@ -192,6 +190,81 @@ def test_models_of_torchvision_are_followed_to_the_end(name: str) -> None:
 
     with torch.device("meta"):
         model = getattr(torchvision.models, name)(weights=None)
-    found = trace_micro_batch(model, torch.zeros(2, 3, 224, 224), CPU)
+    found = trace(model, torch.zeros(2, 3, 224, 224), CPU)
     assert not found.whole
     assert len(cut_points(found, model)) > 30
+
+
+# --- numbers that come from no input
+
+
+def test_what_inputs_are_written_into_has_their_gradient() -> None:
+    def code(m: Any, x: Tensor) -> Tensor:
+        mask = torch.zeros(3, 4)
+        mask[:, 1:] = m.linear(x)[:, 1:]
+        mask[:, :1].copy_(m.linear(x)[:, :1])
+        return mask * 2
+
+    values = {node.name: record(node).value for node in follow(code).operations}
+    assert values["zeros"].requires_grad
+    assert values["mul"].requires_grad
+
+
+def test_masks_made_on_the_device_of_the_inputs_keep_their_numbers() -> None:
+    def code(m: Any, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(4, device=x.device)
+        outputs: Tensor = m.linear(x) if bool((mask.to(x.device) == mask).all()) else x
+        return outputs + mask[0]
+
+    assert "linear" in targets(follow(code))
+
+
+def test_random_numbers_that_the_model_draws_leave_the_generator_alone() -> None:
+    model = Model(lambda m, x: x + torch.rand(4) + torch.rand(4, device=x.device))
+    state = torch.random.get_rng_state()
+    found = trace(model, torch.zeros(3, 4))
+    assert [record(node).is_random for node in found.operations].count(True) == 2
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+# --- modules as operations
+
+
+def test_a_module_that_fails_as_one_operation_is_looked_into() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.linear(x) if bool(mask.any()) else x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.picky = Picky()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.picky(x, torch.ones(4))  # type: ignore[no-any-return]
+
+    found = trace(Outer(), torch.zeros(3, 4), is_leaf=lambda module: isinstance(module, Picky))
+    assert "linear" in targets(found)
+
+
+def test_several_threads_follow_models_at_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: targets(trace(model, torch.zeros(3, 4))), range(12)))
+    assert found == [["0", "1", "2", "3"]] * 12
+
+
+def test_an_operation_knows_the_line_and_the_costs_that_are_its_own() -> None:
+    def code(m: Any, x: Tensor) -> Tensor:
+        y = m.linear(x)
+        return (y * y).relu()  # type: ignore[no-any-return]
+
+    linear, product, relu = (record(node) for node in follow(code).operations)
+    assert linear.flops == 2 * 3 * 4 * 4
+    assert (linear.kept, product.kept, relu.kept) == ((3 * 4 * 4,), (3 * 4 * 4,), (3 * 4 * 4,))
+    assert linear.line == f"{__file__}, line {code.__code__.co_firstlineno + 1}"
+    assert product.line == f"{__file__}, line {code.__code__.co_firstlineno + 2}"

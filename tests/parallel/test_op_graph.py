@@ -1,0 +1,111 @@
+"""What ranks divide is derived from what a model does: modes and custom gradients stay, hidden changes are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compare_divided import hold_against, train
+from evener.errors import InvalidInput
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
+from evener.parallel.op_graph import op_graph
+from thread_ranks import together
+
+IMAGES = torch.zeros(2, 3, 6, 6)
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, as if it did not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.mul(4).round().div(4)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+class Rounded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(5, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Straight.apply(self.conv(x))  # type: ignore[no-any-return,no-untyped-call]
+
+
+class Everything(nn.Module):
+    """Gradients switched off, a gradient of its own, numbers made in the forward pass, changes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rounded, self.last = nn.Conv2d(3, 5, 3, padding=1), Rounded(), nn.Conv2d(5, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        with torch.no_grad():
+            level = y.abs() / 2
+        y = self.rounded(y - level)
+        y += torch.arange(5, dtype=y.dtype, device=y.device).view(1, 5, 1, 1)
+        y = torch.relu_(y / 3)
+        return self.last(F.relu(1 - y, inplace=True)).flatten(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
+def test_modes_custom_gradients_and_numbers_of_the_model_s_own_give_what_one_process_gives(division: Any) -> None:
+    torch.manual_seed(0)
+    expected = train(Everything().double(), (2, 3, 6, 6))
+    arrangement = Arrangement(division=division, replicas=(Replica(shares=(2, 1)),))
+    together(2, lambda group: hold_against(group, expected, arrangement, [2]))
+
+
+class Model(nn.Module):
+    def __init__(self, code: Callable[..., Any]) -> None:
+        super().__init__()
+        self.conv, self.code = nn.Conv2d(3, 4, 1), code
+
+    def forward(self, x: Tensor) -> Any:
+        return self.code(self.conv(x))
+
+
+def test_a_value_that_is_changed_through_a_view_is_refused_with_its_line() -> None:
+    def code(y: Tensor) -> Tensor:
+        y.view(2, -1).relu_()
+        return y + 1
+
+    line = code.__code__.co_firstlineno + 2
+    with pytest.raises(InvalidInput, match=rf"tensor that was changed through a view \({__file__}, line {line}\)"):
+        op_graph(Model(code), [IMAGES])
+
+
+def test_halves_that_are_changed_apart_are_followed() -> None:
+    def code(y: Tensor) -> Tensor:
+        first, last = y[:, :2], y[:, 2:]
+        return torch.cat([last, first.relu_()], 1)
+
+    assert op_graph(Model(code), [IMAGES]).network.operations[-2].kind == "concat"
+
+
+def test_assignments_and_what_depends_on_numbers_are_refused_with_their_line() -> None:
+    def assigned(y: Tensor) -> Tensor:
+        y[:, 0] = 0
+        return y
+
+    with pytest.raises(InvalidInput, match=rf"Model assigns to part of a tensor \({__file__}, line .*not be divided"):
+        op_graph(Model(assigned), [IMAGES])
+    with pytest.raises(InvalidInput, match=rf"Model cannot be divided layer by layer, because of {__file__}, .*sum"):
+        op_graph(Model(lambda y: y if y.sum() > 0 else -y), [IMAGES])
+
+
+def test_a_model_without_memory_is_followed_too() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
+    kinds = [operation.kind for operation in op_graph(model, [IMAGES.to("meta")]).network.operations]
+    assert kinds == ["input", "convolution", "batch_norm", "pointwise", "output"]
