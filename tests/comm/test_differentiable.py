@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from evener.comm.differentiable import (
-    alike_from_whole,
-    collect,
-    gather_alike,
-    slice_alike,
-    spread,
-    sum_alike,
-    sum_whole,
-    whole_from_alike,
+    all_gather,
+    all_reduce,
+    copy_from_parallel,
+    copy_to_parallel,
+    gather_from_parallel,
+    reduce_from_parallel,
+    reduce_scatter,
+    scatter_to_parallel,
 )
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
@@ -49,7 +49,7 @@ def by_rank(work: Callable[[Group], Tensor]) -> list[list[float]]:
 def test_spread_sums_what_each_rank_makes_of_a_value() -> None:
     def work(group: Group) -> Tensor:
         x = own(group.rank)
-        return gradient(spread(gather(group), x)[0], x, float(WEIGHTS[group.rank]))
+        return gradient(all_gather(gather(group), x)[0], x, float(WEIGHTS[group.rank]))
 
     assert by_rank(work) == [[222, 444, 666], [888], []]
 
@@ -57,7 +57,7 @@ def test_spread_sums_what_each_rank_makes_of_a_value() -> None:
 def test_collect_is_its_transpose() -> None:
     def work(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(collect(gather(group), x)[0], x, 1.0)
+        return gradient(reduce_scatter(gather(group), x)[0], x, 1.0)
 
     assert by_rank(work) == [[6, 12, 18, 24]] * 3
 
@@ -65,7 +65,7 @@ def test_collect_is_its_transpose() -> None:
 def test_what_all_ranks_do_alike_is_gathered_without_a_sum_backward() -> None:
     def work(group: Group) -> Tensor:
         x = own(group.rank)
-        return gradient(gather_alike(gather(group), x), x, 1.0)
+        return gradient(gather_from_parallel(gather(group), x), x, 1.0)
 
     assert by_rank(work) == [[2, 4, 6], [8], []]
 
@@ -73,16 +73,16 @@ def test_what_all_ranks_do_alike_is_gathered_without_a_sum_backward() -> None:
 def test_a_part_of_what_is_alike_gets_the_gradient_of_all() -> None:
     def work(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(slice_alike(gather(group), x), x, 1.0)
+        return gradient(scatter_to_parallel(gather(group), x), x, 1.0)
 
     assert by_rank(work) == [[2, 4, 6, 8]] * 3
 
 
-@pytest.mark.parametrize(("add", "expected"), [(sum_whole, 3 * 2 * 111), (sum_alike, 3 * 2)])
+@pytest.mark.parametrize(("add", "expected"), [(all_reduce, 3 * 2 * 111), (reduce_from_parallel, 3 * 2)])
 def test_a_sum_of_addends(add: Callable[[Group, Tensor], Tensor], expected: float) -> None:
     def work(group: Group) -> Tensor:
         x = torch.ones(1, dtype=torch.float64, requires_grad=True)
-        return gradient(add(group, x), x, float(WEIGHTS[group.rank]) if add is sum_whole else 1.0)
+        return gradient(add(group, x), x, float(WEIGHTS[group.rank]) if add is all_reduce else 1.0)
 
     assert by_rank(work) == [[expected]] * 3
 
@@ -90,11 +90,11 @@ def test_a_sum_of_addends(add: Callable[[Group, Tensor], Tensor], expected: floa
 def test_between_whole_and_alike_only_the_gradient_changes() -> None:
     def there(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(whole_from_alike(group, x), x, float(WEIGHTS[group.rank]))
+        return gradient(copy_to_parallel(group, x), x, float(WEIGHTS[group.rank]))
 
     def back(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(alike_from_whole(group, x), x, 3.0)
+        return gradient(copy_from_parallel(group, x), x, 3.0)
 
     assert by_rank(there) == [[222, 444, 666, 888]] * 3
     assert [[round(v, 9) for v in row] for row in by_rank(back)] == [[2, 4, 6, 8]] * 3

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.comm.exchange import Exchange, Route
+from evener.comm.exchange import Exchange, Intervals, Region, Route, blocks, numel, shape_of
 from evener.comm.group import Group
 from evener.comm.mesh import LARGEST_ROUND
-from evener.comm.regions import Intervals, Region, blocks, numel, shape_of
 from evener.errors import InvalidValue
 from thread_ranks import together
 
@@ -53,7 +52,7 @@ def test_spread_brings_what_is_needed_and_collect_sums_what_was_made_of_it(small
 
     def work(group: Group) -> tuple[torch.Tensor, torch.Tensor]:
         exchange = Exchange(group, [Route(own, need)], "test")
-        return exchange.spread([take(own[group.rank])])[0], exchange.collect([take(need[group.rank])])[0]
+        return exchange.all_gather([take(own[group.rank])])[0], exchange.reduce_scatter([take(need[group.rank])])[0]
 
     with mock.patch("evener.comm.exchange.LARGEST_ROUND", LARGEST_ROUND if small else -1):
         results = together(ranks, work)
@@ -72,8 +71,8 @@ def test_bytes_are_counted_under_the_kind_in_both_directions() -> None:
 
     def work(group: Group) -> tuple[float, float]:
         exchange = Exchange(group, [Route(own, need)], "halo")
-        exchange.spread([torch.zeros(shape_of(own[group.rank]))])
-        exchange.collect([torch.zeros(shape_of(need[group.rank]))])
+        exchange.all_gather([torch.zeros(shape_of(own[group.rank]))])
+        exchange.reduce_scatter([torch.zeros(shape_of(need[group.rank]))])
         assert group.traffic.seconds["halo"] > 0
         return group.traffic.sent["halo"], group.traffic.received["halo"]
 
@@ -86,7 +85,7 @@ def test_a_large_tensor_travels_by_a_collective_and_a_small_one_over_the_mesh(co
 
     def work(group: Group) -> bool:
         x = torch.full((1, columns), float(group.rank))
-        return torch.equal(Exchange(group, [Route(own, own[::-1])], "swap").spread([x])[0], 1 - x)
+        return torch.equal(Exchange(group, [Route(own, own[::-1])], "swap").all_gather([x])[0], 1 - x)
 
     with mock.patch("torch.distributed.all_to_all_single", wraps=dist.all_to_all_single) as collective:
         assert together(2, work) == [True, True]
@@ -98,7 +97,9 @@ def test_several_tensors_travel_in_one_message() -> None:
 
     def work(group: Group) -> list[torch.Tensor]:
         exchange = Exchange(group, [Route(first, second, 0), Route(second, first, 1), Route(first, first, 0)], "three")
-        return exchange.spread([torch.full(shape_of(own[group.rank]), float(group.rank)) for own in (first, second)])
+        return exchange.all_gather(
+            [torch.full(shape_of(own[group.rank]), float(group.rank)) for own in (first, second)]
+        )
 
     zero, one = together(2, work)
     assert [x[:, 0].tolist() for x in zero] == [[0, 1], [0], [0]]
@@ -124,9 +125,9 @@ def test_a_wrong_shape_or_type_is_refused_before_it_is_sent() -> None:
     def work(group: Group) -> None:
         exchange = Exchange(group, [Route(own, own[::-1]), Route(own, own, 1)], "wrong")
         with pytest.raises(InvalidValue, match=rf"tensor 0 of rank {group.rank} .* of shape \(2, 3\), got \(3, 3\)"):
-            exchange.spread([torch.zeros(3, 3), torch.zeros(2, 3)])
+            exchange.all_gather([torch.zeros(3, 3), torch.zeros(2, 3)])
         with pytest.raises(InvalidValue, match=r"tensor 1 of rank . .* of type torch\.float32, got torch\.float64"):
-            exchange.spread([torch.zeros(2, 3), torch.zeros(2, 3).double()])
+            exchange.all_gather([torch.zeros(2, 3), torch.zeros(2, 3).double()])
 
     together(2, work)
 
@@ -145,6 +146,8 @@ def test_every_type_of_numbers_travels(dtype: torch.dtype) -> None:
     own = rows(((0, 2),), ((2, 4),))
 
     def work(group: Group) -> torch.Tensor:
-        return Exchange(group, [Route(own, own[::-1])], "swap").spread([torch.full((2, 3), group.rank, dtype=dtype)])[0]
+        return Exchange(group, [Route(own, own[::-1])], "swap").all_gather(
+            [torch.full((2, 3), group.rank, dtype=dtype)]
+        )[0]
 
     assert [x.float().mean().item() for x in together(2, work)] == [1, 0]

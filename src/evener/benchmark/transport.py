@@ -19,9 +19,8 @@ import torch.distributed as dist
 from evener.benchmark.clock import now
 from evener.benchmark.score import Score
 from evener.benchmark.silence import silent_group
-from evener.comm.exchange import Exchange, Route
+from evener.comm.exchange import Exchange, Region, Route
 from evener.comm.group import Group
-from evener.comm.regions import Region
 from evener.comm.step_timing import StepTimer
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming
 
@@ -169,7 +168,7 @@ def _told_neighbours(group: Group, nbytes: int) -> _Begin:
 def _spread(group: Group, own: tuple[Region, ...], need: tuple[Region, ...], width: int) -> _Begin:
     exchange = Exchange(group, [Route(own, need)], "measuring")
     row = torch.zeros(1, width, device=group.device)
-    return lambda: exchange.begin_spread([row])
+    return lambda: exchange.begin_all_gather([row])
 
 
 def _rows(first: int, last: int, width: int) -> Region:

@@ -1,19 +1,21 @@
 """Collectives that autograd differentiates. The loss is the sum of what all ranks compute.
 
-Copies of a value on several ranks are of one of two states, which differ in what backward brings:
+In DTensor's words a value of which every rank holds a copy is Replicate. Its gradient is of one of two placements:
 
-    whole   each copy's gradient is what this rank's use of it adds; their sum is the value's gradient
-    alike   every rank does the same with it, so each copy's gradient is the value's gradient already
+    Partial     each rank makes another use of its copy; the sum of the copies' gradients is the value's gradient
+    Replicate   every rank does the same with its copy, so that each copy's gradient is the value's gradient already
+
+The names say which; those of the second kind, between ranks that compute alike and ranks that do not, are Megatron's:
 
                             forward             backward
-    spread                  own -> needed       sum to the owners
-    collect                 sum to the owners   own -> needed
-    gather_alike            own -> all          the own part
-    slice_alike             the own part        own -> all
-    sum_whole               all-reduce          all-reduce
-    sum_alike               all-reduce          -
-    whole_from_alike        -                   all-reduce
-    alike_from_whole        -                   1 / ranks
+    all_gather              own -> needed       sum to the owners
+    reduce_scatter          sum to the owners   own -> needed
+    all_reduce              all-reduce          all-reduce          the result's gradient is Partial
+    gather_from_parallel    own -> all          the own part        the result's gradient is Replicate
+    scatter_to_parallel     the own part        own -> all          the value's gradient is Replicate
+    reduce_from_parallel    all-reduce          -                   the result's gradient is Replicate
+    copy_to_parallel        -                   all-reduce          Partial -> Replicate
+    copy_from_parallel      -                   1 / ranks           Replicate -> Partial
 
 All ranks run their backward collectives in one order, whatever else each one computes: autograd always runs the node
 that was made last among those that are ready, so that backward is forward reversed. A collective keeps an (empty)
@@ -23,8 +25,8 @@ before the last of its collectives runs backward, and not later on a rank that h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -33,141 +35,82 @@ from torch.autograd.function import once_differentiable
 from evener.comm.exchange import Exchange
 from evener.comm.group import Group
 
-Grads = tuple[Tensor | None, ...]
+_Collective: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-def spread(exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
+def all_gather(exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The needed regions of an exchange, from the owned ones."""
-    return cast("tuple[Tensor, ...]", _Spread.apply(exchange, *tensors))  # type: ignore[no-untyped-call]
+    return _perform(exchange.all_gather, exchange.reduce_scatter, *tensors)
 
 
-def collect(exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
+def reduce_scatter(exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The sums of needed regions at their owners."""
-    return cast("tuple[Tensor, ...]", _Collect.apply(exchange, *tensors))  # type: ignore[no-untyped-call]
+    return _perform(exchange.reduce_scatter, exchange.all_gather, *tensors)
 
 
-def gather_alike(gather: Exchange, x: Tensor) -> Tensor:
-    """All of a value of which this rank owns `x`; `gather` has one route, on which every rank needs all."""
-    return cast(Tensor, _GatherAlike.apply(gather, x))  # type: ignore[no-untyped-call]
-
-
-def slice_alike(gather: Exchange, x: Tensor) -> Tensor:
-    """This rank's own part of `x`; `gather` is what would bring all of `x` back."""
-    return cast(Tensor, _SliceAlike.apply(gather, x))  # type: ignore[no-untyped-call]
-
-
-def sum_whole(group: Group, x: Tensor) -> Tensor:
+def all_reduce(group: Group, x: Tensor) -> Tensor:
     """Sum of every rank's `x`, whose copies the ranks use differently."""
-    return cast(Tensor, _Sum.apply(group, True, x))  # type: ignore[no-untyped-call]
+    return _perform(_all_reduce(group), _all_reduce(group), x)[0]
 
 
-def sum_alike(group: Group, x: Tensor) -> Tensor:
+def gather_from_parallel(gather: Exchange, x: Tensor) -> Tensor:
+    """All of a value of which this rank owns `x`; `gather` has one route, on which every rank needs all."""
+    return _perform(gather.all_gather, _own_part(gather), x)[0]
+
+
+def scatter_to_parallel(gather: Exchange, x: Tensor) -> Tensor:
+    """This rank's own part of `x`; `gather` is what would bring all of `x` back."""
+    return _perform(_own_part(gather), gather.all_gather, x)[0]
+
+
+def reduce_from_parallel(group: Group, x: Tensor) -> Tensor:
     """Sum of every rank's `x`, with whose copies the ranks all do the same."""
-    return cast(Tensor, _Sum.apply(group, False, x))  # type: ignore[no-untyped-call]
+    return _perform(_all_reduce(group), _unchanged, x)[0]
 
 
-def whole_from_alike(group: Group, x: Tensor) -> Tensor:
+def copy_to_parallel(group: Group, x: Tensor) -> Tensor:
     """`x`, of which from here on each rank makes another use."""
-    return cast(Tensor, _WholeFromAlike.apply(group, x))  # type: ignore[no-untyped-call]
+    return _perform(_unchanged, _all_reduce(group), x)[0]
 
 
-def alike_from_whole(group: Group, x: Tensor) -> Tensor:
+def copy_from_parallel(group: Group, x: Tensor) -> Tensor:
     """`x`, of which from here on all ranks make the same use."""
-    return cast(Tensor, _Scale.apply(1 / group.size, x))  # type: ignore[no-untyped-call]
+    return _perform(_unchanged, lambda grads: [grads[0] * (1 / group.size)], x)[0]
 
 
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
-        _keep(ctx, exchange, tensors)
-        return tuple(exchange.spread(tensors))
+def _all_reduce(group: Group) -> _Collective:
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [group.all_reduce(tensors[0].clone(memory_format=torch.contiguous_format), "all-reduce")]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Grads:
-        return None, *_kept(ctx).collect(grads)
+    return run
 
 
-class _Collect(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
-        _keep(ctx, exchange, tensors)
-        return tuple(exchange.collect(tensors))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Grads:
-        return None, *_kept(ctx).spread(grads)
+def _own_part(gather: Exchange) -> _Collective:
+    return lambda tensors: [gather.own_part(tensors[0])]
 
 
-class _GatherAlike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gather: Exchange, x: Tensor) -> Tensor:
-        _keep(ctx, gather, (x,))
-        return gather.spread((x,))[0]
+def _unchanged(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.view_as(tensor) for tensor in tensors]
+
+
+def _perform(forward: _Collective, backward: _Collective, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return cast(
+        "tuple[Tensor, ...]",
+        _Differentiable.apply(forward, backward, *tensors),  # type: ignore[no-untyped-call]
+    )
+
+
+class _Differentiable(torch.autograd.Function):
+    """A collective, whose gradients another one brings."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Grads:
-        return None, _kept(ctx).own_part(grad)
-
-
-class _SliceAlike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gather: Exchange, x: Tensor) -> Tensor:
-        _keep(ctx, gather, (x,))
-        return gather.own_part(x)
+    def forward(ctx: Any, forward: _Collective, backward: _Collective, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.run_backward = backward
+        ctx.save_for_backward(tensors[0].new_empty(0))
+        return tuple(forward(tensors))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Grads:
-        return None, _kept(ctx).spread((grad,))[0]
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, used_differently: bool, x: Tensor) -> Tensor:
-        _keep(ctx, (group, used_differently), (x,))
-        return group.all_reduce(x.clone(memory_format=torch.contiguous_format), "all-reduce")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Grads:
-        group, used_differently = _kept(ctx)
-        if not used_differently:
-            return None, None, grad
-        return None, None, group.all_reduce(grad.clone(memory_format=torch.contiguous_format), "all-reduce")
-
-
-class _WholeFromAlike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: Group, x: Tensor) -> Tensor:
-        _keep(ctx, group, (x,))
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Grads:
-        return None, _kept(ctx).all_reduce(grad.clone(memory_format=torch.contiguous_format), "all-reduce")
-
-
-class _Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, factor: float, x: Tensor) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Grads:
-        return None, grad * ctx.factor
-
-
-def _keep(ctx: Any, what: Any, tensors: Sequence[Tensor]) -> None:
-    ctx.what = what
-    ctx.save_for_backward(tensors[0].new_empty(0))
-
-
-def _kept(ctx: Any) -> Any:
-    _ = ctx.saved_tensors  # with checkpointing, the region is computed again now
-    return ctx.what
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors  # with checkpointing, the region is computed again now
+        return None, None, *ctx.run_backward(grads)

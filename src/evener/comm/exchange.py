@@ -1,8 +1,12 @@
 """One primitive moves shards: from the regions that ranks own to the regions that they need.
 
     exchange = Exchange(group, [Route(own, need)], "halo")
-    needed = exchange.spread([x])          # every rank gets its needed region
-    sums = exchange.collect([d_needed])    # the transpose: every owner gets the sum of what was made of its region
+    needed = exchange.all_gather([x])              # every rank gets its needed region
+    sums = exchange.reduce_scatter([d_needed])     # the transpose: every owner gets the sum of what was made of it
+
+A region is a product of intervals, some for every dim. The tensor that a rank holds is the concatenation of its
+intervals along each dim: the region ((0, 4),), ((2, 5), (8, 9)) of a matrix is a tensor of shape (4, 4) whose last
+column is column 8 of the whole.
 
 A halo needs the window around the own rows, a gather needs everything, a re-partition needs the next layer's division;
 a reduce-scatter is the transpose of a gather. All ranks know all regions, so nobody has to be asked for sizes. What is
@@ -13,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,8 +27,13 @@ from torch import Tensor
 
 from evener.comm.group import Group
 from evener.comm.mesh import LARGEST_ROUND
-from evener.comm.regions import Place, Region, blocks, numel, shape_of
 from evener.errors import require
+
+Interval: TypeAlias = tuple[int, int]
+Intervals: TypeAlias = tuple[Interval, ...]
+Region: TypeAlias = tuple[Intervals, ...]
+Place: TypeAlias = tuple[slice, ...]
+"""Where in a rank's own tensor something lies: a slice for every dim."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +80,13 @@ class Exchange:
         """Whether no rank needs anything from another."""
         return self._largest == 0
 
-    def spread(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def all_gather(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The needed regions, from the owned ones: one result for every route."""
-        return self.begin_spread(tensors)()
+        return self.begin_all_gather(tensors)()
 
-    def collect(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def reduce_scatter(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The owned regions, each the sum of what the ranks have for it, from tensors of the needed regions."""
-        finish = self.begin_collect(tensors)
+        finish = self.begin_reduce_scatter(tensors)
         own = {route.source: route.own[self.group.rank] for route in self._routes}
         return finish([tensors[0].new_zeros(shape_of(own[source])) for source in sorted(own)])
 
@@ -86,8 +97,8 @@ class Exchange:
             own[block.owned] = x[block.needed]
         return own
 
-    def begin_spread(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Start a `spread`; the function that is returned waits for it."""
+    def begin_all_gather(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Start a `all_gather`; the function that is returned waits for it."""
         self._validate(tensors, {route.source: route.own for route in self._routes})
         send = [[tensors[b.source][b.owned] for b in found] for found in self._gives]
         arrive = self._depart(send, [[numel(b.needed) for b in found] for found in self._takes], tensors[0])
@@ -102,8 +113,8 @@ class Exchange:
 
         return finish
 
-    def begin_collect(self, tensors: Sequence[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
-        """Start a `collect`; the function that is returned waits for it and adds to tensors of the owned regions."""
+    def begin_reduce_scatter(self, tensors: Sequence[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+        """Start a `reduce_scatter`; what is returned waits for it and adds to tensors of the owned regions."""
         if not self._routes:
             return lambda sums: sums
         self._validate(tensors, {i: route.need for i, route in enumerate(self._routes)})
@@ -215,3 +226,40 @@ def _by_mesh(group: Group, send: list[list[Tensor]], expected: list[int], like: 
         ]
 
     return receive
+
+
+def size_of(intervals: Intervals) -> int:
+    """Number of indices in disjoint `intervals`."""
+    return sum(end - start for start, end in intervals)
+
+
+def shape_of(region: Region) -> tuple[int, ...]:
+    """Shape of the tensor that holds `region`."""
+    return tuple(size_of(intervals) for intervals in region)
+
+
+def blocks(own: Region, need: Region) -> list[tuple[Place, Place]]:
+    """What `own` has of `need`, as blocks: (place in the tensor of `own`, place in the tensor of `need`)."""
+    stretches = [_stretches(a, b) for a, b in zip(own, need, strict=True)]
+    return [(tuple(s[0] for s in block), tuple(s[1] for s in block)) for block in product(*stretches)]
+
+
+def numel(place: Place) -> int:
+    """Number of elements at `place`."""
+    return prod(part.stop - part.start for part in place)
+
+
+def _stretches(own: Intervals, need: Intervals) -> list[tuple[slice, slice]]:
+    """What `own` has of `need` along one dim, each counted from the begin of its own tensor."""
+    found = []
+    before_own = 0
+    for start, end in own:
+        before_need = 0
+        for first, last in need:
+            low, high = max(start, first), min(end, last)
+            if low < high:
+                here, there = before_own - start, before_need - first
+                found.append((slice(low + here, high + here), slice(low + there, high + there)))
+            before_need += last - first
+        before_own += end - start
+    return found

@@ -53,7 +53,7 @@ def _assembled(group: Group, own: Tensor, shard: Shard) -> Tensor:
     whole = tuple(((0, size),) for size in shard.shape)
     need = (whole, *[nothing] * (group.size - 1))
     exchange = Exchange(group, [Route(regions(shard.layout, shard.shape, group.size), need)], "weights")
-    return exchange.spread([own.detach()])[0]
+    return exchange.all_gather([own.detach()])[0]
 
 
 def _sent_to_first(group: Group, own: Tensor | None, name: str, holder: int) -> Tensor | None:

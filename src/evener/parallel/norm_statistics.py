@@ -125,7 +125,7 @@ class DataAxis:
         """(rows, replicas, own channels) from (rows, own channels)."""
         if self._own is not None:  # all ranks of a replica have all channels: each one gives some
             rows = torch.cat([rows[:, a:b] for a, b in self._own] or [rows[:, :0]], 1)
-        return self._exchanges[len(rows)].spread([rows.unsqueeze(1)])[0]
+        return self._exchanges[len(rows)].all_gather([rows.unsqueeze(1)])[0]
 
 
 def _count(row: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from evener.comm.differentiable import (
-    alike_from_whole,
-    collect,
-    gather_alike,
-    slice_alike,
-    spread,
-    sum_alike,
-    sum_whole,
-    whole_from_alike,
+    all_gather,
+    all_reduce,
+    copy_from_parallel,
+    copy_to_parallel,
+    gather_from_parallel,
+    reduce_from_parallel,
+    reduce_scatter,
+    scatter_to_parallel,
 )
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
@@ -58,15 +58,15 @@ def _along(x: Tensor, dim: int, intervals: Sequence[tuple[int, int]]) -> Tensor:
 
 Mover = Callable[[Tensor], Tensor]
 _REPLICATED: dict[tuple[str, str], Callable[[Group], Mover]] = {
-    ("partial", "whole"): lambda group: lambda x: sum_whole(group, x),
-    ("partial", "alike"): lambda group: lambda x: sum_alike(group, x),
-    ("alike", "whole"): lambda group: lambda x: whole_from_alike(group, x),
-    ("whole", "alike"): lambda group: lambda x: alike_from_whole(group, x),
+    ("partial", "whole"): lambda group: lambda x: all_reduce(group, x),
+    ("partial", "alike"): lambda group: lambda x: reduce_from_parallel(group, x),
+    ("alike", "whole"): lambda group: lambda x: copy_to_parallel(group, x),
+    ("whole", "alike"): lambda group: lambda x: copy_from_parallel(group, x),
 }
 _EXCHANGED: dict[tuple[str, str], Callable[[Exchange], Mover]] = {
-    ("split", "split"): lambda exchange: lambda x: spread(exchange, x)[0],
-    ("split", "whole"): lambda exchange: lambda x: spread(exchange, x)[0],
-    ("split", "alike"): lambda gather: lambda x: gather_alike(gather, x),
-    ("partial", "split"): lambda exchange: lambda x: collect(exchange, x)[0],
-    ("alike", "split"): lambda gather: lambda x: slice_alike(gather, x),
+    ("split", "split"): lambda exchange: lambda x: all_gather(exchange, x)[0],
+    ("split", "whole"): lambda exchange: lambda x: all_gather(exchange, x)[0],
+    ("split", "alike"): lambda gather: lambda x: gather_from_parallel(gather, x),
+    ("partial", "split"): lambda exchange: lambda x: reduce_scatter(exchange, x)[0],
+    ("alike", "split"): lambda gather: lambda x: scatter_to_parallel(gather, x),
 }

@@ -167,7 +167,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, strip: StripConvolution, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        receive = strip.exchange.begin_spread([x])
+        receive = strip.exchange.begin_all_gather([x])
         if strip.core is not None:
             y = strip.core.forward(strip.core_of(x), weight, bias)
         else:
@@ -189,7 +189,7 @@ class _Convolve(torch.autograd.Function):
         x, weight, *halos = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         d_halos, d_weights = _seams_backward(strip, dy, weight, halos, wanted)
-        add_halos = strip.exchange.begin_collect(d_halos) if wanted[0] else None
+        add_halos = strip.exchange.begin_reduce_scatter(d_halos) if wanted[0] else None
         d_core = d_weight = d_bias = None
         if strip.core is not None:
             d_core, d_weight, d_bias = strip.core.backward(dy.contiguous(), strip.core_of(x), weight, wanted)
