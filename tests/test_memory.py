@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from evener import memory as memory_module
-from evener.benchmark.capacity import largest_batch
+from evener.benchmark.dry_run import capacity, dry_run_of
 from evener.errors import DoesNotFit, InvalidValue
 from evener.memory import Memory, memory_limits, usable_memory
 from evener.parallel.pipeline.pipeline import Pipeline
@@ -135,14 +135,14 @@ def test_the_profile_of_a_thin_node_goes_by_its_control_group(groups: Groups, ve
 @pytest.mark.parametrize("version", TREES)
 def test_the_largest_batch_goes_by_the_control_group(groups: Groups, version: str) -> None:
     def fitting() -> int | None:
-        return largest_batch(
-            model=nn.Linear(1000, 1),
-            make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            loss_step=lambda model, batch: model(batch).square().sum(),
-            fetch=lambda samples: torch.ones(samples, 1000),
-            device=CPU,
-            largest=1000,
-        )
+        with dry_run_of(
+            nn.Linear(1000, 1),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            lambda model, batch: model(batch).square().sum(),
+            lambda samples: torch.ones(samples, 1000),
+            CPU,
+        ) as trial:
+            return capacity(trial, 1000, usable_memory()[1])
 
     assert fitting() is None  # all fit
     groups.hold(*TREES[version])

@@ -1,21 +1,35 @@
-"""One device's profile: its name, memory, bandwidth and throughputs; and the versions of what measured it."""
+"""One device's profile: its memory, bandwidth and throughputs, what becomes of small parts; and what measured it."""
 
 from __future__ import annotations
 
+import time
+from functools import partial
+from statistics import median
+
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from evener import host
-from evener.benchmark.compute import measure_throughputs
-from evener.benchmark.memory import measure_bandwidth
-from evener.benchmark.widths import measure_pass, measure_widths
+from evener.benchmark.throughput import measure_throughputs
+from evener.benchmark.timing import DeviceClock, num_workers, run_threaded
 from evener.errors import require
 from evener.memory import usable_memory
-from evener.profile import PRECISIONS, DeviceProfile, Throughput
+from evener.profile import PRECISIONS, DeviceProfile, Throughput, WidthEfficiency
 
 _BANDWIDTH_SHARE = 0.05
 _WIDTHS_SHARE = 0.05
 _PASS_SHARE = 0.02
 _THROUGHPUT_SHARE = 1 - 2 * _BANDWIDTH_SHARE - _WIDTHS_SHARE - _PASS_SHARE
+_CPU_COPY_BYTES = 128 << 20
+_CPU_PIECE_BYTES = 4 << 20
+_GPU_COPY_BYTES = 1 << 30
+_SHARE_OF_MEMORY = 8
+_FILTERS = (4, 8, 16, 32, 64, 128, 256)
+_CHANNELS, _SIDE = 64, 32
+"""Of the images that are convolved."""
+_LAYERS = 32
+_LEAST_ROUNDS = 3
 
 
 def profile_device(
@@ -88,3 +102,90 @@ def _model_and_cores(device: torch.device) -> tuple[str, int]:
         return host.cpu_model(), torch.get_num_threads()
     properties = torch.cuda.get_device_properties(device)
     return properties.name, properties.multi_processor_count
+
+
+def measure_bandwidth(device: torch.device, budget_seconds: float) -> float:
+    """Bytes per second that `device` reads and writes, together, in copies larger than its caches.
+
+    On a CPU each of PyTorch's threads copies memory of its own, all at the same time, and their rates are added (see
+    `timing`). Pieces of 4 MB are timed one by one, cycling through memory, so that none is in a cache when its turn
+    comes again; the fastest tenth counts, for on a shared machine strangers take of the same memory.
+
+    Args:
+        device: to measure.
+        budget_seconds: after which the copying ends; every piece is copied at least twice.
+
+    Raises:
+        InvalidValue: the budget is not positive.
+    """
+    require(budget_seconds > 0, "budget_seconds", budget_seconds, "positive")
+    room = usable_memory(str(device))[1] // _SHARE_OF_MEMORY // num_workers(device)
+    return sum(run_threaded(device, lambda: _copy_rate(device, room, budget_seconds)))
+
+
+def _copy_rate(device: torch.device, room_bytes: int, budget_seconds: float) -> float:
+    """Bytes per second that the calling thread reads and writes, copying within `room_bytes`."""
+    pieces = _pieces(device, room_bytes)
+    clock, start, times = DeviceClock(device), time.perf_counter(), list[float]()
+    while len(times) < 2 * len(pieces) or time.perf_counter() - start < budget_seconds:
+        times += [clock.time(partial(to.copy_, of)) for to, of in pieces]
+    return 2 * pieces[0][0].nbytes / sorted(times)[len(times) // 10]
+
+
+def _pieces(device: torch.device, room_bytes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs to copy (to, from), all of one size, together as large as is of use and has room."""
+    whole = min(_GPU_COPY_BYTES if device.type == "cuda" else _CPU_COPY_BYTES, room_bytes)
+    piece = whole // 2 if device.type == "cuda" else min(_CPU_PIECE_BYTES, whole // 2)
+    count, elements = max(1, whole // 2 // max(1, piece)), max(1, piece // 4)
+    target, source = (torch.full((count, elements), value, device=device) for value in (0.0, 1.0))
+    return list(zip(target.unbind(), source.unbind(), strict=True))
+
+
+def measure_widths(device: torch.device, budget_seconds: float) -> tuple[WidthEfficiency, ...]:
+    """FLOP/s of 3x3 convolutions of few filters, as fractions of those of the best of them.
+
+    Args:
+        device: to measure.
+        budget_seconds: for all together, about; each width is timed thrice at least.
+
+    Raises:
+        InvalidValue: the budget is not positive.
+    """
+    require(budget_seconds > 0, "budget_seconds", budget_seconds, "positive")
+    clock, images = DeviceClock(device), torch.rand(4, _CHANNELS, _SIDE, _SIDE, device=device)
+    weights = [torch.rand(filters, _CHANNELS, 3, 3, device=device) for filters in _FILTERS]
+    seconds: list[list[float]] = [[] for _ in weights]
+    start = time.perf_counter()
+    with torch.no_grad():
+        while len(seconds[0]) <= _LEAST_ROUNDS or time.perf_counter() - start < budget_seconds:
+            for taken, weight in zip(seconds, weights, strict=True):
+                taken.append(clock.time(partial(F.conv2d, images, weight, padding=1)))
+    rates = [filters / median(taken[1:]) for filters, taken in zip(_FILTERS, seconds, strict=True)]
+    return tuple(
+        WidthEfficiency(filters=filters, efficiency=min(1.0, rate / max(rates)))
+        for filters, rate in zip(_FILTERS, rates, strict=True)
+    )
+
+
+def measure_pass(device: torch.device, budget_seconds: float) -> float:
+    """Seconds that one pass of one layer takes that has next to nothing to compute: the mean of forward and backward.
+
+    Args:
+        device: to measure.
+        budget_seconds: for all rounds, about; there are three at least.
+
+    Raises:
+        InvalidValue: the budget is not positive.
+    """
+    require(budget_seconds > 0, "budget_seconds", budget_seconds, "positive")
+    layers = nn.Sequential(*(nn.Linear(1, 1) for _ in range(_LAYERS))).to(device)
+    clock, numbers, taken = DeviceClock(device), torch.ones(1, 1, device=device), list[float]()
+
+    def passes() -> None:
+        made: Tensor = layers(numbers)
+        torch.autograd.backward(made)
+
+    start = time.perf_counter()
+    while len(taken) <= _LEAST_ROUNDS or time.perf_counter() - start < budget_seconds:
+        taken.append(clock.time(passes))
+    return median(taken[1:]) / (2 * _LAYERS)

@@ -20,12 +20,12 @@ from statistics import median
 import torch
 from torch import nn
 
-from evener.benchmark.capacity import capacity
-from evener.benchmark.clock import Clock
-from evener.benchmark.trial import Fetch, LossStep, MakeOptimizer, Trial, trial_of
+from evener.benchmark.dry_run import DryRun, Fetch, LossStep, MakeOptimizer, capacity, dry_run_of
+from evener.benchmark.timing import DeviceClock
 from evener.comm.step_timing import Phase, StepTimer
 from evener.errors import require
 from evener.memory import usable_memory
+from evener.oracle.cost.roofline import fit_line
 from evener.profile import BatchTiming, TaskTiming
 from evener.task import Task
 
@@ -76,12 +76,11 @@ def time_task(
         DoesNotFit: not even one sample fits the memory.
         InvalidValue: `largest`, `memory_limit` or `seconds` is not positive.
     """
-    require(largest > 0, "largest", largest, "positive")
     require(seconds > 0, "seconds", seconds, "positive")
     usable = usable_memory(str(device), memory_limit)[1]
-    with trial_of(model, make_optimizer, loss_step, fetch, device) as trial:
+    with dry_run_of(model, make_optimizer, loss_step, fetch, device) as trial:
         bound = capacity(trial, largest, usable)
-        passes = _PassTimer(trial, timer, Clock(device))
+        passes = _PassTimer(trial, timer, DeviceClock(device))
         batches = passes.sweep(batch_sizes(bound or largest), seconds)
         update = passes.update(batches[0].samples, seconds * _UPDATE_SHARE)
     timer.discard()
@@ -97,13 +96,22 @@ def batch_sizes(largest: int) -> list[int]:
     return [*powers, largest]
 
 
+def affine(timing: TaskTiming) -> tuple[float, float]:
+    """The (fixed_seconds, sample_seconds) of a step of n samples: fixed + sample * n, neither negative.
+
+    The seconds of the optimiser's update are added to the fixed part.
+    """
+    fixed, each = fit_line((batch.samples, batch.seconds) for batch in timing.batches)
+    return fixed + timing.update_seconds, each
+
+
 @dataclass
 class _PassTimer:
     """Times passes of a trial, keeping every pass by batch size."""
 
-    trial: Trial
+    trial: DryRun
     timer: StepTimer
-    clock: Clock
+    clock: DeviceClock
     passes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     fetch_seconds: dict[int, float] = field(default_factory=dict)
 

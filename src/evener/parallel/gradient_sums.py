@@ -105,7 +105,7 @@ class _DividedBucket:
         if self._exchange is None:
             self._exchange = Exchange(self._group, self._routes, "gradients")
         grads = [weight.grad if weight.grad is not None else torch.zeros_like(weight) for weight in self.weights]
-        sums = self._exchange.spread(self._exchange.collect(grads))
+        sums = self._exchange.all_gather(self._exchange.reduce_scatter(grads))
         for weight, grad in zip(self.weights, sums, strict=True):
             weight.grad = grad
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from evener.benchmark.exchange import measure_all_reduce, measure_message
+from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.comm.group import Group
 from evener.errors import DoesNotFit, require
 from evener.launch.rank_environment import RankEnvironment
@@ -65,7 +65,7 @@ def _decide_data(work: Work, world: Group, seat: RankEnvironment, order: Order) 
         gradient_bytes=gradient_bytes,
         statistics=statistics * settings.accumulate,
         statistics_bytes=statistics_bytes * settings.accumulate,
-        message_seconds=measure_message(world),
+        message_seconds=measure_small_exchange(world),
         alpha=alpha,
         beta=beta,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from evener.benchmark.device import environment, profile_device
-from evener.benchmark.network import measure_links
+from evener.benchmark.links import measure_links
 from evener.comm.group import leave_group
 from evener.launch.rank_environment import RankEnvironment
 from evener.profile import ClusterProfile, DeviceProfile

@@ -12,8 +12,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
-from evener.benchmark.fit import affine
-from evener.benchmark.task_timing import time_task
+from evener.benchmark.task_timing import affine, time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import collect, seed_all, split_batch, to_device

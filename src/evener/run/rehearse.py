@@ -16,12 +16,11 @@ from statistics import median_low
 
 import msgspec
 
-from evener.benchmark.exchange import measure_passing
-from evener.benchmark.rehearsal import WARM_UP, rehearse
-from evener.benchmark.score import Score
-from evener.benchmark.silence import SilentGroup, known_to_torch, silent_group
-from evener.benchmark.transport import measure_exchanges, spread_out
-from evener.benchmark.trial import random_numbers_kept
+from evener.benchmark.dry_run import random_numbers_kept
+from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
+from evener.benchmark.fake_group import FakeGroup, fake_group, known_to_torch
+from evener.benchmark.links import measure_message
+from evener.benchmark.replay_profile import WARM_UP, EventTrace, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
@@ -77,9 +76,9 @@ def predict(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: 
 
     None if there is no memory for a second copy. A pipeline takes over the parts of the model of `work`.
     """
-    score, timer = Score(seat.device), StepTimer(seat.device, group.timer.pace.speed)
+    trace, timer = EventTrace(seat.device), StepTimer(seat.device, group.timer.pace.speed)
     timer.pace.reference = group.timer.pace.reference
-    silent = silent_group(group, range(group.size), timer, score)
+    silent = fake_group(group, range(group.size), timer, trace)
     groups = [group]
     place = None
     if not (plan.strategy in ("serial", "data") or is_pipeline(plan.strategy)):
@@ -90,7 +89,7 @@ def predict(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: 
         return _step(work, plan, _twin(work, plan, silent, place, seat, order), seat)
 
     with random_numbers_kept(seat.device), known_to_torch(silent):
-        own = rehearse(group, score, prepare, _SECONDS, round(_PART * _num_steps(work)))
+        own = rehearse(group, trace, prepare, _SECONDS, round(_PART * _num_steps(work)))
     if not own:
         return None
     sent = silent.traffic.sent_bytes / (len(own) + WARM_UP)
@@ -104,7 +103,7 @@ def predict(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: 
 
 
 def _twin(
-    work: Work, plan: Plan, silent: SilentGroup, place: ProcessMesh | None, seat: RankEnvironment, order: Order
+    work: Work, plan: Plan, silent: FakeGroup, place: ProcessMesh | None, seat: RankEnvironment, order: Order
 ) -> ParallelModel:
     """This rank's part of the model, among silent others."""
     if place is not None:
@@ -120,11 +119,11 @@ def _num_steps(work: Work) -> int:
     return work.settings.epochs * -(-samples // work.settings.batch_size)
 
 
-def _silent_place(place: ProcessMesh, silent: SilentGroup) -> ProcessMesh:
+def _silent_place(place: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
     """The same place among silent others."""
     if place.group is place.world:
         return replace(place, world=silent, group=silent)
-    own = silent_group(place.group, place.arrangement.ranks_of(place.index), silent.timer, silent.score)
+    own = fake_group(place.group, place.arrangement.ranks_of(place.index), silent.timer, silent.trace)
     own.traffic = silent.traffic
     return replace(place, world=silent, group=own)
 
@@ -171,7 +170,7 @@ def _listen(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> d
         heard |= {one.ranks: one.timings for one in msgspec.json.decode(row, type=list[_Heard])}
     messages = [beat for part in parts for beat in part if beat.act == "begin" and beat.kind == "message"]
     for hop in sorted({beat.ranks for beat in messages}):
-        sizes = spread_out(beat.nbytes for beat in messages if beat.ranks == hop)
+        sizes = distinct_sizes(beat.nbytes for beat in messages if beat.ranks == hop)
         heard.setdefault(hop, []).append(_passing(world, hop, sizes))
     return heard
 
@@ -179,7 +178,7 @@ def _listen(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> d
 def _passing(world: Group, hop: _Ranks, sizes: Sequence[int]) -> ExchangeTiming:
     """What messages from one rank to another take; they are taken to hide behind computing."""
     points = (
-        ExchangePoint(nbytes=size, seconds=measure_passing(world, hop[0], hop[1], size), beside=0.0) for size in sizes
+        ExchangePoint(nbytes=size, seconds=measure_message(world, hop[0], hop[1], size), beside=0.0) for size in sizes
     )
     return ExchangeTiming(kind="message", ranks=2, points=tuple(points))
 

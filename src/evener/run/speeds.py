@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from evener.benchmark.fit import affine
+from evener.benchmark.task_timing import affine
 from evener.comm.group import Group
 from evener.errors import DoesNotFit, InvalidValue, require
 from evener.launch.rank_environment import RankEnvironment

@@ -1,4 +1,4 @@
-"""What a message costs between two ranks: alpha + bytes * beta seconds, by ping-pong, one pair after the other.
+"""The one timer of links: what a message costs between two ranks, alpha + bytes * beta seconds, by ping-pong.
 
     for every pair:                     all other ranks wait at the barrier
         asker                           answerer
@@ -8,7 +8,7 @@
             receive payload      <-     send payload
         the least round trip counts
 
-A blocking send returns only when the other has received: the two strictly take turns.
+Each waits for its message before it sends the next: the two strictly take turns.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from __future__ import annotations
 import struct
 import time
 from itertools import combinations
+from statistics import median
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from evener.benchmark.timing import now
 from evener.comm.group import Group
 from evener.errors import NodeLost, require
 from evener.profile import LinkProfile
@@ -34,6 +36,7 @@ _LONG_ROUND_TRIP = 0.008
 _TRIAL_ROUNDS = 3
 _MOST_ROUNDS = 400
 _TURNS = 4
+_MESSAGES = 20
 
 
 def measure_links(group: Group, first: int = 0, seconds: float = 0.5) -> tuple[LinkProfile, ...]:
@@ -68,6 +71,15 @@ def measure_links(group: Group, first: int = 0, seconds: float = 0.5) -> tuple[L
         raise NodeLost(f"a rank left {me} without an answer while links were measured: {error}") from error
     links = [link for part in parts for link in msgspec.json.decode(part, type=list[LinkProfile])]
     return tuple(sorted(links, key=lambda link: (link.source, link.target)))
+
+
+def measure_message(group: Group, sender: int, receiver: int, nbytes: int) -> float:
+    """Seconds of a tensor of `nbytes` from one rank to another; every rank of the group calls this."""
+    seconds = 0.0
+    if group.rank in (sender, receiver):
+        peer = sender + receiver - group.rank
+        seconds = median(_ping_pong(group, peer, max(4, nbytes), _MESSAGES, leads=group.rank == sender)) / 2
+    return group.all_reduce_max([seconds])[0]
 
 
 def pairs(size: int) -> list[tuple[int, int]]:
@@ -118,14 +130,7 @@ def _rounds(seconds: float, round_trip: float) -> int:
 def _round_trip(group: Group, peer: int, nbytes: int, rounds: int) -> float:
     """Least seconds there and back of `rounds` messages of `nbytes`."""
     _send_header(group, peer, nbytes, rounds)
-    payload, least = _payload(group, nbytes), float("inf")
-    for _ in range(rounds):
-        start = time.perf_counter()
-        dist.send(payload, group=group.process_group, group_dst=peer)
-        dist.recv(payload, group=group.process_group, group_src=peer)
-        _wait_for_stream(payload)
-        least = min(least, time.perf_counter() - start)
-    return least
+    return min(_ping_pong(group, peer, nbytes, rounds, leads=True))
 
 
 def _answer(group: Group, peer: int) -> None:
@@ -135,11 +140,23 @@ def _answer(group: Group, peer: int) -> None:
         nbytes, rounds = _HEADER.unpack(group.mesh.receive_from(peer))
         if rounds == 0:
             return
-        payload = _payload(group, nbytes)
-        for _ in range(rounds):
-            dist.recv(payload, group=group.process_group, group_src=peer)
-            dist.send(payload, group=group.process_group, group_dst=peer)
-        _wait_for_stream(payload)
+        _ping_pong(group, peer, nbytes, rounds, leads=False)
+
+
+def _ping_pong(group: Group, peer: int, nbytes: int, rounds: int, *, leads: bool) -> list[float]:
+    """Seconds there and back of every round with `peer`; the one who leads sends first."""
+    payload, seconds = _payload(group, nbytes), []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for sends in (leads, not leads):
+            if sends:
+                work = dist.isend(payload, group=group.process_group, group_dst=peer)
+            else:
+                work = dist.irecv(payload, group=group.process_group, group_src=peer)
+            assert work is not None
+            work.wait()
+        seconds.append(now(payload.device) - start)
+    return seconds
 
 
 def _send_header(group: Group, peer: int, nbytes: int, rounds: int) -> None:
@@ -151,8 +168,3 @@ def _payload(group: Group, nbytes: int) -> Tensor:
     """A message on the GPU where NCCL carries it, in main memory otherwise."""
     device = group.device if dist.get_backend(group.process_group) == "nccl" else torch.device("cpu")
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)
-
-
-def _wait_for_stream(tensor: Tensor) -> None:
-    if tensor.device.type == "cuda":
-        torch.cuda.current_stream(tensor.device).synchronize()

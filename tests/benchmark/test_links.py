@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import FileStore
 
-from evener.benchmark import network
-from evener.benchmark.network import latency_and_cost, measure_links, pairs
+from evener.benchmark import links
+from evener.benchmark.links import latency_and_cost, measure_links, pairs
 from evener.comm.group import Group, join_group
 from evener.errors import InvalidValue, NodeLost
 from evener.profile import LinkProfile
@@ -29,7 +29,7 @@ Body = Callable[[Group], object]
 def run_ranks(size: int, body: Body, folder: Path, patience: float = 30.0) -> list[object]:
     """What `body` returns on each of `size` ranks, every one a process; a failing rank fails the test."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "evener.benchmark.network"])
+    context.set_forkserver_preload(["torch", "evener.benchmark.links"])
     ranks: list[tuple[BaseProcess, Connection]] = []
     try:
         for rank in range(size):
@@ -150,11 +150,11 @@ def test_half_of_a_round_trip_counts_and_the_large_message_is_one_that_takes_its
         asked.append(nbytes)
         return 2 * (50e-6 + nbytes * 1e-9) + (0.001 if len(asked) % 3 == 0 else 0)
 
-    monkeypatch.setattr(network, "_round_trip", round_trip)
-    monkeypatch.setattr(network, "_send_header", lambda *args: None)
+    monkeypatch.setattr(links, "_round_trip", round_trip)
+    monkeypatch.setattr(links, "_send_header", lambda *args: None)
     monkeypatch.setattr("torch.distributed.get_backend", lambda group: "gloo")
     alone = join_group(rank=0, nodes=["only"], device=torch.device("cpu"), store=None, patience=1.0)
-    link = network._ask(alone, 1, 0.01, first=4)
+    link = links._ask(alone, 1, 0.01, first=4)
     assert (link.source, link.target) == (4, 5)
     assert link.alpha == pytest.approx(50e-6, rel=1e-3)
     assert link.beta == pytest.approx(1e-9, rel=1e-3)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from evener.benchmark import compute as compute_module
-from evener.benchmark.compute import CONVOLUTIONS, MATRIX_PRODUCTS, Problem, measure_throughput, measure_throughputs
+from evener.benchmark import throughput as throughput_module
+from evener.benchmark.throughput import CONVOLUTIONS, MATRIX_PRODUCTS, Problem, measure_throughputs
 from evener.errors import InvalidValue
 from evener.profile import PRECISIONS, Throughput
 
@@ -39,7 +39,7 @@ def test_every_rung_is_larger_than_the_one_below_but_by_no_more_than_four_times(
 
 def test_two_measures_agree_and_are_those_of_a_processor() -> None:
     for patience in (2, 1, 0):  # others may use the machine meanwhile
-        first, second = (measure_throughput(CPU, "fp32", 0.6) for _ in range(2))
+        first, second = (measure_throughputs(CPU, ("fp32",), 0.6)[0] for _ in range(2))
         agree = all(
             getattr(second, field) == pytest.approx(getattr(first, field), rel=0.3)
             for field in ("matmul_flops", "conv_flops")
@@ -53,7 +53,7 @@ def test_two_measures_agree_and_are_those_of_a_processor() -> None:
 
 
 def test_a_precision_that_the_cpu_emulates_is_measured_too() -> None:
-    throughput = measure_throughput(CPU, "fp16", 0.1)
+    throughput = measure_throughputs(CPU, ("fp16",), 0.1)[0]
     assert throughput.matmul_flops is not None
     assert throughput.matmul_flops > 1e6
 
@@ -73,20 +73,20 @@ def test_an_operator_that_the_device_refuses_is_reported_with_its_reason(monkeyp
 
 def test_the_random_numbers_of_the_program_are_left_alone() -> None:
     before = torch.get_rng_state()
-    measure_throughput(CPU, "bf16", 0.02)
+    measure_throughputs(CPU, ("bf16",), 0.02)[0]
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize(("precision", "budget"), [("fp8", 1.0), ("fp32", 0.0)])
 def test_a_wrong_argument_is_named(precision: str, budget: float) -> None:
     with pytest.raises(InvalidValue, match=r"precision must be one of fp64|budget_seconds must be positive"):
-        measure_throughput(CPU, precision, budget)  # type: ignore[arg-type]
+        measure_throughputs(CPU, (precision,), budget)[0]  # type: ignore[arg-type]
 
 
 def test_what_threads_do_at_the_same_time_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Throughput(precision="fp16", matmul_flops=2e9, conv_flops=None, reason="convolution: no")
-    monkeypatch.setattr(compute_module, "_climb", lambda device, precisions, budget: [part])
+    monkeypatch.setattr(throughput_module, "_climb", lambda device, precisions, budget: [part])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert measure_throughput(CPU, "fp16", 1.0) == Throughput(
+    assert measure_throughputs(CPU, ("fp16",), 1.0)[0] == Throughput(
         precision="fp16", matmul_flops=6e9, conv_flops=None, reason="convolution: no"
     )

@@ -1,4 +1,4 @@
-"""The profile of one CPU device."""
+"""One device's profile: bandwidth of its memory, what small parts cost, and the whole."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evener.benchmark import device as device_module
-from evener.benchmark.device import environment, profile_device
+from evener.benchmark.device import environment, measure_bandwidth, measure_pass, measure_widths, profile_device
 from evener.errors import InvalidValue
 from evener.profile import PRECISIONS, ClusterProfile, Precision, Throughput
 
@@ -77,3 +77,51 @@ def test_a_gpu_is_profiled_within_its_memory() -> None:
     assert fp32.matmul_flops > 1e11
     assert profile.bandwidth is not None
     assert profile.bandwidth > 1e10
+
+
+def test_two_measures_of_bandwidth_agree_and_are_those_of_main_memory() -> None:
+    rates = [measure_bandwidth(CPU, 0.15) for _ in range(3)]
+    assert max(rates) < 2 * sorted(rates)[1]
+    assert min(rates) > 1e8
+    assert max(rates) < 1e13
+
+
+def test_bandwidth_counts_bytes_read_and_bytes_written_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.benchmark.device.DeviceClock.time", lambda self, work: 0.5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert measure_bandwidth(CPU, 1e-9) == 3 * 2 * (4 << 20) / 0.5
+
+
+def test_a_cycle_of_copies_is_larger_than_caches_where_memory_allows() -> None:
+    pieces = device_module._pieces(CPU, 1 << 40)
+    assert sum(to.nbytes + of.nbytes for to, of in pieces) == 128 << 20
+    assert len({part.data_ptr() for pair in pieces for part in pair}) == 2 * len(pieces)
+
+
+@pytest.mark.parametrize("room", [1, 1000, 1 << 20, 9 << 20])
+def test_the_copies_stay_within_the_room_that_they_get(room: int) -> None:
+    pieces = device_module._pieces(CPU, room)
+    assert 0 < sum(to.nbytes + of.nbytes for to, of in pieces) <= max(8, room)
+
+
+def test_a_budget_of_nothing_is_refused_for_bandwidth() -> None:
+    with pytest.raises(InvalidValue, match="budget_seconds must be positive"):
+        measure_bandwidth(CPU, 0)
+
+
+def test_efficiencies_are_fractions_of_the_best_width() -> None:
+    found = measure_widths(CPU, 0.05)
+    assert [one.filters for one in found] == [4, 8, 16, 32, 64, 128, 256]
+    assert max(one.efficiency for one in found) == 1.0
+    assert found[0].efficiency < 0.9  # four filters do not fill a vector of 8 or 16 numbers
+
+
+def test_a_pass_of_a_tiny_layer_takes_microseconds() -> None:
+    assert 1e-7 < measure_pass(CPU, 0.02) < 5e-3
+
+
+@pytest.mark.parametrize("measure", [measure_widths, measure_pass])
+def test_a_budget_has_to_be_positive(measure: object) -> None:
+    assert callable(measure)
+    with pytest.raises(InvalidValue, match="budget_seconds must be positive"):
+        measure(CPU, 0.0)

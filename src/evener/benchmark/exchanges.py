@@ -1,9 +1,9 @@
 """What exchanges cost the ranks of a group beyond what each of them computes for it: by kind and by size.
 
-    cost = seconds of the exchange among the ranks - seconds that a rank packs and unpacks for it in silence
+    cost = seconds of the exchange among the ranks - seconds that a rank packs and unpacks for it among fake peers
 
 The slowest rank packs longest, and the others wait for it: what is left of its seconds is the transport, so the least
-difference of all ranks counts.
+difference of all ranks counts. Before a plan is made, the alpha and beta of the ring that all ranks form tell enough.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from evener.benchmark.clock import now
-from evener.benchmark.score import Score
-from evener.benchmark.silence import silent_group
+from evener.benchmark.fake_group import fake_group
+from evener.benchmark.replay_profile import EventTrace
+from evener.benchmark.timing import now
 from evener.comm.exchange import Exchange, Region, Route
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
@@ -27,6 +27,9 @@ from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming
 _Begin: TypeAlias = Callable[[], Callable[[], object]]
 _Beginning: TypeAlias = Callable[[Group, int], _Begin]
 
+_SMALL_BYTES = 8
+_LEAST_LARGE_BYTES = 2**20
+_MESSAGES = 20
 _ROUNDS = 5
 _REPEATS = 4
 _SIDE = 128
@@ -46,12 +49,44 @@ def measure_exchanges(group: Group, sizes: Mapping[ExchangeKind, Collection[int]
     """
     timings = []
     for kind, wanted in sorted(sizes.items()):
-        points = [_point(group, kind, nbytes) for nbytes in spread_out(wanted)]
+        points = [_point(group, kind, nbytes) for nbytes in distinct_sizes(wanted)]
         timings.append(ExchangeTiming(kind=kind, ranks=group.size, points=tuple(points)))
     return timings
 
 
-def spread_out(sizes: Iterable[int]) -> list[int]:
+def measure_all_reduce(group: Group, largest_bytes: int) -> tuple[float, float]:
+    """(alpha [s], beta [s/byte]) of a ring all-reduce: 2 (p-1) (alpha + n/p beta) seconds for n bytes over p ranks.
+
+    All ranks of the group call this and get the same answer, that of the slowest.
+
+    Args:
+        group: the ranks; (0, 0) for a single one.
+        largest_bytes: of the messages to come; the large message is of this size, within reason.
+    """
+    if group.size == 1:
+        return 0.0, 0.0
+    large_bytes = min(max(largest_bytes, _LEAST_LARGE_BYTES), 25 * 2**20)
+    small, large = (_all_reduce_seconds(group, nbytes) for nbytes in (_SMALL_BYTES, large_bytes))
+    steps = 2 * (group.size - 1)
+    alpha = small / steps
+    beta = max(0.0, large - small) / steps * group.size / large_bytes
+    agreed = group.all_reduce_max([alpha, beta])
+    return agreed[0], agreed[1]
+
+
+def measure_small_exchange(group: Group) -> float:
+    """Seconds of an exchange of small tensors among all ranks, such as BatchNorm's statistics: that of the slowest."""
+    if group.size == 1:
+        return 0.0
+    message, taken = torch.zeros(64, device=group.device), []
+    for _ in range(_MESSAGES):
+        start = time.perf_counter()
+        group.all_sum(message, "measuring")
+        taken.append(now(group.device) - start)
+    return group.all_reduce_max([median(taken)])[0]
+
+
+def distinct_sizes(sizes: Iterable[int]) -> list[int]:
     """The sizes to measure: of those that hardly differ, the larger one; each at least 4 bytes."""
     kept: list[int] = []
     for size in sorted({max(4, size) for size in sizes}, reverse=True):
@@ -60,16 +95,28 @@ def spread_out(sizes: Iterable[int]) -> list[int]:
     return kept[::-1]
 
 
+def _all_reduce_seconds(group: Group, nbytes: int) -> float:
+    """Least seconds of an all-reduce of `nbytes`."""
+    buffer = torch.zeros(nbytes // 4, device=group.device)
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        group.barrier()
+        start = time.perf_counter()
+        group.all_reduce(buffer, "measuring")
+        best = min(best, now(group.device) - start)
+    return best
+
+
 def _point(group: Group, kind: ExchangeKind, nbytes: int) -> ExchangePoint:
     """The figures of one size."""
-    twins = _Twins(group, _BEGINNINGS[kind], nbytes)
-    seconds = twins.difference(0)
-    beside = twins.difference(seconds * _ENOUGH) if kind in _BEGIN_EARLY else seconds
+    comparison = _Comparison(group, _BEGINNINGS[kind], nbytes)
+    seconds = comparison.difference(0)
+    beside = comparison.difference(seconds * _ENOUGH) if kind in _BEGIN_EARLY else seconds
     return ExchangePoint(nbytes=nbytes, seconds=seconds, beside=min(seconds, beside))
 
 
-class _Twins:
-    """One exchange among the ranks of a group, and the same one in silence.
+class _Comparison:
+    """One exchange among the ranks of a group, and the same one among fake peers.
 
     Args:
         group: the ranks.
@@ -79,17 +126,17 @@ class _Twins:
 
     def __init__(self, group: Group, beginning: _Beginning, nbytes: int) -> None:
         self._group = group
-        self._score, self._timer = Score(group.device), StepTimer(group.device, group.timer.pace.speed)
-        silent = silent_group(group, range(group.size), self._timer, self._score)
-        self._aloud, self._alone = beginning(group, nbytes), beginning(silent, nbytes)
+        self._trace, self._timer = EventTrace(group.device), StepTimer(group.device, group.timer.pace.speed)
+        fake = fake_group(group, range(group.size), self._timer, self._trace)
+        self._real, self._fake = beginning(group, nbytes), beginning(fake, nbytes)
         self._side = torch.rand(_SIDE, _SIDE, device=group.device)
 
     def difference(self, computing: float) -> float:
-        """Seconds that the exchange takes longer than in silence, with so many seconds of computing before its end."""
+        """Seconds that the exchange takes longer than with fake peers, with so many of computing before its end."""
         products = self._products(computing)
         differences = []
         for _ in range(_ROUNDS + 1):
-            differences.append(self._seconds_aloud(products) - self._seconds_alone(products))
+            differences.append(self._seconds_real(products) - self._seconds_fake(products))
         self._group.timer.discard()
         rows = self._group.all_gather_bytes(repr(median(differences[1:])).encode())
         return max(0.0, min(map(float, rows)))
@@ -103,22 +150,22 @@ class _Twins:
             torch.mm(self._side, self._side)
         return round(seconds * _REPEATS / (time.perf_counter() - start)) + 1
 
-    def _seconds_aloud(self, products: int) -> float:
+    def _seconds_real(self, products: int) -> float:
         group = self._group
         group.barrier()
         group.timer.resume("fb")
         start = time.perf_counter()
-        self._run(self._aloud, products)
+        self._run(self._real, products)
         seconds = now(group.device) - start
         group.timer.pause()
         return seconds / _REPEATS
 
-    def _seconds_alone(self, products: int) -> float:
-        self._score.start()
+    def _seconds_fake(self, products: int) -> float:
+        self._trace.start()
         self._timer.resume("fb")
-        self._run(self._alone, products)
+        self._run(self._fake, products)
         self._timer.pause()
-        return sum(beat.computing for beat in self._score.finish()) / _REPEATS
+        return sum(beat.computing for beat in self._trace.finish()) / _REPEATS
 
     def _run(self, begin: _Begin, products: int) -> None:
         for _ in range(_REPEATS):
@@ -154,18 +201,18 @@ def _exchanged(group: Group, nbytes: int) -> _Begin:
     """Every rank has a row that all others need."""
     width = max(1, nbytes // 4 // (group.size - 1))
     own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
-    return _spread(group, own, (_rows(0, group.size, width),) * group.size, width)
+    return _gather_rows(group, own, (_rows(0, group.size, width),) * group.size, width)
 
 
-def _told_neighbours(group: Group, nbytes: int) -> _Begin:
+def _with_neighbours(group: Group, nbytes: int) -> _Begin:
     """Every rank has a row that the ranks before and after it need."""
     width = max(1, nbytes // 4 // min(2, group.size - 1))
     own = tuple(_rows(rank, rank + 1, width) for rank in range(group.size))
     need = tuple(_rows(max(0, rank - 1), min(group.size, rank + 2), width) for rank in range(group.size))
-    return _spread(group, own, need, width)
+    return _gather_rows(group, own, need, width)
 
 
-def _spread(group: Group, own: tuple[Region, ...], need: tuple[Region, ...], width: int) -> _Begin:
+def _gather_rows(group: Group, own: tuple[Region, ...], need: tuple[Region, ...], width: int) -> _Begin:
     exchange = Exchange(group, [Route(own, need)], "measuring")
     row = torch.zeros(1, width, device=group.device)
     return lambda: exchange.begin_all_gather([row])
@@ -179,7 +226,7 @@ _BEGINNINGS: dict[ExchangeKind, _Beginning] = {
     "all-reduce": _reduced,
     "all-gather": _gathered,
     "exchange": _exchanged,
-    "neighbours": _told_neighbours,
+    "neighbours": _with_neighbours,
 }
 _BEGIN_EARLY: tuple[ExchangeKind, ...] = ("all-reduce", "exchange", "neighbours")
 """Kinds that a rank may begin before it needs them."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from evener.benchmark.crew import all_at_once, crew_size
+from evener.benchmark.timing import num_workers, run_threaded
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_as_many_threads_as_pytorch_has_run_at_the_same_time_each_with_undivided
         torch.rand(300, 300) @ torch.rand(300, 300)
         return threading.get_ident(), torch.get_num_threads()
 
-    idents, threads = zip(*all_at_once(CPU, work), strict=True)
+    idents, threads = zip(*run_threaded(CPU, work), strict=True)
     assert len(set(idents)) == 3
     assert set(threads) == {1}
     assert torch.get_num_threads() == 3
@@ -42,10 +42,10 @@ def test_an_error_in_a_thread_comes_through_and_the_threads_are_as_before() -> N
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        all_at_once(CPU, work)
+        run_threaded(CPU, work)
     assert torch.get_num_threads() == 3
 
 
 def test_a_gpu_is_driven_by_the_calling_thread_alone() -> None:
-    assert crew_size(torch.device("cuda:0")) == 1
-    assert all_at_once(torch.device("cuda:0"), threading.get_ident) == [threading.get_ident()]
+    assert num_workers(torch.device("cuda:0")) == 1
+    assert run_threaded(torch.device("cuda:0"), threading.get_ident) == [threading.get_ident()]

@@ -1,7 +1,7 @@
-"""A process group in which nobody answers: a rank plays its part of a step in it alone, as if all others were there.
+"""A process group of fake peers: a rank performs its part of a step in it alone, as if all others were there.
 
 Nothing is sent. What would come from the others is zeros, so that the rank computes what it would compute; but of
-statistics, where zeros would be refused as those of no samples, any others. A score is told of every exchange.
+statistics, where zeros would be refused as those of no samples, any others. A trace notes every exchange.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evener.benchmark.score import Score
+from evener.benchmark.replay_profile import EventTrace
 from evener.comm.group import Group, Traffic
 from evener.comm.step_timing import StepTimer
 from evener.oracle.replay import ExchangeKind
@@ -25,21 +25,26 @@ _ANY_COUNT = 2.0
 
 
 class _Sent(dist.Work):
-    """Something that was said into the silence; waiting for it ends at once."""
+    """Something that was sent to nobody; waiting for it ends at once."""
 
     def __init__(
-        self, silence: Silence, number: int | None, result: Any, empty: Tensor | None = None, filling: float = 0.0
+        self,
+        peers: FakeProcessGroup,
+        number: int | None,
+        result: Any,
+        empty: Tensor | None = None,
+        filling: float = 0.0,
     ) -> None:
         super().__init__()
-        self._silence, self._number, self._result = silence, number, result
+        self._peers, self._number, self._result = peers, number, result
         self._empty, self._filling = empty, filling
 
     def wait(self, *_timeout: Any) -> bool:
         """The result is needed now."""
         if self._number is not None:
-            self._silence.score.need(self._number)
+            self._peers.trace.need(self._number)
         if self._empty is not None:
-            with self._silence.score.stopped():
+            with self._peers.trace.stopped():
                 self._empty.fill_(self._filling)
         return True
 
@@ -53,39 +58,39 @@ class _Sent(dist.Work):
         return future
 
 
-class Silence(dist.ProcessGroup):
-    """The process group of a rank whose peers are silent; methods are those that PyTorch calls.
+class FakeProcessGroup(dist.ProcessGroup):
+    """The process group of a rank whose peers are fake; methods are those that PyTorch calls.
 
     Args:
         ranks: of the run, that are in the group.
         rank: of this process among them.
-        score: that is told of every exchange.
+        trace: that notes every exchange.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, score: Score) -> None:
+    def __init__(self, ranks: Sequence[int], rank: int, trace: EventTrace) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]  # the constructor for those written in Python
-        self.ranks, self.score = tuple(ranks), score
+        self.ranks, self.trace = tuple(ranks), trace
 
     def getBackendName(self) -> str:
         """Of nothing that PyTorch has."""
-        return "silence"
+        return "fake"
 
     def alltoall_base(self, output: Tensor, source: Tensor, takes: list[int], gives: list[int], _: Any = None) -> _Sent:
         """Blocks for every peer."""
         size = max(source.numel(), output.numel()) * source.element_size()
         peers = sum(give + take > 0 for give, take in zip(gives, takes, strict=True))
         kind: ExchangeKind = "exchange" if peers == len(self.ranks) - 1 else "neighbours"
-        filling = _ANY_COUNT if self.score.kind == "statistics" else 0.0
-        return _Sent(self, self.score.begin(kind, self.ranks, size), [output], output, filling)
+        filling = _ANY_COUNT if self.trace.kind == "statistics" else 0.0
+        return _Sent(self, self.trace.begin(kind, self.ranks, size), [output], output, filling)
 
     def allreduce(self, tensors: list[Tensor], _: Any = None) -> _Sent:  # type: ignore[override]  # as it is called
         """The sum, were there others."""
-        return _Sent(self, self.score.begin("all-reduce", self.ranks, sum(t.nbytes for t in tensors)), tensors)
+        return _Sent(self, self.trace.begin("all-reduce", self.ranks, sum(t.nbytes for t in tensors)), tensors)
 
     def all_gather_single(self, output: Tensor, source: Tensor, _: Any = None) -> _Sent:
         """Everybody's numbers: copies of the own ones."""
-        number = self.score.begin("all-gather", self.ranks, source.nbytes)
-        with self.score.stopped():
+        number = self.trace.begin("all-gather", self.ranks, source.nbytes)
+        with self.trace.stopped():
             output.view(len(self.ranks), -1).copy_(source.view(1, -1).expand(len(self.ranks), -1))
         return _Sent(self, number, [output])
 
@@ -94,12 +99,12 @@ class Silence(dist.ProcessGroup):
     def send(self, tensors: list[Tensor], to: int, _tag: int) -> _Sent:
         """A message to one peer."""
         ranks = self.ranks[self.rank()], self.ranks[to]
-        return _Sent(self, self.score.begin("message", ranks, tensors[0].nbytes), tensors)
+        return _Sent(self, self.trace.begin("message", ranks, tensors[0].nbytes), tensors)
 
     def recv(self, tensors: list[Tensor], sender: int, _tag: int) -> _Sent:
         """A message of one peer."""
         ranks = self.ranks[sender], self.ranks[self.rank()]
-        return _Sent(self, self.score.begin("message", ranks, tensors[0].nbytes), tensors, tensors[0])
+        return _Sent(self, self.trace.begin("message", ranks, tensors[0].nbytes), tensors, tensors[0])
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], sources: list[Tensor], _: Any = None
@@ -116,76 +121,76 @@ class Silence(dist.ProcessGroup):
 
 
 @dataclass
-class _ScoredTraffic(Traffic):
-    """Bytes that would be sent; the score is told of what kind the next exchange is."""
+class _TracedTraffic(Traffic):
+    """Bytes that would be sent; the trace notes of what kind the next exchange is."""
 
-    score: Score = field(kw_only=True)
+    trace: EventTrace = field(kw_only=True)
 
     def count(self, kind: str, sent: float, received: float) -> None:
         """Add one call of `kind`."""
         super().count(kind, sent, received)
-        self.score.kind = kind
+        self.trace.kind = kind
 
 
 @dataclass
-class SilentGroup(Group):
-    """A group whose ranks hear no tensors of each other; words, by which they agree on what to do, they do hear.
+class FakeGroup(Group):
+    """A group whose ranks get no tensors of each other; bytes, by which they agree on what to do, they do get.
 
     Attributes:
-        aloud: the same ranks.
-        score: that is told of every exchange.
-        made: of the subgroups that were made of it, the ranks' own, aloud.
+        real: the same ranks.
+        trace: that notes every exchange.
+        made: of the subgroups that were made of it, the ranks' real ones.
     """
 
-    aloud: Group = field(kw_only=True)
-    score: Score = field(kw_only=True)
+    real: Group = field(kw_only=True)
+    trace: EventTrace = field(kw_only=True)
     made: list[Group] = field(default_factory=list)
 
     @property
     def prefers_mesh(self) -> bool:
-        """Small tensors are not heard either."""
+        """Small tensors are not sent either."""
         return False
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """Every rank's `message`, in order of ranks; its time does not count."""
-        with self.score.stopped():
-            return self.aloud.all_gather_bytes(message)
+        with self.trace.stopped():
+            return self.real.all_gather_bytes(message)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
-        """Some of the ranks, silent as well."""
-        aloud = self.aloud.subgroup(ranks)
-        if aloud is None:
+        """Some of the ranks, fake as well."""
+        real = self.real.subgroup(ranks)
+        if real is None:
             return None
-        self.made.append(aloud)
-        return silent_group(aloud, ranks, self.timer, self.score)
+        self.made.append(real)
+        return fake_group(real, ranks, self.timer, self.trace)
 
 
-def silent_group(group: Group, ranks: Sequence[int], timer: StepTimer, score: Score) -> SilentGroup:
-    """The ranks of `group`, silent.
+def fake_group(group: Group, ranks: Sequence[int], timer: StepTimer, trace: EventTrace) -> FakeGroup:
+    """The ranks of `group`, as fake peers.
 
     Args:
         group: this rank and others.
         ranks: their numbers in the run.
-        timer: of this rank in the silence.
-        score: that is told of every exchange.
+        timer: of this rank among them.
+        trace: that notes every exchange.
     """
-    return SilentGroup(
+    return FakeGroup(
         rank=group.rank,
         size=group.size,
         device=group.device,
         nodes=group.nodes,
         timer=timer,
-        process_group=Silence(ranks, group.rank, score) if group.size > 1 else None,
+        process_group=FakeProcessGroup(ranks, group.rank, trace) if group.size > 1 else None,
         mesh=group.mesh,
-        traffic=_ScoredTraffic(score=score),
-        aloud=group,
-        score=score,
+        traffic=_TracedTraffic(trace=trace),
+        real=group,
+        trace=trace,
     )
 
 
 @contextmanager
 def known_to_torch(group: Group) -> Iterator[None]:
-    """Inside, PyTorch answers `gloo` when it is asked for the backend of a silent group."""
+    """Inside, PyTorch answers `gloo` when it is asked for the backend of a fake group."""
     known: dict[Any, Any] = dist.distributed_c10d._world.pg_map
     if group.process_group is not None:
         known[group.process_group] = (dist.Backend.GLOO, None)

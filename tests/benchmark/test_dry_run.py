@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from evener.benchmark.capacity import SHARE_OF_USABLE, capacity, largest_batch, samples_that_fit, saved_bytes
-from evener.benchmark.trial import Trial, trial_of
+from evener.benchmark.dry_run import (
+    SHARE_OF_USABLE,
+    DryRun,
+    capacity,
+    dry_run_of,
+    samples_that_fit,
+    saved_bytes,
+)
 from evener.errors import DoesNotFit, InvalidValue
+from evener.memory import usable_memory
 
 CPU = torch.device("cpu")
 WEIGHTS = (100 * 50 + 50 * 10) * 4
@@ -57,22 +64,23 @@ def loss_step(model: nn.Module, batch: Any) -> Tensor:
     return output.sum()
 
 
-def on_trial(check: Callable[[Trial], Any], make_optimizer: Any = plain_sgd, model: nn.Module | None = None) -> Any:
-    with trial_of(model or network(), make_optimizer, loss_step, fetch, CPU) as trial:
+def on_trial(check: Callable[[DryRun], Any], make_optimizer: Any = plain_sgd, model: nn.Module | None = None) -> Any:
+    with dry_run_of(model or network(), make_optimizer, loss_step, fetch, CPU) as trial:
         return check(trial)
 
 
-def largest(limit: int | None, asked: int = 1000, **options: Any) -> int | None:
-    arguments: dict[str, Any] = {
-        "model": network(),
-        "make_optimizer": plain_sgd,
-        "loss_step": loss_step,
-        "fetch": fetch,
-        "device": CPU,
-        "largest": asked,
-        "memory_limit": limit,
-    }
-    return largest_batch(**(arguments | options))
+def largest(
+    limit: int | None,
+    asked: int = 1000,
+    *,
+    model: nn.Module | None = None,
+    make_optimizer: Any = plain_sgd,
+    loss_step: Callable[[nn.Module, Any], Tensor] = loss_step,
+    fetch: Callable[[int], Any] = fetch,
+    device: torch.device = CPU,
+) -> int | None:
+    with dry_run_of(model or network(), make_optimizer, loss_step, fetch, device) as trial:
+        return capacity(trial, asked, usable_memory(str(device), limit)[1])
 
 
 @pytest.mark.parametrize("samples", [1, 7, 32])
@@ -134,16 +142,16 @@ def test_a_gpu_step_that_runs_out_of_memory_lowers_the_answer_by_tenths(monkeypa
     """The device is simulated: peaks on a line promise 100 samples, steps above 85 run out of memory."""
     tried: list[int] = []
 
-    def run_step(self: Trial, samples: int) -> None:
+    def run_step(self: DryRun, samples: int) -> None:
         tried.append(samples)
         if samples > 85:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("evener.benchmark.capacity._gpu_needs", lambda trial, few, more: (0, few * 9, more * 9))
-    monkeypatch.setattr(Trial, "run_step", run_step)
+    monkeypatch.setattr("evener.benchmark.dry_run._gpu_needs", lambda trial, few, more: (0, few * 9, more * 9))
+    monkeypatch.setattr(DryRun, "run_step", run_step)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     model = network()
-    trial = Trial(
+    trial = DryRun(
         model=model,
         optimizer=plain_sgd(model.parameters()),
         loss_step=loss_step,
@@ -153,7 +161,7 @@ def test_a_gpu_step_that_runs_out_of_memory_lowers_the_answer_by_tenths(monkeypa
     assert capacity(trial, 1000, 1000) == 81
     assert tried == [100, 90, 81]
     assert capacity(trial, 80, 1000) is None
-    monkeypatch.setattr("evener.benchmark.capacity._runs", lambda trial, samples: False)
+    monkeypatch.setattr("evener.benchmark.dry_run._runs", lambda trial, samples: False)
     with pytest.raises(DoesNotFit, match="not even one sample fits cuda:0"):
         capacity(trial, 1000, 1000)
 

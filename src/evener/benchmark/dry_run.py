@@ -1,4 +1,4 @@
-"""The largest batch of a task that fits a device's memory, known before training.
+"""A copy of a task's model on which training steps are tried, and the largest batch that fits a device's memory.
 
     need(n)  = bytes of a whole step on n samples, measured at two small n, taken as a straight line
     capacity = the largest n with need(n) <= 90 % of the usable memory
@@ -6,66 +6,106 @@
 On a GPU need(n) is PyTorch's peak. On a CPU it is counted: weights, buffers, gradients, optimiser state, what the graph
 keeps for the backward pass (each storage once), and four times the largest of these for gradients in flight and for the
 layouts that kernels reorder them into.
+
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from evener.benchmark.trial import Fetch, LossStep, MakeOptimizer, Trial, trial_of
 from evener.errors import DoesNotFit, require
-from evener.memory import usable_memory
 
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+LossStep = Callable[[nn.Module, Any], Tensor]
+Fetch = Callable[[int], Any]
 SHARE_OF_USABLE = 0.9
 _SMALL_BATCHES = (2, 4)
 _STEP_DOWN = 0.9
 _IN_FLIGHT = 4
 
 
-def largest_batch(
-    *,
-    model: nn.Module,
-    make_optimizer: MakeOptimizer,
-    loss_step: LossStep,
-    fetch: Fetch,
-    device: torch.device,
-    largest: int,
-    memory_limit: int | None = None,
-) -> int | None:
-    """The largest number of samples, below `largest`, that one training step can hold on `device`.
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What training steps are tried with.
 
-    On a GPU the answer is confirmed by one step of that size, and lowered by tenths until it runs. Model, gradients and
-    random numbers stay as they were.
-
-    Args:
-        model: on the device; its weights count once more for the copy that is tried.
-        make_optimizer: parameters -> optimiser.
-        loss_step: (model, batch) -> scalar loss; runs the forward pass.
+    Attributes:
+        model: a copy, in training mode.
+        optimizer: of the copy's parameters.
+        loss_step: (model, batch) -> scalar loss.
         fetch: number of samples -> a batch of so many, on the device.
         device: that computes.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss_step: LossStep
+    fetch: Fetch
+    device: torch.device
+
+    def run_step(self, samples: int) -> None:
+        """One whole step on a fresh batch of `samples`; gradients are kept."""
+        self.clear_gradients()
+        self.loss_step(self.model, self.fetch(samples)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def clear_gradients(self) -> None:
+        """Free all gradients."""
+        self.model.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def dry_run_of(
+    model: nn.Module, make_optimizer: MakeOptimizer, loss_step: LossStep, fetch: Fetch, device: torch.device
+) -> Iterator[DryRun]:
+    """A trial with a copy of `model`; afterwards the model and all random number generators are as they were."""
+    with random_numbers_kept(device):
+        twin = copy.deepcopy(model).train()
+        twin.zero_grad(set_to_none=True)
+        optimizer = make_optimizer(twin.parameters())
+        yield DryRun(model=twin, optimizer=optimizer, loss_step=loss_step, fetch=fetch, device=device)
+
+
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Iterator[None]:
+    """Afterwards Python, NumPy and PyTorch (CPU and `device`) draw the random numbers that they would have drawn."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def capacity(trial: DryRun, largest: int, usable_bytes: int) -> int | None:
+    """The largest number of samples, below `largest`, that one training step can hold in `usable_bytes`.
+
+    On a GPU the answer is confirmed by one step of that size, and lowered by tenths until it runs.
+
+    Args:
+        trial: whose weights count, besides those of the model that it is a copy of.
         largest: batch that will ever be asked for.
-        memory_limit: bytes that the user grants; None for all that are usable.
+        usable_bytes: of the device's memory.
 
     Returns:
         From 1 to `largest` - 1; None if `largest` samples fit, so that memory bounds nothing.
 
     Raises:
         DoesNotFit: not even one sample fits.
-        InvalidValue: `largest` or `memory_limit` is not positive.
+        InvalidValue: `largest` is not positive.
     """
     require(largest > 0, "largest", largest, "positive")
-    usable = usable_memory(str(device), memory_limit)[1]
-    with trial_of(model, make_optimizer, loss_step, fetch, device) as trial:
-        return capacity(trial, largest, usable)
-
-
-def capacity(trial: Trial, largest: int, usable_bytes: int) -> int | None:
-    """`largest_batch` of a trial that is already set up, in `usable_bytes`. Raises DoesNotFit."""
     few, more = (min(samples, largest) for samples in _SMALL_BATCHES)
     needs = _gpu_needs if trial.device.type == "cuda" else _cpu_needs
     fixed, need_few, need_more = needs(trial, few, more)
@@ -101,7 +141,7 @@ def samples_that_fit(usable_bytes: int, fixed_bytes: int, few: tuple[int, int], 
     return max(0, math.floor((room - first[1]) / slope + first[0]))
 
 
-def saved_bytes(trial: Trial, samples: int) -> tuple[int, int]:
+def saved_bytes(trial: DryRun, samples: int) -> tuple[int, int]:
     """Bytes that the forward pass of `samples` keeps for the backward pass: (in all, of the largest piece).
 
     Every storage counts once; parameters and buffers, which live anyway, do not count.
@@ -122,7 +162,7 @@ def saved_bytes(trial: Trial, samples: int) -> tuple[int, int]:
     return sum(sizes), max(sizes, default=0)
 
 
-def _cpu_needs(trial: Trial, few: int, more: int) -> tuple[int, int, int]:
+def _cpu_needs(trial: DryRun, few: int, more: int) -> tuple[int, int, int]:
     trial.run_step(few)
     gradients = (p.grad for p in trial.model.parameters() if p.grad is not None)
     optimizer = (v for state in trial.optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
@@ -131,7 +171,7 @@ def _cpu_needs(trial: Trial, few: int, more: int) -> tuple[int, int, int]:
     return (fixed, *(fixed + everything + _IN_FLIGHT * largest for everything, largest in kept))  # type: ignore[return-value]
 
 
-def _gpu_needs(trial: Trial, few: int, more: int) -> tuple[int, int, int]:
+def _gpu_needs(trial: DryRun, few: int, more: int) -> tuple[int, int, int]:
     weights = _total(_state(trial.model))
     before = torch.cuda.memory_allocated(trial.device) - weights
     peaks = []
@@ -146,7 +186,7 @@ def _gpu_needs(trial: Trial, few: int, more: int) -> tuple[int, int, int]:
     return fixed, peaks[1], peaks[2]
 
 
-def _confirmed(trial: Trial, samples: int) -> int:
+def _confirmed(trial: DryRun, samples: int) -> int:
     """`samples`, or as many fewer as it takes for one step to run."""
     while samples >= 1 and not _runs(trial, samples):
         trial.clear_gradients()
@@ -157,7 +197,7 @@ def _confirmed(trial: Trial, samples: int) -> int:
     return samples
 
 
-def _runs(trial: Trial, samples: int) -> bool:
+def _runs(trial: DryRun, samples: int) -> bool:
     """Whether a step of `samples` fits. A function of its own: what the error holds on to is free when it returns."""
     try:
         trial.run_step(samples)

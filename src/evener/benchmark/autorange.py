@@ -26,7 +26,7 @@ _RUNGS_REPEATED = 3
 _LEAST_ROUNDS = 4
 
 
-class Ladder:
+class Autorange:
     """Ever larger problems of one kind.
 
     Args:
@@ -86,7 +86,9 @@ class Ladder:
         return len(self._times)
 
 
-def climb_all(ladders: Sequence[Ladder], budget_seconds: float, now: Callable[[], float] = time.perf_counter) -> None:
+def autorange(
+    ladders: Sequence[Autorange], budget_seconds: float, now: Callable[[], float] = time.perf_counter
+) -> None:
     """Climb every ladder, then repeat them in turn until the time is over.
 
     Args:

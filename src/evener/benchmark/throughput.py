@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evener.benchmark.clock import Clock
-from evener.benchmark.crew import all_at_once
-from evener.benchmark.ladder import Ladder, climb_all
+from evener.benchmark.autorange import Autorange, autorange
+from evener.benchmark.timing import DeviceClock, run_threaded
 from evener.errors import require
 from evener.profile import PRECISIONS, Precision, Throughput
 
@@ -77,19 +76,14 @@ CONVOLUTIONS = tuple(
 _KINDS = {"matrix product": MATRIX_PRODUCTS, "convolution": CONVOLUTIONS}
 
 
-def measure_throughput(device: torch.device, precision: Precision, budget_seconds: float) -> Throughput:
-    """FLOP/s of `device` at one precision; see `measure_throughputs`."""
-    return measure_throughputs(device, (precision,), budget_seconds)[0]
-
-
 def measure_throughputs(
     device: torch.device, precisions: Sequence[Precision], budget_seconds: float
 ) -> tuple[Throughput, ...]:
-    """FLOP/s of `device` at some precisions, the best over sizes that fill it (see `ladder`).
+    """FLOP/s of `device` at some precisions, the best over sizes that fill it (see `autorange`).
 
     fp32 is what this process is set to: by PyTorch's default a GPU's convolutions use TF32, its matrix products do not.
     What the device only emulates is measured like the rest, with smaller problems. On a CPU each of PyTorch's threads
-    works on problems of its own, at the same time, and their rates are added (see `crew`).
+    works on problems of its own, at the same time, and their rates are added (see `timing`).
 
     Args:
         device: to measure.
@@ -107,7 +101,7 @@ def measure_throughputs(
         require(precision in DTYPES, "precision", precision, f"one of {', '.join(PRECISIONS)}")
     require(budget_seconds > 0, "budget_seconds", budget_seconds, "positive")
     with warnings.catch_warnings(action="ignore"):
-        members = all_at_once(device, lambda: _climb(device, precisions, budget_seconds))
+        members = run_threaded(device, lambda: _climb(device, precisions, budget_seconds))
     return tuple(map(_together, zip(*members, strict=True)))
 
 
@@ -118,7 +112,7 @@ def _climb(device: torch.device, precisions: Sequence[Precision], budget_seconds
         for precision in precisions
     ]
     with torch.no_grad():
-        climb_all([ladder for kinds in ladders for ladder in kinds.values()], budget_seconds)
+        autorange([ladder for kinds in ladders for ladder in kinds.values()], budget_seconds)
     return [
         Throughput(
             precision=precision,
@@ -142,9 +136,9 @@ def _together(members: Sequence[Throughput]) -> Throughput:
     )
 
 
-def _ladder(problems: Sequence[Problem], device: torch.device, dtype: torch.dtype) -> Ladder:
+def _ladder(problems: Sequence[Problem], device: torch.device, dtype: torch.dtype) -> Autorange:
     """The problems with random operands on `device`, made when first needed."""
-    clock, calls = Clock(device), dict[int, Work]()
+    clock, calls = DeviceClock(device), dict[int, Work]()
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -155,4 +149,4 @@ def _ladder(problems: Sequence[Problem], device: torch.device, dtype: torch.dtyp
             calls[rung] = problems[rung].prepare(random)
         return clock.time(calls[rung])
 
-    return Ladder([problem.flops for problem in problems], seconds_of)
+    return Autorange([problem.flops for problem in problems], seconds_of)

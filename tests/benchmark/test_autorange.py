@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.benchmark.ladder import Ladder, climb_all
+from evener.benchmark.autorange import Autorange, autorange
 
 FLOPS = [2.0 * n**3 for n in (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)]
 
@@ -32,8 +32,8 @@ class Device:
         return seconds
 
     def measure(self, budget: float, seconds_of: Callable[[int], float] | None = None) -> float | None:
-        ladder = Ladder(FLOPS, seconds_of or self.seconds_of)
-        climb_all([ladder], budget, lambda: self.time)
+        ladder = Autorange(FLOPS, seconds_of or self.seconds_of)
+        autorange([ladder], budget, lambda: self.time)
         return ladder.rate
 
 
@@ -85,16 +85,16 @@ def test_a_device_that_refuses_the_smallest_problem_has_no_rate_and_says_why(err
     def seconds_of(rung: int) -> float:
         raise error
 
-    ladder = Ladder(FLOPS, seconds_of)
-    climb_all([ladder], 0.001)
+    ladder = Autorange(FLOPS, seconds_of)
+    autorange([ladder], 0.001)
     assert ladder.rate is None
     assert ladder.refusal == str(error).partition("\n")[0]
 
 
 def test_several_ladders_share_the_time_and_all_are_repeated() -> None:
     fast, slow = Device(rate=1e12), Device(rate=1e10)
-    ladders = [Ladder(FLOPS, device.seconds_of) for device in (fast, slow)]
-    climb_all(ladders, 2.0, lambda: fast.time + slow.time)
+    ladders = [Autorange(FLOPS, device.seconds_of) for device in (fast, slow)]
+    autorange(ladders, 2.0, lambda: fast.time + slow.time)
     assert [ladder.rate for ladder in ladders] == [pytest.approx(1e12), pytest.approx(1e10)]
     assert 2.0 <= fast.time + slow.time < 2.2
     assert min(fast.calls.count(max(fast.calls)), slow.calls.count(max(slow.calls))) > 10

@@ -1,13 +1,14 @@
 """What a run measures of its links before it decides: all-reduces, small messages, tensors from rank to rank."""
 
-from evener.benchmark.exchange import measure_all_reduce, measure_message, measure_passing
+from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
+from evener.benchmark.links import measure_message
 from evener.comm.group import Group
 from thread_ranks import together
 
 
 def test_a_tensor_between_two_ranks_takes_the_same_to_all_who_ask() -> None:
     def rank(group: Group) -> list[float]:
-        return [measure_passing(group, 0, 1, 64), measure_passing(group, 2, 1, 8 * 2**20)]
+        return [measure_message(group, 0, 1, 64), measure_message(group, 2, 1, 8 * 2**20)]
 
     first, *others = together(3, rank)
     assert all(other == first for other in others)
@@ -16,7 +17,7 @@ def test_a_tensor_between_two_ranks_takes_the_same_to_all_who_ask() -> None:
 
 def test_alpha_and_beta_are_those_of_the_slowest_on_every_rank() -> None:
     def rank(group: Group) -> tuple[float, float, float]:
-        return *measure_all_reduce(group, 2**20), measure_message(group)
+        return *measure_all_reduce(group, 2**20), measure_small_exchange(group)
 
     first, second = together(2, rank)
     assert first == second
@@ -24,4 +25,6 @@ def test_alpha_and_beta_are_those_of_the_slowest_on_every_rank() -> None:
 
 
 def test_a_rank_alone_has_nothing_to_tell() -> None:
-    assert together(1, lambda group: (*measure_all_reduce(group, 2**20), measure_message(group))) == [(0.0, 0.0, 0.0)]
+    assert together(1, lambda group: (*measure_all_reduce(group, 2**20), measure_small_exchange(group))) == [
+        (0.0, 0.0, 0.0)
+    ]

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evener.benchmark.rehearsal import Step, rehearse
-from evener.benchmark.score import Score
-from evener.benchmark.silence import silent_group
-from evener.benchmark.transport import measure_exchanges, spread_out
+from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
+from evener.benchmark.fake_group import fake_group
+from evener.benchmark.replay_profile import EventTrace, Step, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.oracle.division.layout import Replica
@@ -58,12 +57,12 @@ def step(model: ParallelModel) -> None:
     timer.pause()
 
 
-def silent(place: ProcessMesh, score: Score) -> ProcessMesh:
+def silent(place: ProcessMesh, trace: EventTrace) -> ProcessMesh:
     """The same place, in silence."""
-    world = silent_group(place.world, range(place.world.size), StepTimer(CPU), score)
+    world = fake_group(place.world, range(place.world.size), StepTimer(CPU), trace)
     if place.group is place.world:
         return replace(place, world=world, group=world)
-    group = silent_group(place.group, place.arrangement.ranks_of(place.index), world.timer, score)
+    group = fake_group(place.group, place.arrangement.ranks_of(place.index), world.timer, trace)
     group.traffic = world.traffic
     return replace(place, world=world, group=group)
 
@@ -85,12 +84,12 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
     arrangement = Arrangement(division=division, replicas=tuple(Replica(shares=shares) for shares in replicas))
 
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float], tuple[TraceEvent, ...]]:
-        place, score = form_process_mesh(group, arrangement), Score(CPU)
+        place, trace = form_process_mesh(group, arrangement), EventTrace(CPU)
         aloud = DividedModel(copy.deepcopy(MODEL), place, IMAGES, CRITERION)
-        alone = DividedModel(copy.deepcopy(MODEL), silent(place, score), IMAGES, CRITERION)
+        alone = DividedModel(copy.deepcopy(MODEL), silent(place, trace), IMAGES, CRITERION)
         step(aloud)
         step(alone)
-        return aloud.group.traffic.sent, alone.group.traffic.sent, score.finish()
+        return aloud.group.traffic.sent, alone.group.traffic.sent, trace.finish()
 
     rows = together(arrangement.size, rank)
     for real, rehearsed, _ in rows:
@@ -103,7 +102,7 @@ def test_a_rank_begins_the_exchanges_of_a_real_step(division: Division, replicas
 
 def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
     def rank(group: Group) -> tuple[dict[str, float], dict[str, float]]:
-        quiet = silent_group(group, range(group.size), StepTimer(CPU), Score(CPU))
+        quiet = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
         aloud, alone = (
             ReplicatedModel(synchronise_batch_norm(copy.deepcopy(MODEL), where), where, CRITERION)
             for where in (group, quiet)
@@ -119,13 +118,13 @@ def test_a_replica_begins_the_exchanges_of_a_real_step() -> None:
 
 def test_a_rehearsal_is_of_equally_many_rounds_everywhere() -> None:
     def rank(group: Group) -> list[int]:
-        score = Score(CPU)
-        quiet = silent_group(group, range(group.size), StepTimer(CPU), score)
+        trace = EventTrace(CPU)
+        quiet = fake_group(group, range(group.size), StepTimer(CPU), trace)
 
         def part() -> None:
             quiet.all_reduce(torch.rand(100 * (1 + group.rank)).sum(), "gradients")
 
-        return [len(beats) for beats in rehearse(group, score, lambda: part, 0.05)]
+        return [len(beats) for beats in rehearse(group, trace, lambda: part, 0.05)]
 
     first, second = together(2, rank)
     assert first == second
@@ -134,7 +133,7 @@ def test_a_rehearsal_is_of_equally_many_rounds_everywhere() -> None:
 
 
 def test_a_short_run_is_rehearsed_once() -> None:
-    (beats,) = together(1, lambda group: rehearse(group, Score(CPU), lambda: time.localtime, 0.05, rounds=0))
+    (beats,) = together(1, lambda group: rehearse(group, EventTrace(CPU), lambda: time.localtime, 0.05, rounds=0))
     assert len(beats) == 1
 
 
@@ -145,7 +144,7 @@ def test_where_a_rank_cannot_make_its_twin_nobody_rehearses_and_it_says_why() ->
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return time.localtime
 
-        return len(rehearse(group, Score(CPU), prepare, 0.05))
+        return len(rehearse(group, EventTrace(CPU), prepare, 0.05))
 
     with pytest.warns(UserWarning, match=r"nothing is predicted: .*CUDA out of memory"):
         assert together(3, rank) == [0, 0, 0]
@@ -166,14 +165,14 @@ def test_exchanges_are_measured_alike_on_all_ranks() -> None:
 
 
 def test_sizes_that_hardly_differ_are_measured_once() -> None:
-    assert spread_out([0, 100, 101, 120, 200]) == [4, 120, 200]
+    assert distinct_sizes([0, 100, 101, 120, 200]) == [4, 120, 200]
 
 
 def test_statistics_in_silence_are_those_of_the_own_samples() -> None:
     """A rank that heard zeros would refuse them, and would then compute something else."""
 
     def rank(group: Group) -> list[Tensor]:
-        quiet: Any = silent_group(group, range(group.size), StepTimer(CPU), Score(CPU))
+        quiet: Any = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
         return list(quiet.all_gather(torch.tensor([1.0, 2.0]), "statistics"))
 
     for rows in together(2, rank):
