@@ -40,7 +40,6 @@ def test_files_arrive_as_they_were_whatever_the_pieces(tmp_path_factory: Any, si
         turn += 1
     assert read_back(arrival.finish()) == FILES
     arrival.close()
-    blob.close()
     assert [path.name for path in (folder / "to").iterdir()] == [blob.digest]
 
 
@@ -53,7 +52,6 @@ def test_the_name_follows_contents_and_paths(tmp_path: Path) -> None:
 def test_what_changed_on_the_way_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     blob = packed(tmp_path / "from", FILES)
     stream = bytearray(blob.read(0, blob.num_bytes))
-    blob.close()
     stream[-700] ^= 1
     for data in (bytes(stream), bytes(stream[:-1])):
         arrival = BlobWriter(blob.digest, tmp_path / "to")
@@ -69,7 +67,6 @@ def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"01")
     with pytest.raises(MissingFile, match=r"a.bin has become shorter while it was sent"):
         blob.read(0, blob.num_bytes)
-    blob.close()
 
 
 def test_a_second_arrival_of_the_same_blob_does_no_harm(tmp_path: Path) -> None:
@@ -79,7 +76,6 @@ def test_a_second_arrival_of_the_same_blob_does_no_harm(tmp_path: Path) -> None:
         arrival.add(blob.read(0, blob.num_bytes))
         assert read_back(arrival.finish()) == FILES
         arrival.close()
-    blob.close()
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "a\\b", "c:out", "a\0b"])

@@ -55,7 +55,6 @@ def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> N
     found = submissions.chunk(3, piece, memoryview(data))
     assert found is not None
     assert (tmp_path / "blobs" / own.digest / "task.py").read_text() == "task = 1\n"
-    own.close()
 
 
 def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_goes_on(tmp_path: Path) -> None:
@@ -68,7 +67,6 @@ def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_g
     assert "cannot be understood" in sent.reasons(5)[0]
     data = memoryview(own.read(0, own.num_bytes))
     assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), data) is not None
-    own.close()
 
 
 def test_a_busy_master_says_why_it_waits(tmp_path: Path) -> None:
@@ -85,7 +83,6 @@ def test_a_damaged_blob_ends_its_submission_and_another_may_come(tmp_path: Path)
     assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)) is None
     assert len(sent.reasons(3)) == 1
     assert submissions.submit(4, buffers(), "") is not None
-    own.close()
 
 
 def test_a_command_that_goes_leaves_room_for_the_next_one(tmp_path: Path) -> None:
@@ -96,4 +93,3 @@ def test_a_command_that_goes_leaves_room_for_the_next_one(tmp_path: Path) -> Non
     assert submissions.submit(4, buffers(), "") is None
     submissions.left(3)
     assert submissions.submit(4, buffers(), "") is not None
-    own.close()

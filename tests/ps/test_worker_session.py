@@ -156,7 +156,6 @@ def test_code_is_fetched_before_the_engine_is_made_and_asked_for_again_over_a_ne
     assert [header for header, _ in sent] == 2 * first
     chunk = BlobChunk(digest=code.digest, offset=0, total=code.num_bytes)
     own.on_chunk(chunk, memoryview(code.read(0, code.num_bytes)))
-    code.close()
     assert (own.is_ready, mood.code) == (True, tmp_path / "blobs" / code.digest)
     own.close()
 

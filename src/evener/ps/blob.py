@@ -32,7 +32,7 @@ _decoder = msgspec.msgpack.Decoder(_Files)
 
 
 class Blob:
-    """Files on this machine that may be sent; close it, for it keeps the one open that was read last.
+    """Files on this machine that may be sent.
 
     Attributes:
         digest: SHA-256 of the stream, hexadecimal: the blob's name.
@@ -51,7 +51,6 @@ class Blob:
         self._head = _LENGTH.pack(len(listing)) + listing
         self._paths = [path for path, _ in sizes]
         self._ends = list(accumulate((size for _, size in sizes), initial=len(self._head)))
-        self._open: tuple[int, BinaryIO] | None = None
         self.num_bytes = self._ends[-1]
         self.digest = digest or self._hash()
 
@@ -71,36 +70,27 @@ class Blob:
             offset, length = offset + len(part), length - len(part)
         return b"".join(parts)
 
-    def close(self) -> None:
-        """Close the file that was read last."""
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
-
     def _piece(self, offset: int, length: int) -> bytes:
         """Bytes of the one file in which `offset` lies, or of the head."""
         if offset < len(self._head):
             return self._head[offset : offset + length]
         index = bisect_right(self._ends, offset) - 1
-        file = self._file(index)
-        file.seek(offset - self._ends[index])
-        part = file.read(min(length, self._ends[index + 1] - offset))
+        path = self._root / self._paths[index]
+        try:
+            with path.open("rb") as file:
+                file.seek(offset - self._ends[index])
+                part = file.read(min(length, self._ends[index + 1] - offset))
+        except OSError as error:
+            raise MissingFile(f"cannot read {path}: {error.strerror}") from error
         if not part:
-            raise MissingFile(f"{self._root / self._paths[index]} has become shorter while it was sent")
+            raise MissingFile(f"{path} has become shorter while it was sent")
         return part
-
-    def _file(self, index: int) -> BinaryIO:
-        if self._open is None or self._open[0] != index:
-            self.close()
-            self._open = index, _reading(self._root / self._paths[index])
-        return self._open[1]
 
     def _hash(self) -> str:
         hasher, offset = hashlib.sha256(), 0
         while part := self.read(offset, CHUNK_BYTES):
             hasher.update(part)
             offset += len(part)
-        self.close()
         return hasher.hexdigest()
 
 
@@ -249,12 +239,5 @@ def _is_safe(path: str) -> bool:
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except OSError as error:
-        raise MissingFile(f"cannot read {file}: {error.strerror}") from error
-
-
-def _reading(file: Path) -> BinaryIO:
-    try:
-        return file.open("rb")
     except OSError as error:
         raise MissingFile(f"cannot read {file}: {error.strerror}") from error

@@ -85,7 +85,7 @@ class BlobReceiver:
 
 
 class BlobSender:
-    """Gives pieces of blobs to whoever asks; close it.
+    """Gives pieces of blobs to whoever asks.
 
     Args:
         folder: of blobs that have been received, if there is one.
@@ -104,11 +104,6 @@ class BlobSender:
         except EvenerError:
             return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
         return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=blob.num_bytes), data
-
-    def close(self) -> None:
-        """Close all files."""
-        for blob in self._blobs.values():
-            blob.close()
 
     def _blob(self, digest: str) -> Blob:
         if digest not in self._blobs:

@@ -99,14 +99,14 @@ class MasterClient:
         Raises:
             InvalidInput: the master does not want it; says why.
         """
+        sender = BlobSender(blobs=blobs)
         self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
-        with contextlib.closing(BlobSender(blobs=blobs)) as sender:
-            while not isinstance((frame := self._connection.receive()).header, RunAccepted):
-                if isinstance(frame.header, FetchBlob):
-                    chunk, data = sender.chunk(frame.header)
-                    self._connection.send(chunk, [data])
-                elif isinstance(frame.header, RunRejected):
-                    raise InvalidInput(frame.header.reason)
+        while not isinstance((frame := self._connection.receive()).header, RunAccepted):
+            if isinstance(frame.header, FetchBlob):
+                chunk, data = sender.chunk(frame.header)
+                self._connection.send(chunk, [data])
+            elif isinstance(frame.header, RunRejected):
+                raise InvalidInput(frame.header.reason)
 
     def watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         """Follow a run until it is over, also if the master is killed and comes back.

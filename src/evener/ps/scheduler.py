@@ -186,12 +186,11 @@ class Scheduler:
         )
 
     def close(self) -> None:
-        """Write down the run in progress, close files and end threads."""
+        """Write down the run in progress and end threads."""
         if self.run is not None:
             self._checkpointer.save(self.run, self._nodes, begun=self._begun, submitted=self._submitted)
         self._checkpointer.close()
         self._submissions.close()
-        self._blobs.close()
         self._cores.close()
 
     def _begin(self, submission: Submission | None) -> None:

@@ -88,10 +88,12 @@ class TorchBackend:
 
     def server_optimizer(self, num_steps: int) -> Outer:
         """See `ModelBackend`."""
-        optimizer = optimizer_of(self._task, self.model.parameters())
+        optimizer = _optimizer_of(self._task, self.model.parameters())
         groups = [{name: _number(value) for name, value in group.items()} for group in optimizer.param_groups]
         kind = type(optimizer)
-        return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule_of(self._task, self.model, num_steps))
+        return server_optimizer(
+            _KINDS.get(kind, kind.__name__), groups, _schedule_of(self._task, self.model, num_steps)
+        )
 
     def write_weights(self, data: bytes, path: Path) -> None:
         """See `ModelBackend`; as the model itself would, with all names of tensors that it shares."""
@@ -101,8 +103,8 @@ class TorchBackend:
     def prepare(self, num_steps: int) -> None:
         """See `ModelBackend`."""
         self._state = TorchState(self.model, self.layout)
-        self._optimizer = optimizer_of(self._task, self.model.parameters())
-        self._schedule = schedule_of(self._task, self.model, num_steps)
+        self._optimizer = _optimizer_of(self._task, self.model.parameters())
+        self._schedule = _schedule_of(self._task, self.model, num_steps)
 
     def set_training(self, is_training: bool) -> None:
         """See `ModelBackend`."""
@@ -134,7 +136,13 @@ class TorchBackend:
 
     def step(self, number: int) -> None:
         """See `ModelBackend`; the last settings of the schedule hold for all later steps."""
-        apply_settings(self._optimizer, self._schedule[min(number, len(self._schedule) - 1)])
+        settings = self._schedule[min(number, len(self._schedule) - 1)]
+        for group, values in zip(self._optimizer.param_groups, settings, strict=True):
+            for name, value in values.items():
+                if isinstance(group[name], Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
         self._optimizer.step()
 
     @torch.no_grad()
@@ -182,18 +190,18 @@ def _size(dataset: Any) -> int:
     return len(dataset)
 
 
-def optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def _optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The task's optimiser, or the one that tasks without have."""
     return task.optimizer(parameters) if task.optimizer else SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Settings]]:
+def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Settings]]:
     """The settings of every group in every step of a run of `num_steps`; one step's if they never change.
 
     Raises:
         InvalidInput: the schedule follows something that is not known beforehand.
     """
-    optimizer = optimizer_of(task, model.parameters())
+    optimizer = _optimizer_of(task, model.parameters())
     if task.scheduler is None:
         return [_settings(optimizer)]
     scheduler, steps = task.scheduler(optimizer, num_steps), []
@@ -209,16 +217,6 @@ def schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Setti
                     f"a schedule has to be known before the run with --agreement: {name} is not"
                 ) from error
     return steps
-
-
-def apply_settings(optimizer: Optimizer, settings: list[Settings]) -> None:
-    """Have the optimiser make its next step with `settings`."""
-    for group, values in zip(optimizer.param_groups, settings, strict=True):
-        for name, value in values.items():
-            if isinstance(group[name], Tensor):
-                group[name].fill_(value)
-            else:
-                group[name] = value
 
 
 def _settings(optimizer: Optimizer) -> list[Settings]:
