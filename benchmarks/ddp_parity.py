@@ -34,7 +34,7 @@ from evener.run.order import Order
 from evener.run.prepare import prepare
 
 
-def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def compare(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: blocks of plain steps and of Evener's, in turn."""
     wanted = Order(
         task="synthetic",
@@ -45,14 +45,14 @@ def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
         started=0.0,
     )
     task, settings = load(wanted)
-    group = join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=600)
-    plain = DistributedDataParallel(prepare(task, settings, seat).model, gradient_as_bucket_view=True)
-    optimizer = prepare(task, settings, seat).make_optimizer(plain.parameters())
-    work = prepare(task, settings, seat)
+    group = join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=600)
+    plain = DistributedDataParallel(prepare(task, settings, env).model, gradient_as_bucket_view=True)
+    optimizer = prepare(task, settings, env).make_optimizer(plain.parameters())
+    work = prepare(task, settings, env)
     worker = Worker(unit_seconds=1.0)
-    candidates = [Candidate(node=name, device="cpu", worker=worker) for name in seat.names]
+    candidates = [Candidate(node=name, device="cpu", worker=worker) for name in env.names]
     plan = plan_data_parallel(candidates, order["batch"], GradientSync(gradient_bytes=0))
-    run = assemble(work, plan, group, seat, wanted)
+    run = assemble(work, plan, group, env, wanted)
     loop = Loop(run)
     loader = loop.loader(1)
     own = order["batch"] // group.size
@@ -76,7 +76,7 @@ def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
                 plain_step() if way == "plain" else loop.one_step(steps[way], loader)
                 if block:
                     seconds[way].append(time.perf_counter() - start)
-    if seat.rank == 0:
+    if env.rank == 0:
         blocks = range(order["blocks"])
         n = order["steps"]
         ratios = [

@@ -86,9 +86,9 @@ def strategies(size: int) -> tuple[str, ...]:
     return ALONE if size == 1 else TOGETHER if size == 2 else TOGETHER + HYBRIDS
 
 
-def live_rank(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def live_rank(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: every network in every way; the leader writes a row a cell."""
-    world = join_world(seat)
+    world = join_world(env)
     speed = world.timer.pace.speed
     for network in order["networks"]:
         base = Order(
@@ -99,14 +99,14 @@ def live_rank(seat: RankEnvironment, order: dict[str, Any]) -> None:
             started=time.time(),
         )
         task, settings = load(base)
-        work = prepare(task, settings, seat)
-        workers = [worker_of(one, 1) for one in measured_timings(work, world, seat, settings.batch_size)]
+        work = prepare(task, settings, env)
+        workers = [worker_of(one, 1) for one in measured_timings(work, world, env, settings.batch_size)]
         ways = order["strategies"] or strategies(world.size)
         for strategy in (*ways, ways[0]):
             world.timer.pace.reference, world.timer.pace.speed = None, speed
             mine = replace(work, model=copy.deepcopy(work.model))
             wanted = msgspec.structs.replace(base, strategy=strategy)
-            found = step_seconds(mine, world, seat, wanted, order["steps"], workers)
+            found = step_seconds(mine, world, env, wanted, order["steps"], workers)
             if world.is_leader:
                 with Path(order["file"]).open("a") as file:
                     print(json.dumps([network, order["nodes"], strategy, *found]), file=file)
@@ -116,19 +116,19 @@ def live_rank(seat: RankEnvironment, order: dict[str, Any]) -> None:
 
 
 def step_seconds(
-    work: Work, world: Group, seat: RankEnvironment, order: Order, steps: int, workers: Sequence[Worker]
+    work: Work, world: Group, env: RankEnvironment, order: Order, steps: int, workers: Sequence[Worker]
 ) -> tuple[float, ...]:
     """Seconds of a step, as a Cell has them; what is predicted is known before the first step."""
     if order.strategy == "data":
-        plan = decide(work, world, seat, order)
+        plan = decide(work, world, env, order)
     else:
-        plan = decide_division(work, world, seat, order, workers)  # by speeds that were measured once
+        plan = decide_division(work, world, env, order, workers)  # by speeds that were measured once
     if plan.prediction is None and order.strategy == "data":  # of a single node nothing has to be decided
-        plan = rehearsed(work, plan, world, seat, order)
-    group = world.subgroup([seat.names.index(a.node) for a in plan.assignments])
+        plan = rehearsed(work, plan, world, env, order)
+    group = world.subgroup([env.names.index(a.node) for a in plan.assignments])
     times, entries = [0.0], list[Any]()
     if group is not None:
-        run = replace(assemble(work, plan, group, seat, order), emit=entries.append)
+        run = replace(assemble(work, plan, group, env, order), emit=entries.append)
         plan, loop = run.plan, Loop(run)
         loader = loop.loader(1)
         run.model.train()

@@ -50,15 +50,15 @@ def ranks(program: Callable[[RankEnvironment, Any], None], speeds: list[float], 
         return Path(folder, "result").read_text()
 
 
-def joined(seat: RankEnvironment) -> Group:
+def joined(env: RankEnvironment) -> Group:
     """All ranks, with this one's timer."""
     return join_group(
-        rank=seat.rank,
-        nodes=seat.names,
-        device=seat.device,
-        store=seat.store,
+        rank=env.rank,
+        nodes=env.names,
+        device=env.device,
+        store=env.store,
         patience=60,
-        timer=StepTimer(seat.device, seat.node.speed_at(0)),
+        timer=StepTimer(env.device, env.node.speed_at(0)),
     )
 
 
@@ -98,19 +98,19 @@ def encoder() -> tuple[nn.Sequential, Tensor, Tensor, Callable[[Any, Any], Tenso
 TASKS = {"resnet": resnet, "encoder": encoder}
 
 
-def compare_with_pytorch(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def compare_with_pytorch(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One of two ranks: the same cut, schedule and micro-batches, by PyTorch and by Evener, in turn."""
-    group, micro_batches = joined(seat), 8
+    group, micro_batches = joined(env), 8
     model, x, y, loss, cut = TASKS[order["task"]]()
-    stage = (model[:cut], model[cut:])[seat.rank]
+    stage = (model[:cut], model[cut:])[env.rank]
     sample = x[: len(x) // micro_batches]
     with torch.no_grad():
         middle = model[:cut].eval()(sample)
         final = model[cut:].eval()(middle)
     model.train()
-    given, made = ((sample,), (middle.requires_grad_(),)) if seat.rank == 0 else ((middle.requires_grad_(),), (final,))
+    given, made = ((sample,), (middle.requires_grad_(),)) if env.rank == 0 else ((middle.requires_grad_(),), (final,))
     theirs = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[order["schedule"]](
-        PipelineStage(stage, seat.rank, 2, CPU, input_args=given, output_args=made), micro_batches, loss_fn=loss
+        PipelineStage(stage, env.rank, 2, CPU, input_args=given, output_args=made), micro_batches, loss_fn=loss
     )
     own_model = TASKS[order["task"]]()[0]
     begins = [next(n for i, (n, _) in enumerate(own_model.named_children()) if i == cut)]
@@ -122,7 +122,7 @@ def compare_with_pytorch(seat: RankEnvironment, order: dict[str, Any]) -> None:
     def by_pytorch() -> None:
         for parameter in stage.parameters():
             parameter.grad = None
-        theirs.step(x) if seat.rank == 0 else theirs.step(target=y)
+        theirs.step(x) if env.rank == 0 else theirs.step(target=y)
 
     def by_evener() -> None:
         for parameter in ours.parameters():
@@ -130,7 +130,7 @@ def compare_with_pytorch(seat: RankEnvironment, order: dict[str, Any]) -> None:
         ours.step(x, y)
 
     seconds = timed(group, {"pytorch": by_pytorch, "evener": by_evener}, order["rounds"])
-    if seat.rank == 0:
+    if env.rank == 0:
         ratios = [a / b for a, b in zip(seconds["evener"], seconds["pytorch"], strict=True)]
         Path(order["file"]).write_text(
             f"{median(seconds['pytorch']) * 1e3:.1f} ms, evener {median(seconds['evener']) * 1e3:.1f} ms; "
@@ -173,9 +173,9 @@ class Wait(nn.Module):
         return outputs
 
 
-def idle_shares(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def idle_shares(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: the idle share for every number of micro-batches."""
-    group, stages = joined(seat), order["stages"]
+    group, stages = joined(env), order["stages"]
     lines = []
     for micro_batches, schedule in product((1, 4, 16), ("gpipe", "1f1b")):
         x = torch.zeros(micro_batches, 3)
@@ -188,7 +188,7 @@ def idle_shares(seat: RankEnvironment, order: dict[str, Any]) -> None:
             shares.append(pipeline.timeline().bubble)
         ideal = bubble(stages, micro_batches)
         lines.append(f"K={stages} M={micro_batches:2} {schedule:6} measured {median(shares):.3f}, paper {ideal:.3f}")
-    if seat.rank == 0:
+    if env.rank == 0:
         Path(order["file"]).write_text("\n".join(lines))
     group.barrier()
     leave_group()
@@ -200,14 +200,14 @@ def bubbles(_rounds: int) -> None:
         print(ranks(idle_shares, [1.0] * stages, {"stages": stages}), flush=True)
 
 
-def uneven_stages(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def uneven_stages(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One of two ranks of speeds 1 and 1/2, which really compute: chosen stages, equal stages, the whole model alone.
 
     A slowed rank is held to twice what its stage takes at full speed, in the same run: idling between short actions
     costs a processor its caches, so that it would be less than half as fast. The ideal step takes the fast rank's
     seconds over 1.5, and the bubble's.
     """
-    group, micro_batches, layers = joined(seat), 16, 24
+    group, micro_batches, layers = joined(env), 16, 24
     x, y = torch.randn(micro_batches * 64, 256), torch.randn(micro_batches * 64, 256)
 
     def pipeline(stages: list[str] | None, on: Group | list[torch.device]) -> Pipeline:
@@ -229,20 +229,20 @@ def uneven_stages(seat: RankEnvironment, order: dict[str, Any]) -> None:
         own.append(time.perf_counter() - begin)
 
     def by_both(way: Pipeline) -> None:
-        part = way.plan.work[way.plan.layout.ranks.index(seat.rank)]
+        part = way.plan.work[way.plan.layout.ranks.index(env.rank)]
         group.timer.pace.reference = lambda _samples: part * median(own)
         group.timer.pace.expect(len(x))
         way.step(x, y)
         group.timer.close_step(len(x))
 
     ways: dict[str, Callable[[], object]] = {
-        "alone": lambda: alone.step(x, y) if seat.rank == 0 else None,
+        "alone": lambda: alone.step(x, y) if env.rank == 0 else None,
         "together": together,
         "chosen": lambda: by_both(chosen),
         "equal": lambda: by_both(equal),
     }
     seconds = timed(group, ways, order["rounds"])
-    if seat.rank == 0:
+    if env.rank == 0:
         ideal = (micro_batches + 1) / micro_batches / 1.5  # and the bubble
         gain = median(a / b for a, b in zip(seconds["equal"], seconds["chosen"], strict=True))
         of_alone = median(ideal * a / b for a, b in zip(seconds["alone"], seconds["chosen"], strict=True))

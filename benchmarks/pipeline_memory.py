@@ -34,11 +34,11 @@ MICRO_BATCHES = (1, 2, 4, 8)
 SIZES = grid(samples=(16, 32), layers=(8, 16, 32), stages=(1, 2, 4), micro_batches=MICRO_BATCHES)
 
 
-def hold(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def hold(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One of four ranks: the peaks of all sizes, without and with recomputing."""
-    group = joined(seat)
+    group = joined(env)
     found = {policy: measure_peaks(group, SIZES, policy) for policy in ("never", "always")}
-    if seat.rank == 0:
+    if env.rank == 0:
         Path(order["file"]).write_bytes(msgspec.json.encode(found))
     group.barrier()
     leave_group()
@@ -119,9 +119,9 @@ def transformer_pipeline(layers: int, on: Group | list[torch.device], budget: fl
     )  # fmt: skip
 
 
-def largest(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def largest(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: the most layers that fit, and what a step of that model really holds on the fullest rank."""
-    group, budget = joined(seat), order["budget"]
+    group, budget = joined(env), order["budget"]
 
     def fits(layers: int) -> Pipeline | None:
         try:
@@ -143,7 +143,7 @@ def largest(seat: RankEnvironment, order: dict[str, Any]) -> None:
         pipeline.step((tokens, tokens), tokens)
     own = [sum(p.numel() for p in pipeline.parameters()), sum(p.nbytes for p in pipeline.parameters()) * 4 + live.peak]
     rows = [list(map(int, row.split())) for row in group.all_gather_bytes(f"{own[0]} {own[1]}".encode())]
-    if seat.rank == 0:
+    if env.rank == 0:
         fullest = max(held for _, held in rows) / budget
         Path(order["file"]).write_text(f"{low} {sum(count for count, _ in rows)} {fullest}")
     group.barrier()

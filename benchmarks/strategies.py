@@ -89,9 +89,9 @@ def timed(group: Group, step: Callable[[], None]) -> tuple[float, float]:
     return time.perf_counter() - start, most
 
 
-def join(seat: RankEnvironment) -> Group:
+def join(env: RankEnvironment) -> Group:
     torch.set_num_threads(1)
-    return join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=600)
+    return join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=600)
 
 
 def in_turn(group: Group, ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -120,9 +120,9 @@ def ratio(found: dict[str, list[tuple[float, float]]], way: str, other: str, fac
     return f"{texts[0]}, of processor time {texts[1]}"
 
 
-def compare_filter(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def compare_filter(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: `out` and ours in turn."""
-    group = join(seat)
+    group = join(env)
     sent = {}
     steps = {}
     for way in ("filter", "sharded"):
@@ -131,22 +131,22 @@ def compare_filter(seat: RankEnvironment, order: dict[str, Any]) -> None:
         steps[way]()
         sent[way] = group.traffic.sent_bytes - before
     found = in_turn(group, steps, order["rounds"])
-    if seat.rank == 0:
+    if env.rank == 0:
         print(f"  sent by rank 0 in a step: out {sent['out'] / MIB:.1f} MiB, ours {sent['sharded'] / MIB:.1f} MiB")
         print(f"  bytes of ours / out: {sent['sharded'] / sent['out']:.3f}")
         print(f"  out / ours: {ratio(found, 'out', 'sharded')}")
     leave_group()
 
 
-def compare_spatial(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def compare_spatial(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: one process, all together, and all at once without exchange, in turn."""
-    group = join(seat)
+    group = join(env)
     _, together = divided(group, "spatial", order)
     model, x, y = network(order)
     strip = stepper(model, x[:, :, : order["size"] // group.size].contiguous(), y)
-    whole = stepper(network(order)[0], x, y) if seat.rank == 0 else lambda: None
+    whole = stepper(network(order)[0], x, y) if env.rank == 0 else lambda: None
     found = in_turn(group, {"serial": whole, "together": together, "limit": strip}, order["rounds"])
-    if seat.rank == 0:
+    if env.rank == 0:
         for way in ("together", "limit"):
             print(f"  {way} / (serial / {group.size}): {ratio(found, way, 'serial', group.size)}")
         print(f"  together / limit: {ratio(found, 'together', 'limit')}")
@@ -154,9 +154,9 @@ def compare_spatial(seat: RankEnvironment, order: dict[str, Any]) -> None:
     leave_group()
 
 
-def measure_memory(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def measure_memory(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: bytes of weights and momentum, peak of a step's tensors beside, peak of the process."""
-    group = join(seat)
+    group = join(env)
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if group.size > 1:

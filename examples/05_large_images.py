@@ -39,11 +39,11 @@ def image(seed: int) -> tuple[Tensor, Tensor]:
     return (disc + 0.8 * torch.randn(disc.shape, generator=draw))[None, None], disc.long()[None]
 
 
-def train(seat: RankEnvironment, shares: tuple[float, ...]) -> None:
+def train(env: RankEnvironment, shares: tuple[float, ...]) -> None:
     """What every rank runs; `shares` are the relative numbers of rows."""
-    timer = StepTimer(seat.device, seat.node.speed_at(0))
+    timer = StepTimer(env.device, env.node.speed_at(0))
     group = join_group(
-        rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=seat.patience, timer=timer
+        rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=env.patience, timer=timer
     )
     torch.manual_seed(0)
     place = form_process_mesh(group, Arrangement(division="spatial", replicas=(Replica(shares=shares),)))
@@ -65,13 +65,13 @@ def train(seat: RankEnvironment, shares: tuple[float, ...]) -> None:
         seconds = time.perf_counter() - begin
         if group.is_leader:
             print(f"step {step}: loss {loss:.5f}, {seconds:.2f} s", flush=True)
-    for row in group.all_gather_bytes(f"{seat.node.name} of {group.size} held {live.peak / 2**20:.0f} MiB".encode()):
+    for row in group.all_gather_bytes(f"{env.node.name} of {group.size} held {live.peak / 2**20:.0f} MiB".encode()):
         if group.is_leader:
             print(row.decode(), flush=True)
     sent = group.traffic.sent_bytes / STEPS / 2**20
     if group.is_leader:
         print(
-            f"{seat.node.name} sent {sent:.2f} MiB a step, of an image of {SIZE * SIZE * 4 / 2**20:.0f} MiB", flush=True
+            f"{env.node.name} sent {sent:.2f} MiB a step, of an image of {SIZE * SIZE * 4 / 2**20:.0f} MiB", flush=True
         )
     group.barrier()
     leave_group()

@@ -33,11 +33,11 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return (disc + 0.8 * torch.randn(disc.shape, generator=draw)).unsqueeze(1), disc.long()
 
 
-def train(seat: RankEnvironment, folder: str) -> None:
+def train(env: RankEnvironment, folder: str) -> None:
     """What every rank runs; `folder` is where the first one leaves the timeline."""
-    timer = StepTimer(seat.device, seat.node.speed_at(0))
+    timer = StepTimer(env.device, env.node.speed_at(0))
     group = join_group(
-        rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=seat.patience, timer=timer
+        rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=env.patience, timer=timer
     )
     torch.manual_seed(0)
     pipeline = Pipeline(
@@ -58,8 +58,8 @@ def train(seat: RankEnvironment, folder: str) -> None:
             print(f"step {step}: loss {loss:.3f}", flush=True)
     timeline = pipeline.timeline()
     own = sum(parameter.numel() for parameter in pipeline.parameters())
-    busy = timeline.busy_seconds(pipeline.plan.layout.ranks.index(seat.rank)) / timeline.seconds
-    words = f"{seat.node.name} holds {own} parameters and computed for {busy:.0%} of the last step"
+    busy = timeline.busy_seconds(pipeline.plan.layout.ranks.index(env.rank)) / timeline.seconds
+    words = f"{env.node.name} holds {own} parameters and computed for {busy:.0%} of the last step"
     for row in group.all_gather_bytes(words.encode()):
         if group.is_leader:
             print(row.decode(), flush=True)

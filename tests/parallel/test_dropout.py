@@ -39,8 +39,8 @@ def start(program: Any, ranks: int) -> None:
     run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], None, patience=30, on_event=print)
 
 
-def joined(seat: RankEnvironment) -> Group:
-    return join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
+def joined(env: RankEnvironment) -> Group:
+    return join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=30)
 
 
 def made() -> tuple[nn.Module, Tensor]:
@@ -48,9 +48,9 @@ def made() -> tuple[nn.Module, Tensor]:
     return Dropping().double(), torch.randn(5, 3, 6, 7).double()
 
 
-def hold(seat: RankEnvironment, _order: None) -> None:
+def hold(env: RankEnvironment, _order: None) -> None:
     """One rank: outputs and gradients under every arrangement are those of one process with the same seed."""
-    group = joined(seat)
+    group = joined(env)
     for arrangement, samples in (
         (Arrangement(division="sharded", replicas=(Replica(shares=(2, 1, 1)),)), [5]),
         (Arrangement(division="spatial", replicas=(Replica(shares=(1, 3, 1)),)), [5]),
@@ -88,13 +88,13 @@ def test_masks_are_those_of_one_process() -> None:
     start(hold, 3)
 
 
-def disagree(seat: RankEnvironment, _order: None) -> None:
+def disagree(env: RankEnvironment, _order: None) -> None:
     """One of two ranks, with a random generator in a state of its own."""
-    group = joined(seat)
+    group = joined(env)
     model, x = made()
     place = form_process_mesh(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
     part = ShardedModel(model, place, [x])
-    torch.manual_seed(seat.rank)
+    torch.manual_seed(env.rank)
     part(x)
 
 

@@ -74,10 +74,10 @@ def serial(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], dict[str, Te
     return outputs, gradients, {k: v.clone() for k, v in model.state_dict().items()}
 
 
-def compare(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def compare(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: train its shares and hold everything against one process."""
     dtype = getattr(torch, order["dtype"])
-    group = join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
+    group = join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=30)
     outputs, gradients, state = serial(dtype)
     (x, y), shares = batch(dtype), order["shares"]
     start, count = sum(shares[: group.rank]), shares[group.rank]
@@ -131,9 +131,9 @@ def test_uneven_shares_equal_one_process(shares: tuple[int, ...], dtype: str) ->
     run_local(compare, nodes, {"shares": shares, "dtype": dtype}, patience=30, on_event=print)
 
 
-def unnormalised(seat: RankEnvironment, order: str) -> None:
+def unnormalised(env: RankEnvironment, order: str) -> None:
     """The checker itself: without synchronised statistics the same comparison has to fail."""
-    group = join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
+    group = join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=30)
     _, gradients, _ = serial(torch.float64)
     x, y = batch(torch.float64)
     own = slice(0, 7) if group.rank == 0 else slice(7, 10)
@@ -141,7 +141,7 @@ def unnormalised(seat: RankEnvironment, order: str) -> None:
     run = one_pass(model, group)
     run(x[own], y[own], x, y)
     found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    Path(f"{order}-{seat.rank}").write_text(str(float((found - gradients[0]).abs().max())))
+    Path(f"{order}-{env.rank}").write_text(str(float((found - gradients[0]).abs().max())))
     leave_group()
 
 

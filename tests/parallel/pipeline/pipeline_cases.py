@@ -223,9 +223,9 @@ def start(program: Any, ranks: int, order: Any = None) -> None:
     run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], order, patience=30, on_event=print)
 
 
-def joined(seat: RankEnvironment) -> Group:
+def joined(env: RankEnvironment) -> Group:
     """All ranks, as one of them sees them."""
-    return join_group(rank=seat.rank, nodes=seat.names, device=seat.device, store=seat.store, patience=30)
+    return join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=30)
 
 
 def assert_equal(found: Result, expected: Result, whole: bool, what: str = "", tolerance: float = TOLERANCE) -> None:

@@ -15,13 +15,13 @@ from evener.parallel.pipeline.pipeline import Pipeline
 Options = dict[str, Any]
 
 
-def compare(seat: RankEnvironment, orders: list[tuple[str, int, int, Options]]) -> None:
+def compare(env: RankEnvironment, orders: list[tuple[str, int, int, Options]]) -> None:
     """One rank: its part of every case against one process."""
-    group = joined(seat)
+    group = joined(env)
     for name, samples, micro_batches, options in orders:
         expected = serial(CASES[name], samples, micro_batches)
         found, pipeline = piped(CASES[name], samples, on=group, micro_batches=micro_batches, **options)
-        what = f"{name} N={samples} M={micro_batches} {options} on rank {seat.rank}"
+        what = f"{name} N={samples} M={micro_batches} {options} on rank {env.rank}"
         assert_equal(found, expected, whole=False, what=what)
         assert float((found.loss - (expected.loss if pipeline.is_last else 0)).abs()) < TOLERANCE
     leave_group()
@@ -44,10 +44,10 @@ def test_every_model_on_three_ranks() -> None:
     start(compare, 3, [(name, 7, 3, {"rematerialise": "always"}) for name in CASES])
 
 
-def train_replicas(seat: RankEnvironment, order: dict[str, Any]) -> None:
+def train_replicas(env: RankEnvironment, order: dict[str, Any]) -> None:
     """Replicas of three and two stages, with 5 and 3 samples of a batch of 8: together they are one process."""
-    group = joined(seat)
-    own = next(i for i, ranks in enumerate(order["replicas"]) if seat.rank in ranks)
+    group = joined(env)
+    own = next(i for i, ranks in enumerate(order["replicas"]) if env.rank in ranks)
     for name in order["cases"]:
         case = CASES[name]
         x, y = (divided(values(8), [5, 3])[own] for values in (case.inputs, case.targets))
@@ -64,7 +64,7 @@ def train_replicas(seat: RankEnvironment, order: dict[str, Any]) -> None:
         assert abs(sum(losses) - float(expected.loss)) < TOLERANCE
         gradients = {name: p.grad for name, p in pipeline.named_parameters() if p.grad is not None}
         found = Result(loss, gradients, pipeline.state_dict())
-        assert_equal(found, expected, whole=False, what=f"{name} on rank {seat.rank}")
+        assert_equal(found, expected, whole=False, what=f"{name} on rank {env.rank}")
     leave_group()
 
 

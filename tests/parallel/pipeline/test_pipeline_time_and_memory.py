@@ -67,9 +67,9 @@ def waiting(layers: int, seconds: float) -> nn.Sequential:
     return nn.Sequential(*(Wait(seconds) for _ in range(layers)))
 
 
-def measure_bubble(seat: RankEnvironment, _order: None) -> None:
+def measure_bubble(env: RankEnvironment, _order: None) -> None:
     """One rank: the idle share of two and of four stages."""
-    group = joined(seat)
+    group = joined(env)
     pair = group.subgroup([0, 1])
     for stages, ranks in ((4, group), (2, pair)):
         if ranks is None:
@@ -92,11 +92,11 @@ def test_the_idle_share_is_that_of_the_paper() -> None:
     start(measure_bubble, 4)
 
 
-def measure_uneven(seat: RankEnvironment, _order: None) -> None:
+def measure_uneven(env: RankEnvironment, _order: None) -> None:
     """One rank: stages chosen for the speeds 1 and 1/2 against equal ones."""
     global SPEED
-    SPEED = (0.5, 1.0)[seat.rank]
-    group, layers, micro_batches = joined(seat), 12, 12
+    SPEED = (0.5, 1.0)[env.rank]
+    group, layers, micro_batches = joined(env), 12, 12
     x = torch.zeros(micro_batches, 3)
     seconds = {}
     for way in ("chosen", "equal"):
@@ -123,9 +123,9 @@ def test_stages_chosen_for_unequal_devices_are_faster_than_equal_ones() -> None:
     start(measure_uneven, 2)
 
 
-def measure_memory(seat: RankEnvironment, sizes: list[Size]) -> None:
+def measure_memory(env: RankEnvironment, sizes: list[Size]) -> None:
     """One rank: GPipe's rule holds for the peaks of all sizes if activations are recomputed, else not."""
-    group = joined(seat)
+    group = joined(env)
     rule = fitted(measure_peaks(group, sizes, "always"))
     sample, layer = 4 * TOKENS * DIM, 4 * TOKENS * DIM * 6  # of which it keeps 6: inputs, normalised, wide twice
     assert rule.determination > 0.995, rule
@@ -213,9 +213,9 @@ def test_auto_recomputes_as_much_as_the_memory_asks_for() -> None:
     assert recomputed[0] == 0 < recomputed[1] < recomputed[2] <= 8
 
 
-def count_bytes(seat: RankEnvironment, _order: None) -> None:
+def count_bytes(env: RankEnvironment, _order: None) -> None:
     """One rank: what it says that a step will send is what it sends."""
-    group = joined(seat)
+    group = joined(env)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 2))
     x, y = torch.zeros(7, 3), torch.zeros(7, 2)
     pipeline = Pipeline(model, x, F.mse_loss, stages=["1", "2"], on=group, micro_batches=2)
@@ -224,7 +224,7 @@ def count_bytes(seat: RankEnvironment, _order: None) -> None:
         0: {"activations": 7 * 5 * 4},
         1: {"activations": 7 * 7 * 4, "gradients": 7 * 5 * 4},
         2: {"gradients": 7 * 7 * 4},
-    }[seat.rank]
+    }[env.rank]
     sent = {kind: nbytes for kind, nbytes in group.traffic.sent.items() if nbytes}
     assert sent == expected == {kind: n for kind, n in pipeline.bytes_to_send(7).items() if n}
     leave_group()
@@ -234,10 +234,10 @@ def test_bytes_predicted_are_bytes_sent() -> None:
     start(count_bytes, 3)
 
 
-def disagree(seat: RankEnvironment, _order: None) -> None:
+def disagree(env: RankEnvironment, _order: None) -> None:
     """One rank, that wants another schedule than the other."""
-    group = joined(seat)
-    schedule: Any = ("gpipe", "1f1b")[seat.rank]
+    group = joined(env)
+    schedule: Any = ("gpipe", "1f1b")[env.rank]
     Pipeline(waiting(2, 0.0), torch.zeros(2, 3), F.mse_loss, on=group, schedule=schedule, costs="estimated")
 
 
