@@ -28,6 +28,7 @@ from evener.ps.torch_state import TorchState, layout_of_model, shared_state
 from evener.sync.layout import Flat, flat_of
 from evener.sync.protocol import Outer
 from evener.task import Task
+from evener.tracer.nested import call
 
 Settings = dict[str, Any]
 """Of one group of parameters in one step: `lr`, `momentum`, `betas`, as far as the optimiser has them."""
@@ -128,7 +129,7 @@ class TorchBackend:
         seed_all(*seeds, device=self._device)
         self._state.zero_gradients()
         with self._precision.autocast():
-            loss: Tensor = self._task.loss(self._call(inputs), targets)
+            loss: Tensor = self._task.loss(call(self.model, inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._task.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)
@@ -150,7 +151,7 @@ class TorchBackend:
         """See `ModelBackend`."""
         inputs, targets = self._batch(self._validation, np.arange(first, stop, dtype=np.int64), 0)
         with self._precision.autocast():
-            outputs = self._call(inputs)
+            outputs = call(self.model, inputs)
             loss = self._task.loss(outputs, targets)
         sums = torch.stack((loss.double() * (stop - first), self._correct(outputs, targets).double()))
         loss_sum, num_correct = sums.tolist()
@@ -170,11 +171,6 @@ class TorchBackend:
         inputs, targets = split_batch(collect(dataset, indices, self._seed, epoch))
         prepare = self._precision.prepare
         return prepare(to_device(inputs, self._device)), prepare(to_device(targets, self._device))
-
-    def _call(self, inputs: Any) -> Any:
-        if isinstance(inputs, dict):
-            return self.model(**inputs)
-        return self.model(*inputs) if isinstance(inputs, tuple | list) else self.model(inputs)
 
     def _correct(self, outputs: Any, targets: Any) -> Tensor:
         if self._task.correct is None:
