@@ -27,42 +27,38 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
-from evener.run.assemble import assemble
-from evener.run.load import load
+from evener.run.config import RunConfig
+from evener.run.context import make_context
 from evener.run.loop import Loop
-from evener.run.order import Order
-from evener.run.prepare import prepare
+from evener.run.training import make_training
 
 
 def compare(env: RankEnvironment, order: dict[str, Any]) -> None:
     """One rank: blocks of plain steps and of Evener's, in turn."""
-    wanted = Order(
+    config = RunConfig(
         task="synthetic",
-        options={"batch_norm": str(order["norm"] == "batch").lower(), "samples": str(order["batch"] * 1000 // 8)},
-        output=order["folder"],
+        option={"batch_norm": str(order["norm"] == "batch").lower(), "samples": str(order["batch"] * 1000 // 8)},
+        output=Path(order["folder"]),
         batch_size=order["batch"],
         epochs=1000,
-        started=0.0,
     )
-    task, settings = load(wanted)
     group = join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=600)
-    plain = DistributedDataParallel(prepare(task, settings, env).model, gradient_as_bucket_view=True)
-    optimizer = prepare(task, settings, env).make_optimizer(plain.parameters())
-    work = prepare(task, settings, env)
+    alone, context = make_context(env, group, config), make_context(env, group, config)
+    plain = DistributedDataParallel(alone.model, gradient_as_bucket_view=True)
+    optimizer = alone.make_optimizer(plain.parameters())
     worker = Worker(unit_seconds=1.0)
     candidates = [Candidate(node=name, device="cpu", worker=worker) for name in env.names]
     plan = plan_data_parallel(candidates, order["batch"], GradientSync(gradient_bytes=0))
-    run = assemble(work, plan, group, env, wanted)
-    loop = Loop(run)
+    loop = Loop(make_training(context, plan))
     loader = loop.loader(1)
     own = order["batch"] // group.size
-    sampler: DistributedSampler[Any] = DistributedSampler(work.train_data, group.size, group.rank, drop_last=True)
-    batches = itertools.chain.from_iterable(itertools.repeat(DataLoader(work.train_data, own, sampler=sampler)))
+    sampler: DistributedSampler[Any] = DistributedSampler(context.train_data, group.size, group.rank, drop_last=True)
+    batches = itertools.chain.from_iterable(itertools.repeat(DataLoader(context.train_data, own, sampler=sampler)))
 
     def plain_step() -> None:
         inputs, targets = next(batches)
         optimizer.zero_grad()
-        torch.autograd.backward(task.loss(plain(inputs), targets))
+        torch.autograd.backward(context.task.loss(plain(inputs), targets))
         optimizer.step()
 
     seconds: dict[str, list[float]] = {"plain": [], "evener": []}

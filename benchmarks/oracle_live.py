@@ -26,22 +26,21 @@ from typing import Any
 import msgspec
 import torch
 
-from evener.comm.group import Group, leave_group
+from evener.comm.group import leave_group
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.apportion import Worker
+from evener.plan import Plan
 from evener.record import Step
-from evener.run.assemble import assemble
-from evener.run.decide import decide
-from evener.run.divide import decide_division
-from evener.run.load import load
+from evener.run.config import RunConfig, is_pipeline
+from evener.run.context import RankContext, join_world, make_context
+from evener.run.costs import measure_costs
 from evener.run.loop import Loop
-from evener.run.order import Order
-from evener.run.prepare import Work, prepare
-from evener.run.rehearse import rehearsed
-from evener.run.speeds import measured_timings, worker_of
-from evener.run.world import join_world
+from evener.run.planning import divide, make_plan
+from evener.run.predict import predict_plan
+from evener.run.strategies import shape_of
+from evener.run.training import make_training
 
 NETWORKS = ("plain", "vgg", "resnet")
 NODES = ("1", "1,1", "1,0.5", "1,1,1", "1,0.5,0.5", "1,1,1,1")
@@ -91,22 +90,20 @@ def live_rank(env: RankEnvironment, order: dict[str, Any]) -> None:
     world = join_world(env)
     speed = world.timer.pace.speed
     for network in order["networks"]:
-        base = Order(
+        config = RunConfig(
             task=str(Path(__file__).with_name("oracle_live_task.py")),
-            options={"network": network},
-            output=order["folder"],
+            option={"network": network},
+            output=Path(order["folder"]),
             epochs=1 + order["steps"],
-            started=time.time(),
         )
-        task, settings = load(base)
-        work = prepare(task, settings, env)
-        workers = [worker_of(one, 1) for one in measured_timings(work, world, env, settings.batch_size)]
+        context = make_context(env, world, config)
+        workers = measure_costs(context, context.batch_size).workers
         ways = order["strategies"] or strategies(world.size)
         for strategy in (*ways, ways[0]):
             world.timer.pace.reference, world.timer.pace.speed = None, speed
-            mine = replace(work, model=copy.deepcopy(work.model))
-            wanted = msgspec.structs.replace(base, strategy=strategy)
-            found = step_seconds(mine, world, env, wanted, order["steps"], workers)
+            wanted = msgspec.structs.replace(config, strategy=strategy)
+            mine = replace(context, config=wanted, model=copy.deepcopy(context.model))
+            found = step_seconds(mine, order["steps"], workers)
             if world.is_leader:
                 with Path(order["file"]).open("a") as file:
                     print(json.dumps([network, order["nodes"], strategy, *found]), file=file)
@@ -115,31 +112,35 @@ def live_rank(env: RankEnvironment, order: dict[str, Any]) -> None:
     leave_group()
 
 
-def step_seconds(
-    work: Work, world: Group, env: RankEnvironment, order: Order, steps: int, workers: Sequence[Worker]
-) -> tuple[float, ...]:
+def plan_cell(context: RankContext, workers: Sequence[Worker]) -> Plan:
+    """The plan of the context's strategy, with what its step will take; models are divided by `workers`."""
+    strategy, nodes = context.config.strategy, context.env.nodes
+    if strategy == "data":
+        plan = make_plan(context)
+        return plan if plan.prediction else predict_plan(context, plan)  # of a single node nothing has to be decided
+    shape = shape_of(context.config, strategy, len(nodes), context.batch_size)
+    plan = divide(shape, nodes, workers, context.batch_size)
+    return plan if is_pipeline(strategy) else predict_plan(context, plan)
+
+
+def step_seconds(context: RankContext, steps: int, workers: Sequence[Worker]) -> tuple[float, ...]:
     """Seconds of a step, as a Cell has them; what is predicted is known before the first step."""
-    if order.strategy == "data":
-        plan = decide(work, world, env, order)
-    else:
-        plan = decide_division(work, world, env, order, workers)  # by speeds that were measured once
-    if plan.prediction is None and order.strategy == "data":  # of a single node nothing has to be decided
-        plan = rehearsed(work, plan, world, env, order)
-    group = world.subgroup([env.names.index(a.node) for a in plan.assignments])
+    plan = plan_cell(context, workers)
+    among = context.of_plan(plan)
     times, entries = [0.0], list[Any]()
-    if group is not None:
-        run = replace(assemble(work, plan, group, env, order), emit=entries.append)
-        plan, loop = run.plan, Loop(run)
+    if among is not None:
+        training = make_training(replace(among, env=replace(context.env, notify=entries.append)), plan)
+        plan, loop = training.plan, Loop(training)
         loader = loop.loader(1)
-        run.model.train()
+        training.model.train()
         for step in range(1, WARM_UP + steps + 1):
             start = time.perf_counter()
             loop.one_step(step, loader)
             times.append(time.perf_counter() - start)
-    world.barrier()
+    context.group.barrier()
     said = plan.prediction
     assert said is not None
-    (measured,) = world.all_reduce_max([median(times[WARM_UP + 1 :] or [0.0])])
+    (measured,) = context.group.all_reduce_max([median(times[WARM_UP + 1 :] or [0.0])])
     steps_done = [entry for entry in entries if isinstance(entry, Step)][WARM_UP:]
     computed = (
         median(max(n.io_seconds + n.compute_seconds + n.update_seconds for n in step.nodes) for step in steps_done)

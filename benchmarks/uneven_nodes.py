@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +16,7 @@ from evener.events import RunEvent
 from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.launch.ranks import run_local
 from evener.record import TrainRecord
-from evener.run.order import Order
+from evener.run.config import RunConfig
 from evener.run.rank import train_rank
 
 WARM_UP = 8
@@ -40,16 +39,10 @@ def run(
             records.append(word)
 
     with tempfile.TemporaryDirectory() as folder:
-        order = Order(
-            task=task,
-            options=options,
-            output=str(Path(folder)),
-            shares=shares,
-            epochs=epochs,
-            batch_size=batch_size,
-            started=time.time(),
+        config = RunConfig(
+            task=task, option=options, output=Path(folder), shares=shares, epochs=epochs, batch_size=batch_size
         )
-        run_local(train_rank, nodes, order, patience=60, on_event=keep)
+        run_local(train_rank, nodes, config, patience=60, on_event=keep)
     return records[0]
 
 

@@ -7,18 +7,14 @@ Both start two processes that stand for two machines, the second slowed to half 
 the model on both, shares out every batch of 128 samples accordingly, and gives the second less work, not the same.
 """
 
-import time
-
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from evener import Task
 from evener.data.digits import load_digits, split_digits
-from evener.launch.nodes import parse_local_nodes
 from evener.run.commands import perform
-from evener.run.folder import folder_name
-from evener.run.order import Order
+from evener.run.config import RunConfig
 
 
 class Net(nn.Module):
@@ -66,8 +62,7 @@ def task(width: int = 64, lr: float = 0.02) -> Task:
 
 def main() -> None:
     """The same run without the command line."""
-    order = Order(task=__file__, output=folder_name(__file__, None), started=time.time())
-    record = perform(order, parse_local_nodes("1.0,0.5"))
+    record = perform(RunConfig(task=__file__, local_nodes="1.0,0.5"))
     for node in record.nodes:
         print(f"{node.name} computed {node.share:.0%} of the samples and waited {node.seconds_waiting:.1f} s")
 

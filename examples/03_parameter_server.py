@@ -21,8 +21,8 @@ and every worker that is slow, comes late or dies costs what it has not finished
 """
 
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,13 +31,16 @@ from torch.utils.data import TensorDataset
 from evener import Task
 from evener.data.digits import load_digits, split_digits
 from evener.record import TrainRecord
-from evener.run.order import Order
-from evener.run.ps_options import Way, Where
-from evener.run.ps_train import train_on_star
+from evener.run.config import RunConfig
+from evener.run.ps_train import train_on_master
 from evener.schema import read_noun
 
 SPEEDS = "1.0,0.5,0.25"
-WAYS = (Way(protocol="sync"), Way(protocol="async"), Way(protocol="bounded", staleness=2))
+PROTOCOLS: tuple[dict[str, Any], ...] = (
+    {"agreement": "sync"},
+    {"agreement": "async"},
+    {"agreement": "bounded", "staleness": 2},
+)
 
 
 def data(part: int) -> TensorDataset:
@@ -64,19 +67,18 @@ def task() -> Task:
     )
 
 
-def train(way: Way, folder: Path) -> TrainRecord:
+def train(protocol: dict[str, Any], folder: Path) -> TrainRecord:
     """The record of one run, on three workers that end with it."""
-    order = Order(task=__file__, output=str(folder), started=time.time())
-    train_on_star(order, way, Where(SPEEDS, home=folder, master=None, token=None, ship_data=False), as_json=False)
+    train_on_master(RunConfig(task=__file__, output=folder, local_nodes=SPEEDS, **protocol), as_json=False)
     return read_noun(folder / "record.json", TrainRecord)
 
 
 def main() -> None:
     """Train in all three ways, and compare."""
     lines = []
-    for way in WAYS:
+    for protocol in PROTOCOLS:
         with tempfile.TemporaryDirectory() as folder:
-            record = train(way, Path(folder))
+            record = train(protocol, Path(folder))
         shares = "  ".join(f"{node.share:4.0%}" for node in record.nodes)
         stale = max(node.most_stale for node in record.nodes)
         lines.append(

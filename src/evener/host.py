@@ -12,6 +12,7 @@ import psutil
 from evener import __version__
 
 _LOOPBACK = "127.0.0.1"
+_PACKAGES = ("evener", "torch", "torchvision", "numpy", "msgspec", "safetensors", "matplotlib", "tensorboard")
 _ANYWHERE = "192.0.2.1"  # an address that documentation may use, so nobody's: only the way there is asked for
 
 
@@ -25,6 +26,11 @@ def environment() -> dict[str, str]:
         "host": socket.gethostname(),
         "cpu": cpu_model(),
     }
+
+
+def package_versions() -> dict[str, str]:
+    """`evener version`: of Python and of every package that matters, or the words `not installed`."""
+    return {"python": platform.python_version(), **{name: version_of(name) or "not installed" for name in _PACKAGES}}
 
 
 def version_of(package: str) -> str:

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from evener.errors import MissingFile
-from evener.launch.nodes import parse_local_nodes
 from evener.record import TrainRecord
 from evener.run.commands import perform
-from evener.run.order import Order
+from evener.run.config import RunConfig
 from evener.schema import read_noun
 from evener.tasks.load import import_file
 
@@ -71,15 +70,15 @@ def test_missing_data_is_told(example: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_pipeline_of_uneven_nodes_learns_to_translate(folder: Path, tmp_path: Path) -> None:
-    order = Order(
+    config = RunConfig(
         task=str(FILE),
-        data_dir=str(folder),
-        options={"samples": "1500", "layers": "1", "dim": "32", "words": "40"},
+        data=folder,
+        option={"samples": "1500", "layers": "1", "dim": "32", "words": "40"},
         strategy="pipeline",
         epochs=3,
-        output=str(tmp_path / "run"),
-        started=0.0,
+        output=tmp_path / "run",
+        local_nodes="1.0,0.5",
     )
-    perform(order, parse_local_nodes("1.0,0.5"))
+    perform(config)
     found = read_noun(tmp_path / "run" / "record.json", TrainRecord).validations
     assert found[-1].loss < 0.5 * found[0].loss

@@ -18,7 +18,7 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.traffic import step_traffic
 from evener.parallel.op_graph import op_graph
-from evener.run.strategy import division_of
+from evener.run.strategies import division_of
 from support.commands import evener, evener_here
 
 TINY = ResNetSize(size=32, width=4, depths=(1, 1, 2, 1))

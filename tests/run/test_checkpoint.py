@@ -20,11 +20,11 @@ from evener.comm.group import join_group
 from evener.errors import InvalidFile, MissingFile, TrainingFailed
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
-from evener.run.checkpoint import Checkpoints, RunState, save_weights
+from evener.run.checkpoint import Checkpoints, CheckpointState, save_weights
 
 
-def state(step: int) -> RunState:
-    return RunState(task="t", step=step, seed=1, batch_size=4, accumulate=1, samples=9, precision="fp32")
+def state(step: int) -> CheckpointState:
+    return CheckpointState(task="t", step=step, seed=1, batch_size=4, accumulate=1, samples=9, precision="fp32")
 
 
 _OPTIMIZERS: dict[str, Any] = {

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from evener.launch.nodes import parse_local_nodes
 from evener.plan import Plan
 from evener.record import TrainRecord
 from evener.run.commands import perform
-from evener.run.order import Order
+from evener.run.config import RunConfig
 from evener.schema import read_noun
 from support.commands import TINY, evener, evener_here
 
@@ -72,8 +71,8 @@ def test_the_published_settings_are_all_predicted(tmp_path: Path) -> None:
 
 def staged(strategy: str, nodes: str, folder: Path, shares: str = "measured") -> TrainRecord:
     """The record of a run of `tiny`."""
-    order = Order(task=TINY, strategy=strategy, shares=shares, precision="fp64", started=0.0, output=str(folder))
-    perform(order, parse_local_nodes(nodes))
+    config = RunConfig(task=TINY, strategy=strategy, shares=shares, precision="fp64", local_nodes=nodes, output=folder)
+    perform(config)
     return read_noun(folder / "record.json", TrainRecord)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
 from evener.ps.engine import ModelBackend
-from evener.run.order import Order
+from evener.run.config import RunConfig
 from evener.run.ps_backends import is_thin, load_backend
 from evener.sync.protocol import Adam
 from support.commands import TINY
@@ -27,10 +26,6 @@ thin_task = ThinTask(name="alone", model=lambda: nn.Linear(3, 2), loss=F.cross_e
 """
 
 
-def order(task: str, **words: Any) -> Order:
-    return Order(**{"task": task, "output": "nowhere", "started": 0.0, **words})
-
-
 @pytest.fixture(params=["torch", "thin"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where PyTorch is, and where it is missing."""
@@ -39,16 +34,16 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-def both(asked: Order, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelBackend, ModelBackend]:
-    torch, settings = load_backend(asked)
+def both(asked: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelBackend, ModelBackend]:
+    torch, task = load_backend(asked)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    thin, same = load_backend(asked)
-    assert settings == same
+    thin, twin = load_backend(asked)
+    assert asked.sizes_of(task) == asked.sizes_of(twin)
     return torch, thin
 
 
 def test_a_task_and_its_twin_are_the_same_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, thin = both(order("digits", options=SMALL, epochs=2), monkeypatch)
+    torch, thin = both(RunConfig(task="digits", option=SMALL, epochs=2), monkeypatch)
     sizes = ("name", "num_samples", "num_validation", "has_accuracy", "clips_gradient", "normalises", "layout")
     assert {name: getattr(torch, name) for name in sizes} == {name: getattr(thin, name) for name in sizes}
     ours, theirs = torch.server_optimizer(10), thin.server_optimizer(10)
@@ -64,7 +59,7 @@ def test_a_task_and_its_twin_are_the_same_to_the_master(monkeypatch: pytest.Monk
 
 
 def test_final_weights_are_written_by_name(kind: str, tmp_path: Path) -> None:
-    backend, _ = load_backend(order("digits", options=SMALL))
+    backend, _ = load_backend(RunConfig(task="digits", option=SMALL))
     assert type(backend).__name__.lower().startswith(kind)
     arrays = {name: array + 1 for name, array in backend.initial_weights().views().items()}
     backend.write_weights(save(arrays), tmp_path / "model.safetensors")
@@ -81,7 +76,7 @@ def test_a_file_with_a_thin_task_alone_is_thin_even_where_pytorch_is(tmp_path: P
     assert not is_thin(TINY)
     assert not is_thin("digits")
     assert not is_thin(str(tmp_path / "none.py"))
-    backend, _ = load_backend(order(str(tmp_path / "alone.py")))
+    backend, _ = load_backend(RunConfig(task=str(tmp_path / "alone.py")))
     assert (backend.name, backend.num_samples, backend.num_validation) == ("alone", 8, 0)
 
 

@@ -13,10 +13,10 @@ import pytest
 from evener.errors import InvalidInput, MissingFile
 from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
-from evener.run.folder import run_folder
+from evener.run.console import run_folder
 from evener.run.ps_master import join_line, reachable_address
 from evener.run.ps_node import KNOWN_SECONDS, choose_device, join, known_profile, own_name
-from evener.run.ps_options import check_security, given_token
+from evener.run.ps_token import check_security, given_token
 from evener.wire.identity import Address, Token
 
 
@@ -151,9 +151,9 @@ def test_a_device_that_is_not_there_is_named() -> None:
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert run_folder(str(tmp_path / "a" / "b")).is_dir()
+    assert run_folder(tmp_path / "a" / "b").is_dir()
     with pytest.raises(InvalidInput, match=r"cannot write into .*/file/run: Not a directory"):
-        run_folder(str(tmp_path / "file" / "run"))
+        run_folder(tmp_path / "file" / "run")
 
 
 _THIN_NODE = """

@@ -9,12 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evener.launch.nodes import parse_local_nodes
 from evener.record import TrainRecord
 from evener.run.commands import perform
-from evener.run.order import Order
-from evener.run.ps_options import Way, Where
-from evener.run.ps_train import train_on_star
+from evener.run.config import RunConfig
+from evener.run.ps_train import train_on_master
 from evener.schema import read_noun
 from support.commands import TINY
 
@@ -22,10 +20,10 @@ SMOOTH = str(Path(TINY).with_name("smooth.py"))
 DIGITS = {"channels": "8", "blocks": "1"}
 
 
-def train(folder: Path, speeds: str, way: Way, **words: Any) -> tuple[TrainRecord, dict[str, torch.Tensor]]:
+def train(folder: Path, speeds: str, **words: Any) -> tuple[TrainRecord, dict[str, torch.Tensor]]:
     """Record and weights of a run on local nodes."""
-    order = Order(**{"task": SMOOTH, "seed": 3, "started": 0.0, "output": str(folder), **words})
-    train_on_star(order, way, Where(speeds, Path("nowhere"), None, None, False), as_json=False)
+    base = {"task": SMOOTH, "seed": 3, "local_nodes": speeds, "output": folder}
+    train_on_master(RunConfig(**{**base, **words}), as_json=False)
     return read_noun(folder / "record.json", TrainRecord), load_file(folder / "model.safetensors")
 
 
@@ -38,46 +36,45 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     "optimizer", ["sgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adamw"))]
 )
 def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -> None:
-    words: dict[str, Any] = {"precision": "fp64", "options": {"optimizer": optimizer}}
-    order = Order(task=SMOOTH, seed=3, started=0.0, output=str(tmp_path / "alone"), **words)
-    perform(order, parse_local_nodes("1"), in_process=True)
+    words: dict[str, Any] = {"precision": "fp64", "option": {"optimizer": optimizer}}
+    perform(RunConfig(task=SMOOTH, seed=3, output=tmp_path / "alone", **words))
     alone = load_file(tmp_path / "alone" / "model.safetensors")
-    record, together = train(tmp_path / "star", "1.0,0.5,0.25", Way(protocol="sync"), **words)
+    record, together = train(tmp_path / "star", "1.0,0.5,0.25", agreement="sync", **words)
     assert distance(alone, together) < 1e-10
     alone_record = read_noun(tmp_path / "alone" / "record.json", TrainRecord)
     assert record.validation_accuracy == alone_record.validation_accuracy
     assert record.validations[-1].loss == pytest.approx(alone_record.validations[-1].loss, abs=1e-10)
 
 
-QUICK = [Way(protocol="sync"), Way(protocol="average", compress="int8", overlap=True, local_steps="2")]
+QUICK = [{"agreement": "sync"}, {"agreement": "average", "compress": "int8", "overlap": True, "local_steps": "2"}]
 SLOW = [
-    Way(protocol="async"),
-    Way(protocol="bounded", staleness=2),
-    Way(protocol="average", local_steps="4"),
-    Way(protocol="diloco", local_steps="2"),
-    Way(protocol="sync", compress="bf16"),
+    {"agreement": "async"},
+    {"agreement": "bounded", "staleness": 2},
+    {"agreement": "average", "local_steps": "4"},
+    {"agreement": "diloco", "local_steps": "2"},
+    {"agreement": "sync", "compress": "bf16"},
 ]
 
 
 @pytest.mark.parametrize(
     "way",
     [*QUICK, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW)],
-    ids=lambda way: f"{way.protocol} {way.compress or ''}".strip(),
+    ids=lambda way: f"{way['agreement']} {way.get('compress', '')}".strip(),
 )
-def test_every_agreement_learns_the_digits_on_three_uneven_nodes(tmp_path: Path, way: Way) -> None:
-    words: dict[str, Any] = {"task": "digits", "options": DIGITS, "epochs": 6, "batch_size": 32}
-    record, weights = train(tmp_path, "1.0,0.5,0.25", way, **words)
+def test_every_agreement_learns_the_digits_on_three_uneven_nodes(tmp_path: Path, way: dict[str, Any]) -> None:
+    words: dict[str, Any] = {"task": "digits", "option": DIGITS, "epochs": 6, "batch_size": 32}
+    record, weights = train(tmp_path, "1.0,0.5,0.25", **way, **words)
     assert (record.validation_accuracy or 0) > 0.75
     assert len(record.nodes) == 3
     assert len(record.validations) == 6
-    assert record.agreement == way.protocol
-    assert (record.bytes_saved > 0) == (way.compress is not None)
+    assert record.agreement == way["agreement"]
+    assert (record.bytes_saved > 0) == ("compress" in way)
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
 
 
 def test_averaging_an_epoch_exchanges_once_an_epoch_and_gives_faster_nodes_more(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"task": "digits", "options": {"channels": "16", "blocks": "1"}, "epochs": 4}
-    record, _ = train(tmp_path, "1.0,0.25", Way(protocol="average"), batch_size=32, **words)
+    words: dict[str, Any] = {"task": "digits", "option": {"channels": "16", "blocks": "1"}, "epochs": 4}
+    record, _ = train(tmp_path, "1.0,0.25", agreement="average", batch_size=32, **words)
     assert record.steps[-1].step == 4
     assert all(node.contributions <= 4 for node in record.nodes)
     shares = {node.name: node.share for node in record.nodes}
@@ -85,7 +82,7 @@ def test_averaging_an_epoch_exchanges_once_an_epoch_and_gives_faster_nodes_more(
 
 
 def test_batch_norm_statistics_are_averaged_and_counters_are_whole_numbers(tmp_path: Path) -> None:
-    record, weights = train(tmp_path, "1,1", Way(protocol="average", local_steps="2"), task=TINY, epochs=6)
+    record, weights = train(tmp_path, "1,1", agreement="average", local_steps="2", task=TINY, epochs=6)
     assert (record.validation_accuracy or 0) > 0.6
     counters = {name: tensor for name, tensor in weights.items() if name.endswith("num_batches_tracked")}
     assert counters
@@ -97,5 +94,5 @@ def test_batch_norm_statistics_are_averaged_and_counters_are_whole_numbers(tmp_p
 
 
 def test_bf16_computing_learns_too(tmp_path: Path) -> None:
-    record, _ = train(tmp_path, "1,1", Way(protocol="sync"), precision="bf16", epochs=8)
+    record, _ = train(tmp_path, "1,1", agreement="sync", precision="bf16", epochs=8)
     assert (record.validation_accuracy or 0) > 0.6

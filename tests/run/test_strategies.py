@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from evener.errors import EvenerError, InvalidInput
-from evener.launch.nodes import parse_local_nodes
 from evener.plan import Assignment, Plan
 from evener.record import TrainRecord
 from evener.run.commands import perform
-from evener.run.given import fit_plan, take_plan
-from evener.run.order import Order
-from evener.run.strategy import check_strategy, replica_rows
+from evener.run.config import RunConfig
+from evener.run.plan_file import fit_plan
+from evener.run.strategies import replica_rows
 from evener.schema import read_noun
 from support.commands import TINY, evener
 
@@ -27,8 +26,8 @@ TOLERANCE = 1e-10
 
 def train(folder: Path, speeds: str = "1", **words: Any) -> dict[str, torch.Tensor]:
     """The weights after training `tiny` in float64 on nodes of these speeds."""
-    order = Order(**{"task": TINY, "precision": "fp64", "seed": 3, "started": 0.0, **words, "output": str(folder)})
-    perform(order, parse_local_nodes(speeds))
+    base = {"task": TINY, "precision": "fp64", "seed": 3, "local_nodes": speeds, "output": folder}
+    perform(RunConfig(**{**base, **words}))
     return load_file(folder / "model.safetensors")
 
 
@@ -52,13 +51,13 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
         ("spatial", "1,1", {"shares": "2,1"}),
         pytest.param("data+sharded", "1,1,1", {"shares": "2,1,4", "replicas": "2,1"}, marks=pytest.mark.slow),
         pytest.param("data+spatial", "1,1,1", {"shares": "1,2,3"}, marks=pytest.mark.slow),
-        ("data+sharded", "1,1,1", {"shares": "2,1,4", "options": {"dropout": "0.5"}}),
+        ("data+sharded", "1,1,1", {"shares": "2,1,4", "option": {"dropout": "0.5"}}),
     ],
 )
 def test_divided_layers_equal_one_process(
     tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str, speeds: str, words: dict[str, Any]
 ) -> None:
-    learnt = {name: words[name] for name in ("accumulate", "options") if name in words}
+    learnt = {name: words[name] for name in ("accumulate", "option") if name in words}
     if learnt:
         alone = train(tmp_path / "alone", **learnt)
     assert distance(alone, train(tmp_path / "run", speeds, strategy=strategy, **words)) < TOLERANCE
@@ -74,7 +73,7 @@ def test_divided_layers_equal_one_process(
 def unnormalised(folder: Path, speeds: str = "1", **words: Any) -> dict[str, torch.Tensor]:
     """The same of a network without BatchNorm, whose micro-batches are like the whole batch."""
     options = {"batch_norm": "false", "image": "3x8x8", "width": "6", "samples": "70", "classes": "3"}
-    return train(folder, speeds, task="synthetic", options=options, batch_size=15, epochs=2, **words)
+    return train(folder, speeds, task="synthetic", option=options, batch_size=15, epochs=2, **words)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path, 
 
 
 def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) -> None:
-    kept = str(tmp_path / "kept")
+    kept = tmp_path / "kept"
     ways: list[tuple[str, str, dict[str, Any]]] = [
         ("1,1", "pipeline", {"epochs": 1}),
         ("1,1,1", "sharded", {"epochs": 2, "resume": True, "shares": "3,2,1"}),
@@ -127,7 +126,7 @@ def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) ->
         ("1", "data", {"epochs": 4, "resume": True}),
     ]
     options = {"batch_norm": "false", "image": "3x8x8", "width": "6", "samples": "60", "classes": "3"}
-    words: dict[str, Any] = {"task": "synthetic", "options": options, "batch_size": 15}
+    words: dict[str, Any] = {"task": "synthetic", "option": options, "batch_size": 15}
     straight = train(tmp_path / "straight", "1", epochs=4, **words)
     for i, (speeds, strategy, more) in enumerate(ways):
         last = train(tmp_path / str(i), speeds, strategy=strategy, checkpoint=kept, **words, **more)
@@ -136,13 +135,12 @@ def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) ->
 
 def test_a_saved_plan_is_performed(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     train(tmp_path / "first", "1,1,1", strategy="data+sharded", shares="2,1,4", replicas="2,1")
-    plan = read_noun(tmp_path / "first" / "plan.json", Plan)
-    order = take_plan(Order(task=TINY, output="x", started=0.0), plan)
-    again = train(tmp_path / "again", "1,1,1", plan=plan, strategy=order.strategy, batch_size=order.batch_size)
+    file = tmp_path / "first" / "plan.json"
+    again = train(tmp_path / "again", "1,1,1", plan=file)
     assert distance(alone, again) < TOLERANCE
-    assert read_noun(tmp_path / "again" / "record.json", TrainRecord).plan == plan
+    assert read_noun(tmp_path / "again" / "record.json", TrainRecord).plan == read_noun(file, Plan)
     with pytest.raises(EvenerError, match="the plan is for node node-2, which is not here: there are node-0, node-1"):
-        train(tmp_path / "few", "1,1", plan=plan, strategy=order.strategy)
+        train(tmp_path / "few", "1,1", plan=file)
 
 
 LINEAR = {"kind": "mlp", "batch_norm": "false", "image": "3x16x16", "width": "256", "depth": "4", "samples": "32"}
@@ -153,8 +151,17 @@ LINEAR = {"kind": "mlp", "batch_norm": "false", "image": "3x16x16", "width": "25
 def test_what_no_node_holds_is_cut_into_stages_without_being_asked(
     tmp_path: Path, memory: int, strategies: set[str]
 ) -> None:
-    order = Order(task="synthetic", options=LINEAR, batch_size=8, epochs=1, started=0.0, output=str(tmp_path / "run"))
-    record = perform(order, parse_local_nodes("1,1", [memory, memory]))
+    record = perform(
+        RunConfig(
+            task="synthetic",
+            option=LINEAR,
+            batch_size=8,
+            epochs=1,
+            output=tmp_path / "run",
+            local_nodes="1,1",
+            memory=str(memory),
+        )
+    )
     assert record.plan.strategy in strategies
     assert all(a.memory_bytes < memory for a in record.plan.assignments)
 
@@ -196,7 +203,7 @@ def test_a_plan_fits_nodes_in_another_order() -> None:
 )
 def test_words_that_do_not_go_together_are_refused(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
-        check_strategy(Order(task=TINY, output="x", started=0.0, **words))
+        RunConfig(task=TINY, **words)
 
 
 def test_replicas_are_neighbours_and_hold_every_node() -> None:

@@ -12,21 +12,18 @@ import torch
 from safetensors.torch import load_file
 
 from evener.errors import EvenerError
-from evener.launch.nodes import parse_local_nodes
 from evener.plan import Plan
 from evener.record import TrainRecord
 from evener.run.commands import perform
-from evener.run.order import Order
+from evener.run.config import RunConfig
 from evener.schema import read_noun
 from support.commands import TINY, evener, last_json
 
 
 def train(tmp_path: Path, name: str, speeds: str = "1", **words: Any) -> dict[str, torch.Tensor]:
     """The weights after training `tiny` in float64 on nodes of these speeds."""
-    order = Order(
-        **{"task": TINY, "precision": "fp64", "seed": 3, "started": 0.0, **words, "output": str(tmp_path / name)}
-    )
-    perform(order, parse_local_nodes(speeds))
+    base = {"task": TINY, "precision": "fp64", "seed": 3, "local_nodes": speeds, "output": tmp_path / name}
+    perform(RunConfig(**{**base, **words}))
     return load_file(tmp_path / name / "model.safetensors")
 
 
@@ -70,15 +67,15 @@ def test_accumulated_micro_batches_equal_those_of_one_process(tmp_path: Path) ->
 
 def test_a_resumed_run_on_other_nodes_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     options = {"schedule": "true"}
-    straight = train(tmp_path, "straight", "1,1", options=options)
+    straight = train(tmp_path, "straight", "1,1", option=options)
     with pytest.raises(
         EvenerError, match="the loss on node node-0 at step 8 is nan; the last good checkpoint is"
     ) as failure:
-        train(tmp_path, "b", options={**options, "explode_at": "8"}, checkpoint_every=3)
+        train(tmp_path, "b", option={**options, "explode_at": "8"}, checkpoint_every=3)
     assert failure.value.exit_code == 3
     assert sorted(p.name for p in (tmp_path / "b" / "checkpoints").iterdir()) == ["step-00000005", "step-00000006"]
-    kept = str(tmp_path / "b" / "checkpoints")
-    resumed = train(tmp_path, "on", "1,1,1", shares="1,3,2", options=options, checkpoint=kept, resume=True)
+    kept = tmp_path / "b" / "checkpoints"
+    resumed = train(tmp_path, "on", "1,1,1", shares="1,3,2", option=options, checkpoint=kept, resume=True)
     assert distance(straight, resumed) < 1e-10
 
 

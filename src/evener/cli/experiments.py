@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evener.cli.options import Json
+from evener.cli.fields import Json
 
 
 def oracle_abci(csv: Annotated[Path, typer.Option(help="File to write.")] = Path("oracle-abci.csv")) -> None:

@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from evener.cli.options import Home, Json, Master, Token, TokenFile, home_of
+from evener.cli.fields import Json, option_of
+from evener.run.config import RunConfig
+
+Home = Annotated[Path | None, option_of(RunConfig, "home")]
+Master = Annotated[str | None, option_of(RunConfig, "master")]
+Token = Annotated[str | None, option_of(RunConfig, "token")]
+TokenFile = Annotated[Path | None, option_of(RunConfig, "token_file")]
 
 
 def up(
@@ -25,7 +31,7 @@ def up(
     """Be a master that nodes join, until `evener down` or Ctrl-C; started again it is the same one."""
     from evener.run import ps_master
 
-    ps_master.up(listen=listen, insecure=insecure, home=home_of(home), patience=patience, as_json=as_json)
+    ps_master.up(listen=listen, insecure=insecure, home=_state_dir(home), patience=patience, as_json=as_json)
 
 
 def join(
@@ -66,15 +72,24 @@ def nodes(
     as_json: Json = False,
 ) -> None:
     """Show the nodes of a master, and the run that goes on."""
-    from evener.run import ps_master, ps_options
+    from evener.run import ps_master
+    from evener.run.ps_token import given_token
 
-    token = ps_options.given_token(token, token_file, os.environ if master else {})
-    ps_master.nodes(home=home_of(home), master=master, token=token, as_json=as_json)
+    token = given_token(token, token_file, os.environ if master else {})
+    ps_master.nodes(home=_state_dir(home), master=master, token=token, as_json=as_json)
 
 
 def down(home: Home = None, master: Master = None, token: Token = None, token_file: TokenFile = None) -> None:
     """End a master's run, its nodes, and the master."""
-    from evener.run import ps_master, ps_options
+    from evener.run import ps_master
+    from evener.run.ps_token import given_token
 
-    token = ps_options.given_token(token, token_file, os.environ if master else {})
-    ps_master.down(home=home_of(home), master=master, token=token)
+    token = given_token(token, token_file, os.environ if master else {})
+    ps_master.down(home=_state_dir(home), master=master, token=token)
+
+
+def _state_dir(home: Path | None) -> Path:
+    """The folder of a master: what the user named, or the default."""
+    from evener.ps.state_dir import default_state_dir
+
+    return home or default_state_dir(os.environ)

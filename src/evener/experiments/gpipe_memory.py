@@ -19,9 +19,10 @@ from evener.comm.group import Group
 from evener.errors import DoesNotFit
 from evener.experiments.gpipe_models import NAIVE, Scale
 from evener.experiments.local_ranks import equal_nodes, measure_on
+from evener.oracle.schedule import Rematerialise
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.micro_batches import micro_batch_sizes, resized
-from evener.parallel.pipeline.partition_plan import PipelineConfig, Rematerialise, plan_partition
+from evener.parallel.pipeline.partition_plan import PipelineConfig, plan_partition
 from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.placement import StagePlacement

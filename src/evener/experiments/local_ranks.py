@@ -17,7 +17,7 @@ from evener.errors import InvalidInput
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.run.world import join_world
+from evener.run.context import join_world
 
 R = TypeVar("R")
 

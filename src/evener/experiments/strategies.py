@@ -38,8 +38,9 @@ from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
+from evener.run.config import STRATEGIES, is_pipeline
 from evener.run.console import open_console, print_line
-from evener.run.strategy import STRATEGIES, division_of, is_pipeline
+from evener.run.strategies import division_of
 from evener.schema import Part
 
 CLASSES = 200

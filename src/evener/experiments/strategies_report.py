@@ -12,7 +12,8 @@ from rich.table import Table
 from evener.atomic import atomic_write
 from evener.experiments.results import can_draw, write_csv
 from evener.report.text import grid, human_seconds
-from evener.run.strategy import is_pipeline, replica_rows
+from evener.run.config import is_pipeline
+from evener.run.strategies import replica_rows
 from evener.schema import Part
 
 if TYPE_CHECKING:

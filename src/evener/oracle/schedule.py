@@ -19,6 +19,8 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "recompute", "backward", "evaluate"]
 ScheduleName = Literal["gpipe", "1f1b"]
+Rematerialise = Literal["always", "except_last", "never", "auto"]
+"""Which micro-batches a stage computes a second time for their backward pass, to hold less."""
 
 
 class Action(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.text import grid, human_count, human_seconds
+from evener.schema import read_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,6 +67,19 @@ _PAGE = """<!doctype html>
 </main></body>
 </html>
 """
+
+
+def write_records(paths: Sequence[Path], output: Path) -> None:
+    """`evener report`: one page of the records in these files."""
+    records = {_label(path, paths): read_noun(path, TrainRecord) for path in paths}
+    write_page(output, records, title=", ".join(records))
+
+
+def _label(path: Path, others: Sequence[Path]) -> str:
+    """A short name for a record: that of its folder where this tells it from the others, else its whole path."""
+    names = [other.resolve().parent.name for other in others]
+    name = path.resolve().parent.name
+    return name if names.count(name) == 1 else str(path)
 
 
 def write_page(path: Path, records: Mapping[str, TrainRecord], title: str) -> None:

@@ -31,7 +31,7 @@ from evener.schema import Noun, read_noun, write_noun
 _KEPT = 2
 
 
-class RunState(Noun, frozen=True, kw_only=True):
+class CheckpointState(Noun, frozen=True, kw_only=True):
     """The part of a checkpoint that is not tensors.
 
     Attributes:
@@ -71,7 +71,7 @@ class Checkpoints:
 
     def save(
         self,
-        state: RunState,
+        state: CheckpointState,
         weights: Mapping[str, Tensor],
         optimizer: Mapping[str, Any],
         scheduler: LRScheduler | None,
@@ -111,17 +111,17 @@ class Checkpoints:
         """Whether there is no checkpoint yet."""
         return not self._complete()
 
-    def latest(self) -> tuple[Path, RunState]:
+    def latest(self) -> tuple[Path, CheckpointState]:
         """The newest complete checkpoint. Raises MissingFile if there is none."""
         complete = self._complete()
         if not complete:
             raise MissingFile(f"no checkpoint to resume from in {self.folder}; start without --resume")
-        return complete[-1], read_noun(complete[-1] / "state.json", RunState)
+        return complete[-1], read_noun(complete[-1] / "state.json", CheckpointState)
 
     def load(
         self,
         folder: Path,
-        state: RunState,
+        state: CheckpointState,
         model: ParallelModel,
         optimizer: Optimizer,
         scheduler: LRScheduler | None,
@@ -189,7 +189,7 @@ def _number(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__}, which is no plain value")
 
 
-def refuse_other_run(saved: RunState, now: RunState, folder: Path) -> None:
+def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path) -> None:
     """Raises InvalidInput if the checkpoint was made with settings that would change the order of samples."""
     for name in ("task", "seed", "batch_size", "accumulate", "samples", "precision", "parts"):
         before, after = getattr(saved, name), getattr(now, name)

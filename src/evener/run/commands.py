@@ -1,152 +1,187 @@
-"""What each command does, from the user's words to what is printed and written."""
+"""`evener train`, `benchmark` and `trace`: from what was asked for to what is printed and written."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 
+from evener.benchmark.device import environment, profile_device
+from evener.benchmark.links import measure_links
+from evener.comm.group import leave_group
 from evener.data.loader import collect, split_batch
-from evener.errors import InvalidInput, TrainingFailed
+from evener.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.events import RunEvent
-from evener.launch.inprocess import run_inprocess, run_rank
-from evener.launch.nodes import LocalNode
-from evener.launch.rank_environment import torchrun_environment
+from evener.launch.inprocess import Program, run_inprocess, run_rank
+from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
+from evener.launch.rank_environment import RankEnvironment, torchrun_environment
 from evener.launch.ranks import run_local
-from evener.plan import Plan
-from evener.profile import ClusterProfile
+from evener.profile import ClusterProfile, DeviceProfile
 from evener.record import TrainRecord
 from evener.report.profile_tables import layers_table, links_table, profile_table, timing_table
 from evener.report.tables import summary
-from evener.run.console import RunView, open_console, print_line
-from evener.run.examine import Examination, examine
-from evener.run.folder import run_folder
-from evener.run.given import take_plan
-from evener.run.load import load
-from evener.run.machines import choose_nodes
-from evener.run.order import Order
+from evener.run.config import RunConfig
+from evener.run.console import RunView, open_console, print_line, run_folder
+from evener.run.context import join_world, make_context
+from evener.run.costs import time_here
+from evener.run.options import BenchmarkConfig, NodesConfig
+from evener.run.plan_file import read_plan
 from evener.run.rank import train_rank
-from evener.run.strategy import check_strategy
-from evener.schema import read_noun, write_noun
+from evener.schema import write_noun
 from evener.tasks.load import load_task
 from evener.tracer.model_graph import trace_model_graph
 
-__all__ = ["benchmark", "perform", "show_graph", "train"]
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*$", re.IGNORECASE)
 
 
-def train(
-    order: Order,
-    *,
-    plan: Path | None,
-    local_nodes: str | None,
-    devices: str,
-    memory: str | None,
-    as_json: bool,
-    environment: Mapping[str, str],
-) -> None:
+def train(config: RunConfig, *, as_json: bool) -> None:
     """`evener train`: as a rank if torchrun started this process, else on nodes of this machine."""
-    check_strategy(order)
-    if plan is not None:
-        order = take_plan(order, read_noun(plan, Plan))
-    if "WORLD_SIZE" in environment and "RANK" in environment:
-        if local_nodes is not None or memory is not None or devices != "all":
-            raise InvalidInput("--local-nodes, --devices and --memory are for runs that Evener starts, not torchrun")
-        _train_as_rank(order, environment, as_json)
+    if _is_torchrun(config):
+        _train_as_rank(config, as_json)
         return
-    load(order)
-    nodes = choose_nodes(local_nodes, devices, memory)
-    record = perform(order, nodes, to_stderr=as_json, in_process=local_nodes is None)
+    config.sizes_of(load_task(config.task, config.data, config.option), read_plan(config))
+    record = perform(config, to_stderr=as_json)
     if as_json:
         print_line(json.dumps(summary(record)))
 
 
-def perform(
-    order: Order, nodes: Sequence[LocalNode], *, to_stderr: bool = False, in_process: bool = False
-) -> TrainRecord:
-    """Run `order` on `nodes` of this machine, showing what happens; its record.
+def perform(config: RunConfig, nodes: Sequence[LocalNode] | None = None, *, to_stderr: bool = False) -> TrainRecord:
+    """Train on nodes of this machine, showing what happens; the record.
 
     Args:
-        order: what to do.
-        nodes: one a rank.
+        config: what is asked for.
+        nodes: one a rank; None for those of `config`.
         to_stderr: keep stdout free.
-        in_process: whether a single node may run in this very process.
     """
-    output = run_folder(order.output)
-    with RunView(output, to_stderr=to_stderr) as view:
-        if len(nodes) == 1 and in_process:
-            run_inprocess(train_rank, nodes[0], order, patience=order.patience, on_event=view)
-        else:
-            run_local(train_rank, nodes, order, patience=order.patience, on_event=view)
+    with RunView(run_folder(config.folder), to_stderr=to_stderr) as view:
+        _launch(train_rank, config, view, nodes)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
 
 
-def _train_as_rank(order: Order, environment: Mapping[str, str], as_json: bool) -> None:
+def _launch(
+    program: Program, config: NodesConfig, show: Callable[[RunEvent], None], nodes: Sequence[LocalNode] | None = None
+) -> None:
+    """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process."""
+    chosen = choose_nodes(config) if nodes is None else nodes
+    if len(chosen) == 1 and nodes is None and config.local_nodes is None:
+        run_inprocess(program, chosen[0], config, patience=config.patience, on_event=show)
+    else:
+        run_local(program, chosen, config, patience=config.patience, on_event=show)
+
+
+def _is_torchrun(config: NodesConfig) -> bool:
+    """Whether torchrun started this process. Raises InvalidInput: nodes are named all the same."""
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        return False
+    if (config.local_nodes, config.devices, config.memory) != (None, "all", None):
+        raise InvalidInput("--local-nodes, --devices and --memory are for runs that Evener starts, not torchrun")
+    return True
+
+
+def _torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvironment:
+    env = torchrun_environment(os.environ, patience, show)
+    assert env is not None
+    return env
+
+
+def _train_as_rank(config: RunConfig, as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
-    with RunView(run_folder(order.output), to_stderr=as_json) as view:
-        seat = torchrun_environment(environment, order.patience, view)
-        assert seat is not None
-        seat.stop_on(signal.SIGTERM, signal.SIGINT)
-        run_rank(seat, train_rank, order)
+    with RunView(run_folder(config.folder), to_stderr=as_json) as view:
+        env = _torchrun_env(config.patience, view)
+        env.stop_on(signal.SIGTERM, signal.SIGINT)
+        run_rank(env, train_rank, config)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))
     sys.stdout.flush()
     sys.stderr.flush()
-    if len(seat.nodes) > 1:
+    if len(env.nodes) > 1:
         os._exit(0)  # a Gloo thread may crash an ordinary exit of the interpreter
 
 
-def benchmark(
-    *,
-    task: str | None,
-    data_dir: str | None,
-    local_nodes: str | None,
-    devices: str,
-    memory: str | None,
-    output: Path,
-    patience: float,
-    as_json: bool,
-    environment: Mapping[str, str],
-) -> None:
-    """`evener benchmark`: measure every device and link, show the profile, write it to `output`."""
-    order = Examination(task=task, data_dir=data_dir, patience=patience)
+def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
+    """`evener benchmark`: measure every device and link, show the profile, write it to a file."""
     console = open_console(as_json)
 
-    def show(word: RunEvent) -> None:
-        if isinstance(word, ClusterProfile):
-            write_noun(word, output)
-            for table in (profile_table(word), links_table(word), timing_table(word)):
+    def show(event: RunEvent) -> None:
+        if isinstance(event, ClusterProfile):
+            write_noun(event, config.output)
+            for table in (profile_table(event), links_table(event), timing_table(event)):
                 if table.row_count:
                     console.print(table)
-            console.print(f"wrote {output}")
+            console.print(f"wrote {config.output}")
             if as_json:
-                print_line(msgspec.json.encode(word).decode())
+                print_line(msgspec.json.encode(event).decode())
 
-    if "WORLD_SIZE" in environment and "RANK" in environment:
-        seat = torchrun_environment(environment, patience, show)
-        assert seat is not None
-        run_rank(seat, examine, order)
-        return
-    nodes = choose_nodes(local_nodes, devices, memory)
-    if len(nodes) == 1 and local_nodes is None:
-        run_inprocess(examine, nodes[0], order, patience=patience, on_event=show)
+    if _is_torchrun(config):
+        run_rank(_torchrun_env(config.patience, show), benchmark_rank, config)
     else:
-        run_local(examine, nodes, order, patience=patience, on_event=show)
+        _launch(benchmark_rank, config, show)
 
 
-def show_graph(reference: str, data_dir: str | None, options: Mapping[str, str], output: Path) -> None:
+def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
+    """Measure this rank's device, the links to the others and, if asked, a task; the leader emits the profile."""
+    world = join_world(env)
+    speed = env.node.speed_at(0)
+    own = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
+    links = measure_links(world)
+    if config.task is not None:
+        context = make_context(env, world, RunConfig(task=config.task, data=config.data))
+        own = msgspec.structs.replace(own, timings=(time_here(context, context.batch_size),))
+    rows = world.all_gather_bytes(msgspec.json.encode(own))
+    devices = tuple(msgspec.json.decode(row, type=DeviceProfile) for row in rows)
+    if world.is_leader:
+        env.notify(ClusterProfile(devices=devices, links=links, environment=environment()))
+    world.barrier()
+    leave_group()
+
+
+def trace(task: str, data: Path | None, option: Mapping[str, str], output: Path) -> None:
     """`evener trace`: the layers of a task's model, as a table and as a ModelGraph in `output`."""
-    task = load_task(reference, Path(data_dir) if data_dir else None, options)
-    dataset = task.train_data()
-    inputs, _ = split_batch(collect(dataset, np.zeros(1, dtype=np.int64), seed=0, epoch=0))
-    graph = trace_model_graph(task.model(), inputs, task.name)
+    loaded = load_task(task, data, option)
+    inputs, _ = split_batch(collect(loaded.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+    graph = trace_model_graph(loaded.model(), inputs, loaded.name)
     write_noun(graph, output)
     open_console(to_stderr=False).print(layers_table(graph))
     print_line(f"wrote {output}")
+
+
+def choose_nodes(config: NodesConfig) -> list[LocalNode]:
+    """The nodes of a command on this machine. Raises InvalidValue: a speed, a device or a size is wrong."""
+    sizes = [parse_bytes(text) for text in config.memory.split(",")] if config.memory else []
+    names = _devices(config.devices)
+    count = len(config.local_nodes.split(",")) if config.local_nodes is not None else len(names)
+    granted = sizes * count if len(sizes) == 1 else sizes
+    return local_nodes(names, granted) if config.local_nodes is None else parse_local_nodes(config.local_nodes, granted)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as `512MB` or `4GiB`. Raises InvalidValue."""
+    match = _SIZE.match(text)
+    unit = match[2].upper() if match else ""
+    if match is None or unit not in _UNITS or float(match[1]) <= 0:
+        raise InvalidValue("--memory", text, "a positive size such as 512MB or 4GB")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def _devices(text: str) -> Sequence[str]:
+    """Names of devices. Raises InvalidValue for one that this machine does not have."""
+    here = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if text == "all":
+        return here or ["cpu"]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = ["cpu", *here]
+    for name in names or [text]:
+        if name not in known:
+            raise InvalidValue("--devices", name, f"all, or some of {', '.join(known)}")
+    return names

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from evener.errors import InvalidInput
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
 from evener.report.tables import plan_table, predicted_table, record_table
@@ -126,6 +127,19 @@ class RunView:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def run_folder(folder: Path) -> Path:
+    """The folder of a run, which is there afterwards, so that a long run does not end in front of a locked door.
+
+    Raises:
+        InvalidInput: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
+    return folder
 
 
 def open_console(to_stderr: bool) -> Console:

@@ -17,8 +17,8 @@ from evener.report.html import write_page
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
 from evener.run.commands import perform
+from evener.run.config import RunConfig
 from evener.run.console import open_console, print_line
-from evener.run.order import Order
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 
@@ -43,14 +43,8 @@ def demo(
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for way, shares in WAYS.items():
         console.rule(way.replace("_", " "))
-        order = Order(
-            task=task,
-            output=str(output / f"{way}-{stamp}"),
-            shares=shares,
-            epochs=epochs,
-            started=time.time(),
-        )
-        records[way] = perform(order, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
+        config = RunConfig(task=task, output=output / f"{way}-{stamp}", shares=shares, epochs=epochs)
+        records[way] = perform(config, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
     _show(records, console, output, ideal_factor=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
     if as_json:
         print_line(json.dumps({way: summary(record) for way, record in records.items()}))

@@ -2,7 +2,7 @@
 
 for step in steps:
     one optimiser step
-    tell the others how it went; hear, one step late, how it went everywhere
+    report to the others how it went; receive, one step late, how it went everywhere
     non-finite loss? asked to stop? shares to be moved?
     at the end of an epoch: validation, checkpoint
 """
@@ -13,64 +13,62 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 from evener.comm.step_timing import StepTiming
 from evener.data.loader import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
 from evener.oracle.apportion import apportion, weights_to_workers
 from evener.record import Event, Step, Validation
-from evener.run.checkpoint import Checkpoints, RunState, refuse_other_run
-from evener.run.evaluate import evaluate
+from evener.run.checkpoint import Checkpoints, CheckpointState, refuse_other_run
 from evener.run.history import History, step_of
 from evener.run.reports import Reports, StepReport
-from evener.run.running import Run
-from evener.run.step import Outcome, TrainStep
+from evener.run.step import StepResult, TrainStep, evaluate
+from evener.run.training import Training
 
 _WARM_UP = 1
 """Steps that say nothing of a node's speed: the first one allocates memory."""
 
 
-def train(run: Run) -> History:
+def train(training: Training) -> History:
     """Train to the end; returns the history (complete on every rank).
 
     Raises:
         NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
         Interrupted: a rank was asked to stop; a checkpoint is written.
     """
-    return Loop(run).run()
+    return Loop(training).run()
 
 
 class Loop:
     """The state of one rank's loop; `run` goes through it, `one_step` performs a single step of it."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._step = TrainStep(run.task, run.model, run.optimizer, run.scheduler, run.arithmetic)
-        self._reports = Reports(run.group)
-        self._unsent: deque[tuple[int, Outcome, float]] = deque()
+    def __init__(self, training: Training) -> None:
+        context = training.context
+        self._training, self._context, self._config = training, context, context.config
+        self._step = TrainStep(training)
+        self._reports = Reports(training.group)
+        self._unsent: deque[tuple[int, StepResult, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
-        self._checkpoints = Checkpoints(Path(run.settings.checkpoint))
+        self._checkpoints = Checkpoints(context.config.checkpoint_folder)
         self._history = History()
-        self._balance = run.balance
+        self._balance = training.balance
         self._sent_before = 0
         self._first = 1
         self._mark = time.perf_counter()
         self._stopping = False
-        self._last = run.settings.epochs * run.sampler.steps_per_epoch
-        self._lag = 1 if run.group.device.type == "cuda" else 0
+        self._lag = 1 if training.group.device.type == "cuda" else 0
 
     def run(self) -> History:
         """All steps from the first, or from the checkpoint to resume from, to the last."""
-        run = self._run
+        training = self._training
         first = self._first = self._start()
         loader = self.loader(first)
         begin = self._mark = time.perf_counter()
-        for step in range(first, self._last + 1):
+        for step in range(first, training.num_steps + 1):
             self.one_step(step, loader)
-            if step % run.sampler.steps_per_epoch == 0:
+            if step % training.sampler.steps_per_epoch == 0:
                 self._end_epoch(step)
-            elif run.settings.checkpoint_every and step % run.settings.checkpoint_every == 0:
+            elif self._config.checkpoint_every and step % self._config.checkpoint_every == 0:
                 self._settle()
                 self._save(step)
             if self._stopping:
@@ -80,22 +78,22 @@ class Loop:
 
     def loader(self, first: int) -> Loader:
         """The batches from step `first` on."""
-        run = self._run
+        training = self._training
         return Loader(
-            run.train_data,
-            run.sampler,
+            self._context.train_data,
+            training.sampler,
             first=first,
-            last=self._last,
-            device=run.group.device,
-            seed=run.settings.seed,
-            workers=run.settings.workers,
+            last=training.num_steps,
+            device=training.group.device,
+            seed=self._config.seed,
+            workers=self._config.workers,
         )
 
     def _start(self) -> int:
         """The first step to do: 1, or the one after the checkpoint to resume from."""
-        run, settings = self._run, self._run.settings
-        run.model.train()
-        if not settings.resume:
+        training, config = self._training, self._config
+        training.model.train()
+        if not config.resume:
             if not self._checkpoints.is_empty:
                 raise InvalidInput(
                     f"{self._checkpoints.folder} holds checkpoints of an earlier run; "
@@ -105,13 +103,15 @@ class Loop:
         folder, state = self._checkpoints.latest()
         self._refuse_different_checkpoints(state.step)
         refuse_other_run(state, self._state(state.step), folder)
-        self._checkpoints.load(folder, state, run.model, run.optimizer, run.scheduler, run.arithmetic.scaler)
-        self._tell(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
+        self._checkpoints.load(
+            folder, state, training.model, training.optimizer, training.scheduler, self._context.arithmetic.scaler
+        )
+        self._emit(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
         return state.step + 1
 
     def _refuse_different_checkpoints(self, step: int) -> None:
         """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
-        group = self._run.group
+        group = self._training.group
         steps = [int(row) for row in group.all_gather_bytes(str(step).encode())]
         if len(set(steps)) > 1:
             seen = ", ".join(f"{node} step {s}" for node, s in zip(group.nodes, steps, strict=True))
@@ -120,23 +120,25 @@ class Loop:
             )
 
     def one_step(self, step: int, loader: Loader) -> None:
-        """Perform `step`, the loader's next, tell the others and hear of the step before."""
-        run = self._run
-        run.before_step(step)
-        seed_all(run.settings.seed, step, run.model.rng_stream, device=run.group.device)
+        """Perform `step`, the loader's next, report it, and receive the reports of the step before."""
+        training = self._training
+        env = self._context.env
+        env.at_step(step)
+        training.group.timer.pace.speed = env.node.speed_at(step)
+        seed_all(self._config.seed, step, training.model.rng_stream, device=training.group.device)
         outcome = self._step(loader)
-        self._timings.extend(run.group.timer.close_step(outcome.samples))
+        self._timings.extend(training.group.timer.close_step(outcome.samples))
         now = time.perf_counter()
         self._unsent.append((step, outcome, now - self._mark))
         self._mark = now
         if len(self._unsent) > self._lag:
             self._send()
         if len(self._reports) > 1:
-            self._hear()
+            self._receive()
 
     def _send(self) -> None:
         step, outcome, wall = self._unsent.popleft()
-        timing, sent = self._timings[0], self._run.group.traffic.sent_bytes
+        timing, sent = self._timings[0], self._training.group.traffic.sent_bytes
         self._reports.send(
             StepReport(
                 step=step,
@@ -150,12 +152,12 @@ class Loop:
                 fb=timing.fb,
                 wu=timing.wu,
                 sent=sent - self._sent_before,
-                stop=int(self._run.stop_requested()),
+                stop=int(self._context.env.stop_requested),
             )
         )
         self._sent_before = sent
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Read the reports of the oldest step and act on them."""
         reports = self._reports.receive()
         self._refuse_non_finite(reports)
@@ -164,99 +166,99 @@ class Loop:
         entry = step_of(reports)
         self._history.log.add(entry)
         self._history.train_seconds += entry.seconds
-        self._tell(entry)
+        self._emit(entry)
 
     def _settle(self) -> None:
-        """Hear everything up to this step, so that what is saved or measured now is known to be sound."""
+        """Receive everything up to this step, so that what is saved or measured now is known to be sound."""
         while self._unsent:
             self._send()
         while len(self._reports):
-            self._hear()
+            self._receive()
 
     def _refuse_non_finite(self, reports: Sequence[StepReport]) -> None:
-        for report, node in zip(reports, self._run.group.nodes, strict=True):
+        for report, node in zip(reports, self._training.group.nodes, strict=True):
             if not math.isfinite(report.loss):
                 kept = self._checkpoints
                 advice = "" if kept.is_empty else f"; the last good checkpoint is {kept.latest()[0]}"
                 raise NonFiniteLoss(node, report.step, report.loss, advice)
 
     def _rebalance(self, reports: Sequence[StepReport]) -> None:
-        run = self._run
-        if self._balance is None or run.division is None or reports[0].step < self._first + _WARM_UP:
+        training = self._training
+        if self._balance is None or training.division is None or reports[0].step < self._first + _WARM_UP:
             return
-        seconds = [report.computing / run.settings.accumulate for report in reports]
-        samples = [-(-report.timed_samples // run.settings.accumulate) for report in reports]
+        seconds = [report.computing / training.plan.accumulate for report in reports]
+        samples = [-(-report.timed_samples // training.plan.accumulate) for report in reports]
         decision = self._balance.observe(samples, seconds).decide()
         self._balance = decision.balance
         if decision.shares is None:
             return
-        start = reports[0].step + 3 + self._lag + Loader.lead(run.settings.workers)
-        run.division.change(start, decision.balance.workers)
-        shares = ", ".join(f"{node} {n}" for node, n in zip(run.group.nodes, decision.shares, strict=True))
+        start = reports[0].step + 3 + self._lag + Loader.lead(self._config.workers)
+        training.division.change(start, decision.balance.workers)
+        shares = ", ".join(f"{node} {n}" for node, n in zip(training.group.nodes, decision.shares, strict=True))
         message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"
-        self._tell(Event(step=reports[0].step, kind="rebalanced", message=message))
+        self._emit(Event(step=reports[0].step, kind="rebalanced", message=message))
 
     def _end_epoch(self, step: int) -> None:
         self._settle()
-        run = self._run
-        epoch = step // run.sampler.steps_per_epoch - 1
-        if run.validation_data is not None:
+        training = self._training
+        epoch = step // training.sampler.steps_per_epoch - 1
+        if self._context.validation_data is not None:
             self._validate(step, epoch)
         self._save(step)
 
     def _validate(self, step: int, epoch: int) -> None:
-        run = self._run
-        assert run.validation_data is not None
+        training = self._training
+        assert self._context.validation_data is not None
         begin = time.perf_counter()
-        count = len(run.validation_data)  # type: ignore[arg-type]
-        shares = run.plan.replica_samples
+        count = len(self._context.validation_data)  # type: ignore[arg-type]
+        shares = training.plan.replica_samples
         workers = weights_to_workers(shares, [None] * len(shares))
-        sizes = run.division.parts(step, count) if run.division else apportion(count, workers)
-        batch = max(1, shares[run.model.replica]) * run.plan.accumulate
-        loss, accuracy = evaluate(
-            run.task, run.model, run.validation_data, sizes, batch=batch, arithmetic=run.arithmetic
-        )
+        sizes = training.division.parts(step, count) if training.division else apportion(count, workers)
+        batch = max(1, shares[training.model.replica]) * training.plan.accumulate
+        loss, accuracy = evaluate(training, sizes, batch)
         seconds = time.perf_counter() - begin
         validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
         self._history.validations.append(validation)
-        self._tell(validation)
+        self._emit(validation)
         self._mark = time.perf_counter()
 
     def _save(self, step: int) -> None:
         """The leader writes; the others go on and meet it again in the next collective."""
-        run = self._run
-        weights, optimizer = run.model.gather_weights(), run.model.gather_optimizer(run.optimizer)
-        if run.group.is_leader:
+        training = self._training
+        weights, optimizer = training.model.gather_weights(), training.model.gather_optimizer(training.optimizer)
+        if training.group.is_leader:
             state = self._state(step)
-            folder = self._checkpoints.save(state, weights, optimizer, run.scheduler, run.arithmetic.scaler)
-            self._tell(Event(step=step, kind="checkpoint", message=f"wrote {folder}"))
+            folder = self._checkpoints.save(
+                state, weights, optimizer, training.scheduler, self._context.arithmetic.scaler
+            )
+            self._emit(Event(step=step, kind="checkpoint", message=f"wrote {folder}"))
         self._mark = time.perf_counter()
 
     def _stop(self, step: int) -> None:
         self._settle()
         self._save(step)
-        run = self._run
-        self._tell(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
-        run.group.barrier()
+        training = self._training
+        self._emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
+        training.group.barrier()
         raise Interrupted(
-            f"stopped after step {step} as asked; go on with --resume --checkpoint {run.settings.checkpoint}"
+            f"stopped after step {step} as asked; go on with --resume --checkpoint {self._config.checkpoint_folder}"
         )
 
-    def _state(self, step: int) -> RunState:
-        run, settings = self._run, self._run.settings
-        return RunState(
-            task=run.task.name,
+    def _state(self, step: int) -> CheckpointState:
+        training, config = self._training, self._config
+        return CheckpointState(
+            task=self._context.task.name,
             step=step,
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            accumulate=settings.accumulate,
-            samples=len(run.train_data),  # type: ignore[arg-type]
-            precision=settings.precision,
-            parts=[a.samples for a in run.plan.assignments] if settings.stationary else None,
+            seed=config.seed,
+            batch_size=self._context.batch_size,
+            accumulate=training.micro_batches,
+            samples=self._context.num_samples,
+            precision=config.precision,
+            parts=[a.samples for a in training.plan.assignments] if config.stationary else None,
         )
 
-    def _tell(self, what: Step | Validation | Event) -> None:
+    def _emit(self, what: Step | Validation | Event) -> None:
         if isinstance(what, Event):
             self._history.events.append(what)
-        if self._run.group.is_leader:
-            self._run.emit(what)
+        if self._training.group.is_leader:
+            self._context.env.notify(what)

@@ -1,150 +1,191 @@
-"""What `evener plan` does: from the user's words to forecasts, without a GPU."""
+"""From what is asked for, and what was measured, to the plan; every rank comes to the same one.
+
+candidates    strategies that go with what is asked for            nothing is measured
+measure       what the whole model costs every node, and the ring  all ranks together
+price         what a step of every candidate would take            by the oracle
+choose        the first one, unless another is much faster         pure
+divide        who does how much                                    pure
+predict       what a step of the plan will take                    all ranks together
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import get_args
+from collections.abc import Sequence
 
 import msgspec
-import numpy as np
+import torch
 
-from evener.errors import InvalidInput, InvalidValue, require
-from evener.graph import ModelGraph
-from evener.oracle.advice import advice, plan_of
-from evener.oracle.advice import scale as curves_of
-from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.profiles import fit_profile, imagine
-from evener.oracle.search import EVERY_STRATEGY, search
-from evener.plan import Strategy
-from evener.profile import PRECISIONS, ClusterProfile, Precision
-from evener.record import TrainRecord
-from evener.report.forecast import parts_table, ranking_table, scale_figure, scale_table
-from evener.run.console import open_console, print_line
-from evener.schema import read_noun, write_noun
-from evener.zoo.registry import ZOO, draw
+from evener.errors import DoesNotFit, TrainingFailed
+from evener.launch.nodes import LocalNode
+from evener.oracle.apportion import Worker
+from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
+from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
+from evener.oracle.search import search
+from evener.plan import Plan
+from evener.profile import ClusterProfile, DeviceProfile, Fabric
+from evener.run.config import is_pipeline
+from evener.run.context import RankContext
+from evener.run.costs import (
+    MeasuredCosts,
+    calibrate_pace,
+    gradient_sync,
+    measure_costs,
+    measure_ring,
+    node_memories,
+)
+from evener.run.plan_file import fit_plan
+from evener.run.predict import predict_plan
+from evener.run.strategies import Shape, candidate_strategies, shape_of
+from evener.tracer.model_graph import trace_model_graph
 
+MUCH = 1.25
+"""A model is divided if that is predicted to be so many times as fast: data parallelism is the better known."""
+_STAND_IN = Worker(unit_seconds=1.0)
+"""A node of which nothing was measured."""
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What the user wants to know.
-
-    Attributes:
-        model: a name of the zoo, a graph.json, or a task.
-        options: of the zoo's network or of the task.
-        profile: file of a ClusterProfile; None for `machines`.
-        machines, network: machines to imagine, where there is no profile.
-        devices: names of nodes to take; empty for all.
-        batch_size: None for the task's, else 32 a device.
-        optimizer, precision: of the job.
-        strategies: to look at; empty for all.
-        learn: records to correct the profile by.
-    """
-
-    model: str
-    options: Mapping[str, str]
-    profile: Path | None
-    machines: str | None
-    network: str
-    devices: Sequence[str]
-    batch_size: int | None
-    optimizer: str
-    precision: Precision
-    strategies: Sequence[Strategy]
-    learn: Sequence[Path]
+Ring = tuple[float, float]
+"""(alpha [s], beta [s/byte]) of the ring of all ranks."""
 
 
-def plan(question: Question, *, save: Path | None, scale: str | None, as_json: bool) -> None:
-    """`evener plan`: ranked ways to train, who does how much, and advice.
+def make_plan(context: RankContext) -> Plan:
+    """The plan that the user gave, or the best one of those that go with what is asked for; the same on every rank.
 
     Raises:
-        InvalidValue: a precision, strategy, machine or network is not known.
-        MissingFile: there is no profile.
+        InvalidInput: the model, or a batch, cannot be divided among these nodes as it is asked for.
+        DoesNotFit: a node cannot hold its part.
     """
-    require(question.precision in PRECISIONS, "--precision", question.precision, f"one of {', '.join(PRECISIONS)}")
-    for strategy in question.strategies:
-        require(strategy in get_args(Strategy), "--strategy", strategy, f"one of {', '.join(get_args(Strategy))}")
-    profile = _profile(question)
-    graph, task, batch_size = _model(question)
-    job = TrainingJob(
-        graph=graph,
-        batch_size=question.batch_size or batch_size or 32 * len(profile.devices),
-        optimizer=question.optimizer,
-        precision=question.precision,
-        task=task,
-    )
-    strategies = question.strategies or EVERY_STRATEGY
-    console = open_console(as_json)
-    if scale is not None:
-        curves = curves_of(job, profile, _sizes(scale), strategies)
-        console.print(scale_table(curves))
-        if save is not None:
-            scale_figure(curves).savefig(save)
-            console.print(f"wrote {save}")
-        return
-    ranking = search(CostModel(job, profile), strategies)
-    chosen = plan_of(ranking)
-    console.print(ranking_table(ranking))
-    console.print(parts_table(chosen))
-    if save is not None:
-        write_noun(chosen, save)
-        console.print(f"wrote {save}")
-    if as_json:
-        print_line(msgspec.json.encode(chosen).decode())
-    else:
-        print_line(advice(ranking))
+    config, nodes = context.config, context.env.nodes
+    if context.planned is not None:
+        return fit_plan(context.planned, context.env.names)
+    names = candidate_strategies(config, len(nodes))
+    shape = shape_of(config, names[0], len(nodes), context.batch_size)
+    if _is_alone(context, shape):
+        plan = divide(shape, nodes, [_STAND_IN], context.batch_size, GradientSync(gradient_bytes=0))
+        return msgspec.structs.replace(plan, prediction=None)
+    costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples)
+    ring = measure_ring(context) if shape.strategy == "data" and costs.workers else (0.0, 0.0)
+    chosen = choose(names, costs.misfit, price(context, names, costs, ring))
+    if chosen != shape.strategy:
+        shape = shape_of(config, chosen, len(nodes), context.batch_size)
+    if chosen == "data":
+        return _finish_data_plan(context, shape, costs, ring)
+    plan = divide(shape, nodes, costs.workers, context.batch_size)
+    return plan if is_pipeline(chosen) else predict_plan(context, plan)
 
 
-def _profile(question: Question) -> ClusterProfile:
-    if question.profile is not None and question.machines is not None:
-        raise InvalidInput("--profile and --machines exclude each other: machines are measured, or imagined")
-    path = question.profile or (Path("cluster.json") if question.machines is None else None)
-    profile = imagine(question.machines or "", question.network) if path is None else read_noun(path, ClusterProfile)
-    for record in question.learn:
-        profile = fit_profile(profile, read_noun(record, TrainRecord))
-    if question.learn and path is not None:
-        write_noun(profile, path)
-    return _only(profile, question.devices) if question.devices else profile
+def _is_alone(context: RankContext, shape: Shape) -> bool:
+    """Whether there is nothing to decide: one node without a bound on its memory."""
+    env = context.env
+    is_free = env.node.memory_bytes is None and env.device.type == "cpu"
+    return shape.strategy == "data" and len(env.nodes) == 1 and is_free
 
 
-def _only(profile: ClusterProfile, nodes: Sequence[str]) -> ClusterProfile:
-    """`profile` with the devices of `nodes`, and the links between them."""
-    known = {device.node for device in profile.devices}
-    for node in nodes:
-        if node not in known:
-            raise InvalidValue("--devices", node, f"nodes of the profile: {', '.join(sorted(known))}")
-    kept = [index for index, device in enumerate(profile.devices) if device.node in nodes]
-    place = {index: i for i, index in enumerate(kept)}
-    links = (
-        msgspec.structs.replace(link, source=place[link.source], target=place[link.target])
-        for link in profile.links
-        if link.source in place and link.target in place
-    )
-    return msgspec.structs.replace(profile, devices=tuple(profile.devices[i] for i in kept), links=tuple(links))
+def _finish_data_plan(context: RankContext, shape: Shape, costs: MeasuredCosts, ring: Ring) -> Plan:
+    """The plan of data parallelism, with what its step will take."""
+    calibrate_pace(context, shape.samples)
+    exchange = gradient_sync(context, ring)
+    plan = divide(shape, context.env.nodes, costs.workers, context.batch_size, exchange)
+    return plan if context.group.size == 1 else predict_plan(context, plan)
 
 
-def _model(question: Question) -> tuple[ModelGraph, str, int | None]:
-    """(graph, name of the task, its batch size): from the zoo, from a file, or traced."""
-    if question.model in ZOO:
-        return draw(question.model, question.options), "", None
-    if question.model.endswith(".json"):
-        return read_noun(Path(question.model), ModelGraph), "", None
-    from evener.data.loader import collect, split_batch
-    from evener.tasks.load import load_task
-    from evener.tracer.model_graph import trace_model_graph
+def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate]) -> str:
+    """One of the strategies `names`: the first, unless it does not fit or another is much faster.
 
-    task = load_task(question.model, None, question.options)
-    inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
-    return trace_model_graph(task.model(), inputs, task.name), task.name, task.batch_size
+    Args:
+        names: candidates; of several, the first is `data`.
+        misfit: why a node cannot hold the whole model; empty if all can.
+        estimates: of those that fit, fastest first.
+
+    Raises:
+        DoesNotFit: the first does not fit, and the layers may not be divided among the nodes.
+    """
+    if misfit:
+        if "pipeline" not in names:
+            raise DoesNotFit(misfit)
+        return "pipeline"
+    divided = next((estimate for estimate in estimates if estimate.strategy in names[1:]), None)
+    whole = next((q for q in estimates if q.strategy not in names[1:] and q.accumulate == 1), None)  # fits as it is
+    if divided is None or (whole is not None and whole.step_seconds <= MUCH * divided.step_seconds):
+        return names[0]
+    return divided.strategy
 
 
-def _sizes(scale: str) -> list[int]:
-    """`1..1024` as 1, 2, 4 ... 1024; `1,3,8` as it is."""
+def price(context: RankContext, names: Sequence[str], costs: MeasuredCosts, ring: Ring) -> Sequence[CostEstimate]:
+    """What a step of each candidate would take that fits, fastest first; empty if there is nothing to choose from."""
+    if len(names) == 1 or costs.misfit:
+        return ()
+    memories = node_memories(context)
     try:
-        first, dots, last = scale.partition("..")
-        if dots:
-            return [1 << k for k in range(int(last).bit_length()) if int(first) <= 1 << k <= int(last)]
-        return [int(size) for size in scale.split(",")]
-    except ValueError:
-        raise InvalidValue("--scale", scale, "such as 1..1024 or 1,2,8") from None
+        graph = trace_model_graph(context.model, context.samples(2)[0], costs.timings[0].task)
+        job = TrainingJob(
+            graph=graph,
+            batch_size=-(-context.batch_size // context.config.accumulate),
+            optimizer=_optimizer_name(context),
+            precision=context.config.precision,
+            task=costs.timings[0].task,
+        )
+        profile = _profile(context.env.nodes, costs, memories, ring)
+        return search(CostModel(job, profile), ("serial", *names)).ranked  # type: ignore[arg-type]  # are checked
+    except (TrainingFailed, DoesNotFit):  # there is no graph of the model, or the oracle knows no way: no prices
+        return ()
+
+
+def divide(
+    shape: Shape,
+    nodes: Sequence[LocalNode],
+    workers: Sequence[Worker],
+    batch_size: int,
+    exchange: GradientSync | None = None,
+) -> Plan:
+    """Who does how much.
+
+    Args:
+        shape: who holds a model together, in how many micro-batches.
+        nodes: one a rank.
+        workers: what a micro-batch costs each; a pipeline measures its parts by itself.
+        batch_size: samples of a step.
+        exchange: what whole models exchange; None where models are divided.
+
+    Raises:
+        InvalidValue: there is not a sample for every replica, or a replica has no speed.
+    """
+    if shape.strategy == "pipeline":
+        workers = [_STAND_IN] * len(nodes)
+    ranks = [Candidate(node=n.name, device=n.device, worker=w) for n, w in zip(nodes, workers, strict=True)]
+    if exchange is not None:
+        return plan_data_parallel(ranks, batch_size, exchange, accumulate=shape.micro_batches, shares=shape.shares)
+    return plan_divided(
+        shape.strategy,  # type: ignore[arg-type]  # is checked
+        ranks,
+        shape.rows,
+        shape.shares or [1 / worker.seconds(shape.samples) for worker in workers],
+        batch_size,
+        accumulate=shape.micro_batches,
+    )
+
+
+def _optimizer_name(context: RankContext) -> str:
+    """What it keeps for every parameter, by the name that the oracle knows."""
+    made = context.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+    if isinstance(made, torch.optim.SGD):
+        return "momentum" if made.defaults["momentum"] else "sgd"
+    return "adam"
+
+
+def _profile(nodes: Sequence[LocalNode], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
+    """The nodes as this run has measured them."""
+    return ClusterProfile(
+        devices=tuple(
+            DeviceProfile(
+                node=node.name,
+                device=node.device,
+                model="",
+                cores=1,
+                memory_bytes=memory,
+                usable_memory_bytes=memory,
+                timings=(timing,),
+            )
+            for node, timing, memory in zip(nodes, costs.timings, memories, strict=True)
+        ),
+        fabrics=(Fabric(name="measured", within="cluster", alpha=ring[0], beta=ring[1]),),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evener.run.settings import Precision
+from evener.profile import Precision
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

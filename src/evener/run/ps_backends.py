@@ -9,31 +9,22 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evener.errors import MissingExtra, require
+from evener.errors import MissingExtra
 from evener.ps.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.task import Task, ThinTask
 from evener.tasks.load import has_thin_task, import_file, is_path, load_task, load_thin_task, thin_twin
 
 if TYPE_CHECKING:
-    from evener.run.order import Order  # imports PyTorch
-    from evener.run.settings import Settings
+    from evener.run.config import RunConfig  # which a node does not need
 
 
-def load_backend(order: Order) -> tuple[ModelBackend, Settings]:
-    """The task that was asked for, with its first weights, and the settings of its run.
-
-    Raises:
-        EvenerError: the task, or a setting, is wrong.
-    """
-    data = Path(order.data_dir) if order.data_dir else None
-    if is_thin(order.task):
-        thin = load_thin_task(order.task, data, order.options)
-        settings = order.settings(thin)
-        return _thin_backend(thin, settings.seed, settings.precision), settings
-    task = load_task(order.task, data, order.options)
-    settings = order.settings(task)
-    require(settings.precision != "fp16", "--precision", settings.precision, "fp32, bf16 or fp64 with --agreement")
-    return _torch_backend(task, settings.seed, settings.precision, "cpu"), settings
+def load_backend(config: RunConfig) -> tuple[ModelBackend, Task | ThinTask]:
+    """The task that was asked for, and a model of it with its first weights. Raises EvenerError: the task is wrong."""
+    if is_thin(config.task):
+        thin = load_thin_task(config.task, config.data, config.option)
+        return _thin_backend(thin, config.seed, config.precision), thin
+    task = load_task(config.task, config.data, config.option)
+    return _torch_backend(task, config.seed, config.precision, "cpu"), task
 
 
 def build_engine(setup: EngineSetup) -> TaskEngine:

@@ -25,7 +25,7 @@ from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.reconnecting_client import Dial
 from evener.ps.state_dir import default_cache
 from evener.run.ps_backends import build_engine, build_thin_engine
-from evener.run.ps_options import TOKEN_VARIABLE, check_security, given_token
+from evener.run.ps_token import TOKEN_VARIABLE, check_security, given_token
 from evener.schema import read_noun, write_noun
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.connect import JOIN_SECONDS, open_connection

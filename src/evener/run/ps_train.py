@@ -1,4 +1,4 @@
-"""`evener train --agreement`: from the order to the weights, on the nodes of a master, or on private local ones.
+"""`evener train --agreement`: from what is asked for to the weights, on a master's nodes or on private local ones.
 
 load the task -> how to agree -> pack code and data -> submit -> watch -> record and weights
 """
@@ -6,54 +6,51 @@ load the task -> how to agree -> pack code and data -> submit -> watch -> record
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from evener.errors import EvenerError, require
+from msgspec.structs import replace
+
+from evener.errors import EvenerError, InvalidInput
 from evener.ps.blob import Blob, whole_folder
 from evener.ps.engine import ModelBackend
 from evener.ps.imports import files_needed
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.results import RunResult
-from evener.ps.state_dir import StateDir
+from evener.ps.state_dir import StateDir, default_state_dir
 from evener.record import TrainRecord
 from evener.report.tables import summary
-from evener.run.console import print_line
-from evener.run.folder import run_folder
-from evener.run.ps_agreement import agreement_of
+from evener.run.config import RunConfig, require_samples
+from evener.run.console import print_line, run_folder
 from evener.run.ps_backends import load_backend
-from evener.run.ps_options import Way, Where, check_where
-from evener.run.ps_view import StarView
+from evener.run.ps_token import given_token
+from evener.run.ps_view import MasterRunView
 from evener.schema import parse_noun
-from evener.sync.protocol import Workload
+from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.tasks.load import is_path, thin_twin
 
-if TYPE_CHECKING:
-    from evener.run.order import Order
-    from evener.run.settings import Settings
 
-
-def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> None:
-    """Train as `order` says, agreeing in the `way` that was chosen.
+def train_on_master(config: RunConfig, *, as_json: bool) -> None:
+    """Train on the nodes of a master, which agree as `config` says.
 
     Raises:
         EvenerError: what was asked for cannot be done; or the run ended before it was complete.
     """
-    check_where(where, order)
-    backend, settings = load_backend(order)
-    blobs = _blobs(order, where)
-    job = _job(order, way, backend, settings, blobs)
-    output = run_folder(order.output)
-    with StarView(output, to_stderr=as_json) as view:
-        with master(where, order.patience) as (control, check):
-            control.submit(job, backend.initial_weights(), list(blobs.values()))
-            result = control.watch(job.run, view, check)
-        record = _settle(result, backend, output, view)
+    backend, task = load_backend(config)
+    blobs = _blobs(config)
+    job = _job(config, backend, *config.sizes_of(task), blobs)
+    folder = run_folder(config.folder)
+    with MasterRunView(folder, to_stderr=as_json) as view:
+        with connect_master(config) as (client, check):
+            client.submit(job, backend.initial_weights(), list(blobs.values()))
+            result = client.watch(job.run, view, check)
+        record = _keep_results(result, backend, folder, view)
     if result.exit_code:
         raise _error(result)
     assert record is not None
@@ -61,25 +58,23 @@ def train_on_star(order: Order, way: Way, where: Where, *, as_json: bool) -> Non
         print_line(json.dumps(summary(record)))
 
 
-def _job(
-    order: Order, way: Way, backend: ModelBackend, settings: Settings, blobs: dict[str, Blob]
-) -> Job:  # fmt: skip
+def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int, blobs: dict[str, Blob]) -> Job:
     """What has to be done. Raises InvalidInput if it cannot be done in this way."""
-    num_samples, batch = backend.num_samples, settings.batch_size
-    require(num_samples > 0, "training samples", num_samples, "at least one")
-    require(batch <= num_samples, "--batch-size", batch, f"at most the {num_samples} training samples")
-    steps = settings.epochs * -(-num_samples // batch)
+    require_samples(batch_size, backend.num_samples)
+    steps = epochs * -(-backend.num_samples // batch_size)
     digests = {what: blob.digest for what, blob in blobs.items()}
     return Job(
-        run=f"{Path(order.task).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
-        task=Path(order.task).name if "code" in blobs else order.task,
+        run=f"{Path(config.task).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        task=Path(config.task).name if "code" in blobs else config.task,
         title=backend.name,
-        data_dir=str(Path(order.data_dir).resolve()) if order.data_dir else "",
-        options=order.options,
-        precision=settings.precision,
-        protocol=way.protocol or "",
-        agreement=agreement_of(way, lambda: backend.server_optimizer(steps), clips=backend.clips_gradient, batch=batch),
-        workload=Workload(num_samples=num_samples, num_epochs=settings.epochs, seed=settings.seed),
+        data_dir=str(config.data.resolve()) if config.data else "",
+        options=config.option,
+        precision=config.precision,
+        protocol=config.agreement or "",
+        agreement=agreement_of(
+            config, lambda: backend.server_optimizer(steps), clips=backend.clips_gradient, batch=batch_size
+        ),
+        workload=Workload(num_samples=backend.num_samples, num_epochs=epochs, seed=config.seed),
         layout=backend.layout,
         num_validation=backend.num_validation,
         has_accuracy=backend.has_accuracy,
@@ -87,7 +82,38 @@ def _job(
     )
 
 
-def _settle(result: RunResult, backend: ModelBackend, output: Path, view: StarView) -> TrainRecord | None:
+def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, batch: int) -> SyncProtocol:
+    """How the nodes agree; what the user did not say is as the protocol has it.
+
+    Args:
+        config: what was asked for.
+        outer: gives the optimiser that does as the task's, where the server makes the steps.
+        clips: whether the task bounds the norm of the gradient.
+        batch: samples.
+
+    Raises:
+        InvalidInput: the server cannot do as the task's optimiser does.
+    """
+    if config.agreement == "sync" and clips:
+        raise InvalidInput(
+            "--agreement sync cannot bound the norm of the gradient of all nodes (clip_norm of the task); "
+            "the other protocols bound that of each node"
+        )
+    steps = config.local_steps
+    knobs: dict[str, Any] = {
+        "outer": outer() if config.agreement in ("sync", "async", "bounded") else None,
+        "staleness": config.staleness,
+        "local_steps": int(steps) if steps is not None and steps != "epoch" else steps,
+        "learning_rate": config.outer_lr,
+        "momentum": config.outer_momentum,
+    }
+    given = {name: value for name, value in knobs.items() if value is not None}
+    agreement = PROTOCOLS[config.agreement or ""](batch=batch, **given)
+    compression = config.compress or "none"
+    return replace(agreement, push=compression, pull=compression, is_overlapped=config.overlap)
+
+
+def _keep_results(result: RunResult, backend: ModelBackend, output: Path, view: MasterRunView) -> TrainRecord | None:
     """Write record and weights into the run's folder, and show the record; None if the run never began."""
     if not result.record:
         return None
@@ -98,37 +124,39 @@ def _settle(result: RunResult, backend: ModelBackend, output: Path, view: StarVi
 
 
 @contextmanager
-def master(where: Where, patience: float) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
+def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
     """The master that is to do it, and a check that somebody is left to do it."""
-    if where.local_nodes is None:
-        with MasterClient(*find_master(StateDir(where.home), where.master, where.token)) as control:
-            yield control, _trust
+    if config.local_nodes is None:
+        token = given_token(config.token, config.token_file, os.environ if config.master else {})
+        home = StateDir(config.home or default_state_dir(os.environ))
+        with MasterClient(*find_master(home, config.master, token)) as client:
+            yield client, _trust
         return
     from evener.launch.nodes import parse_local_nodes
     from evener.run.ps_local import local_cluster
 
     with (
-        local_cluster(parse_local_nodes(where.local_nodes), patience) as cluster,
-        MasterClient(cluster.address, cluster.token, patience) as control,
+        local_cluster(parse_local_nodes(config.local_nodes), config.patience) as cluster,
+        MasterClient(cluster.address, cluster.token, config.patience) as client,
     ):
-        cluster.wait_for_nodes(control)
-        yield control, cluster.check_any
+        cluster.wait_for_nodes(client)
+        yield client, cluster.check_any
 
 
 def _trust() -> None:
     """Nodes of a master may come back at any time."""
 
 
-def _blobs(order: Order, where: Where) -> dict[str, Blob]:
+def _blobs(config: RunConfig) -> dict[str, Blob]:
     """What travels to the nodes: `code`, unless the task is built in, and `data`, if that was asked for."""
     found = {}
-    if is_path(order.task):
-        path = Path(order.task).resolve()
+    if is_path(config.task):
+        path = Path(config.task).resolve()
         twin = thin_twin(path)
         files = {*files_needed(path), *(files_needed(twin) if twin else ())}
         found["code"] = Blob(path.parent, sorted(files))
-    if where.ship_data and order.data_dir:
-        root = Path(order.data_dir).resolve()
+    if config.ship_data and config.data:
+        root = config.data.resolve()
         found["data"] = Blob(root, whole_folder(root))
     return found
 

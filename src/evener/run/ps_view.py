@@ -15,7 +15,7 @@ from evener.run.console import RunView
 from evener.schema import write_noun
 
 
-class StarView:
+class MasterRunView:
     """Shows a run, and keeps what belongs into its folder.
 
     Args:

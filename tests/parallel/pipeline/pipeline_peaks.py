@@ -19,7 +19,7 @@ from torch import Tensor, nn, zeros
 
 from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import Group
-from evener.parallel.pipeline.partition_plan import Rematerialise
+from evener.oracle.schedule import Rematerialise
 from evener.parallel.pipeline.pipeline import Pipeline
 
 TOKENS, DIM = 64, 16

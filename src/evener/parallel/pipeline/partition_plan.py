@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, Literal
+from typing import Any, get_args
 
 import msgspec
 import torch
@@ -22,15 +22,14 @@ from torch import Tensor
 
 from evener.errors import InvalidValue, require
 from evener.memory import usable_memory
-from evener.oracle.schedule import SCHEDULES, Action, ScheduleName, max_held
+from evener.oracle.schedule import SCHEDULES, Action, Rematerialise, ScheduleName, max_held
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
 from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.placement import StagePlacement
 from evener.parallel.pipeline.stage_layout import StageLayout, lay_out, positions_of
 from evener.parallel.pipeline.stage_timing import Costs, estimated_seconds, measured_seconds, told_seconds
 
-Rematerialise = Literal["always", "except_last", "never", "auto"]
-POLICIES = ("always", "except_last", "never", "auto")
+POLICIES = get_args(Rematerialise)
 IN_FLIGHT = 6
 """Micro-batches whose inputs or outputs a stage holds at most while they come in and go out."""
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.errors import InvalidValue
-from evener.oracle.schedule import ScheduleName
+from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.consistency import require_same
 from evener.parallel.pipeline.executor import Executor
@@ -44,7 +44,7 @@ from evener.parallel.pipeline.micro_batches import (
     samples_in,
     scaled_loss,
 )
-from evener.parallel.pipeline.partition_plan import PipelineConfig, Rematerialise, plan_partition
+from evener.parallel.pipeline.partition_plan import PipelineConfig, plan_partition
 from evener.parallel.pipeline.partition_problem import partition_problem
 from evener.parallel.pipeline.placement import StageHost, place_stages
 from evener.parallel.pipeline.shared_tensors import SharedTensors

@@ -24,15 +24,13 @@ from evener.benchmark.replay_profile import WARM_UP, EventTrace, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
-from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
 from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.plan import Plan, Prediction
-from evener.run.join_model import arrangement_of, divided, replicated, staged
-from evener.run.order import Order
-from evener.run.prepare import Work, samples_of
-from evener.run.strategy import is_pipeline
+from evener.run.build import arrangement_of, divided, replicated, staged
+from evener.run.config import WHOLE_MODEL, is_pipeline
+from evener.run.context import RankContext
 
 _SECONDS = 1.2
 """For the rehearsal, about."""
@@ -50,20 +48,17 @@ class _Heard(msgspec.Struct, frozen=True):
     timings: list[ExchangeTiming]
 
 
-def rehearsed(work: Work, plan: Plan, world: Group, seat: RankEnvironment, order: Order) -> Plan:
-    """`plan` with what its step will take; every rank of `world` calls this and gets the same.
+def predict_plan(context: RankContext, plan: Plan) -> Plan:
+    """`plan` with what its step will take; every rank of the group calls this and gets the same.
 
     Args:
-        work: what is to be trained; it stays as it is.
-        plan: of any strategy; that of a pipeline has its stages.
-        world: all ranks.
-        seat: of this rank.
-        order: what was asked for.
+        context: of this rank; it stays as it is.
+        plan: of any strategy but a pipeline, which has its stages only when its model is made.
     """
-    group = world.subgroup([seat.names.index(a.node) for a in plan.assignments])
-    own = b"" if group is None else msgspec.json.encode(predict(work, plan, group, seat, order))
-    told = next(row for row in world.all_gather_bytes(own) if row)
-    prediction = msgspec.json.decode(told, type=Prediction | None)
+    among = context.of_plan(plan)
+    own = b"" if among is None else msgspec.json.encode(predict(among, plan))
+    first = next(row for row in context.group.all_gather_bytes(own) if row)
+    prediction = msgspec.json.decode(first, type=Prediction | None)
     if prediction is None:
         return plan
     if plan.prediction is not None:
@@ -71,25 +66,27 @@ def rehearsed(work: Work, plan: Plan, world: Group, seat: RankEnvironment, order
     return msgspec.structs.replace(plan, prediction=prediction)
 
 
-def predict(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: Order) -> Prediction | None:
-    """What a step of the ranks of `plan`, which are those of `group`, will take; the same on all of them.
+def predict(context: RankContext, plan: Plan) -> Prediction | None:
+    """What a step of the ranks of `plan`, which are those of `context`, will take; the same on all of them.
 
-    None if there is no memory for a second copy. A pipeline takes over the parts of the model of `work`.
+    None if there is no memory for a second copy. A pipeline takes over the parts of the context's model.
     """
-    trace, timer = EventTrace(seat.device), StepTimer(seat.device, group.timer.pace.speed)
+    group, device = context.group, context.env.device
+    trace, timer = EventTrace(device), StepTimer(device, group.timer.pace.speed)
     timer.pace.reference = group.timer.pace.reference
     silent = fake_group(group, range(group.size), timer, trace)
     groups = [group]
-    place = None
-    if not (plan.strategy in ("serial", "data") or is_pipeline(plan.strategy)):
-        place = form_process_mesh(group, arrangement_of(plan))
-        groups += [place.group] if place.group is not group else []
+    mesh = None
+    if not (plan.strategy in WHOLE_MODEL or is_pipeline(plan.strategy)):
+        mesh = form_process_mesh(group, arrangement_of(plan))
+        groups += [mesh.group] if mesh.group is not group else []
 
     def prepare() -> Callable[[], None]:
-        return _step(work, plan, _twin(work, plan, silent, place, seat, order), seat)
+        return _step(context, plan, _twin(replace(context, group=silent), plan, silent, mesh))
 
-    with random_numbers_kept(seat.device), known_to_torch(silent):
-        own = rehearse(group, trace, prepare, _SECONDS, round(_PART * _num_steps(work)))
+    num_steps = context.epochs * -(-context.num_samples // context.batch_size)
+    with random_numbers_kept(device), known_to_torch(silent):
+        own = rehearse(group, trace, prepare, _SECONDS, round(_PART * num_steps))
     if not own:
         return None
     sent = silent.traffic.sent_bytes / (len(own) + WARM_UP)
@@ -102,47 +99,38 @@ def predict(work: Work, plan: Plan, group: Group, seat: RankEnvironment, order: 
     return _prediction(played[seconds.index(median_low(seconds))], max(sent for sent, _ in found))
 
 
-def _twin(
-    work: Work, plan: Plan, silent: FakeGroup, place: ProcessMesh | None, seat: RankEnvironment, order: Order
-) -> ParallelModel:
-    """This rank's part of the model, among silent others."""
-    if place is not None:
-        return divided(work, plan, _silent_place(place, silent), order)
+def _twin(context: RankContext, plan: Plan, silent: FakeGroup, mesh: ProcessMesh | None) -> ParallelModel:
+    """This rank's part of the model, among silent others, which are the group of `context`."""
+    if mesh is not None:
+        return divided(context, plan, _silent_mesh(mesh, silent))
     if is_pipeline(plan.strategy):
-        return staged(work, plan, silent, seat, order)
-    return replicated(replace(work, model=copy.deepcopy(work.model)), silent)
+        return staged(context, plan)
+    return replicated(replace(context, model=copy.deepcopy(context.model)))
 
 
-def _num_steps(work: Work) -> int:
-    """Of the run."""
-    samples = len(work.train_data)  # type: ignore[arg-type]
-    return work.settings.epochs * -(-samples // work.settings.batch_size)
-
-
-def _silent_place(place: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
-    """The same place among silent others."""
-    if place.group is place.world:
-        return replace(place, world=silent, group=silent)
-    own = fake_group(place.group, place.arrangement.ranks_of(place.index), silent.timer, silent.trace)
+def _silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
+    """The same mesh among silent others."""
+    if mesh.group is mesh.world:
+        return replace(mesh, world=silent, group=silent)
+    own = fake_group(mesh.group, mesh.arrangement.ranks_of(mesh.index), silent.timer, silent.trace)
     own.traffic = silent.traffic
-    return replace(place, world=silent, group=own)
+    return replace(mesh, world=silent, group=own)
 
 
-def _step(work: Work, plan: Plan, model: ParallelModel, seat: RankEnvironment) -> Callable[[], None]:
+def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[], None]:
     """Performs this rank's part of a step."""
-    optimizer, timer = work.make_optimizer(model.parameters()), model.group.timer
+    optimizer, timer = context.make_optimizer(model.parameters()), model.group.timer
     calls = 1 if is_pipeline(plan.strategy) else plan.accumulate  # a pipeline makes micro-batches itself
     samples = plan.replica_samples[model.replica] * plan.accumulate // calls
     model.train()
 
     def micro_batch(is_last: bool) -> None:
         timer.resume("io")
-        inputs, targets = to_device(samples_of(work, max(1, samples)), seat.device)
+        inputs, targets = to_device(context.samples(max(1, samples)), context.env.device)
         timer.pause()
         timer.pace.expect(samples)
         timer.resume("fb")
         total = plan.micro_batch_size * plan.accumulate
-        inputs, targets = work.arithmetic.prepare(inputs), work.arithmetic.prepare(targets)
         model.add_gradients(inputs, targets, samples=samples, total=total, is_last=is_last)
         timer.pause()
 

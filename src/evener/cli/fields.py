@@ -1,0 +1,97 @@
+"""From the fields of a struct to the options of a command: names, help, types and defaults are written there, once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import typer
+from msgspec import Meta, Struct
+from msgspec.structs import FieldInfo, fields
+
+from evener.errors import require
+
+C = TypeVar("C", bound=Struct)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+def command_of(kind: type[C], run: Callable[[C, bool], None]) -> Callable[..., None]:
+    """The function of a command whose options are the fields of `kind`, and `--json`.
+
+    Args:
+        kind: fields without a default are arguments, those without a description are left out.
+        run: what the command does, with the struct and whether `--json` was given; gives the name and the help.
+    """
+    shown = [one for one in fields(kind) if _description(one)]
+
+    def command(**words: Any) -> None:
+        as_json = words.pop("as_json")
+        run(kind(**{one.name: _value(one, words[one.name]) for one in shown}), as_json)
+
+    parameters = [_parameter(one) for one in shown]
+    parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    return command
+
+
+def option_of(kind: type[Struct], name: str) -> Any:
+    """The option that the field `name` of `kind` is, for a command that has it too."""
+    return _option(next(one for one in fields(kind) if one.name == name))
+
+
+def _parameter(one: FieldInfo) -> inspect.Parameter:
+    annotation: Any = Annotated[_type(one), _option(one)]
+    default = inspect.Parameter.empty if one.required else None if _is_collection(one) else one.default
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _option(one: FieldInfo) -> Any:
+    """The option, or the argument, that a field is."""
+    if one.required:
+        return typer.Argument(help=_description(one))
+    return typer.Option(f"--{one.name.replace('_', '-')}", help=_description(one))
+
+
+def _type(one: FieldInfo) -> Any:
+    """What the command line reads: a choice is a word, which the struct itself judges; a collection, words."""
+    inner = get_args(one.type)[0]
+    is_optional = get_origin(inner) in (Union, UnionType)
+    kind = next(part for part in get_args(inner) if part is not NoneType) if is_optional else inner
+    if _is_collection(one):
+        return list[str] | None
+    word: Any = str if get_origin(kind) is Literal else kind
+    return word | None if is_optional else word
+
+
+def _is_collection(one: FieldInfo) -> bool:
+    return get_origin(get_args(one.type)[0]) in (dict, tuple)
+
+
+def _value(one: FieldInfo, words: Any) -> Any:
+    """The value of a field, of what the command line read."""
+    if not _is_collection(one):
+        return words
+    if get_origin(get_args(one.type)[0]) is dict:
+        return pairs(words)
+    item, _ = get_args(get_args(one.type)[0])
+    return tuple(words or ()) if get_origin(item) is Literal else tuple(item(word) for word in words or ())
+
+
+def _description(one: FieldInfo) -> str:
+    """Empty for a field that is no option."""
+    notes = get_args(one.type)[1:] if get_origin(one.type) is Annotated else ()
+    return next((note.description or "" for note in notes if isinstance(note, Meta)), "")
+
+
+def pairs(items: Sequence[str] | None) -> dict[str, str]:
+    """`key=value` of every item. Raises InvalidValue."""
+    found: dict[str, str] = {}
+    for item in items or ():
+        key, separator, value = item.partition("=")
+        require(bool(separator and key), "--option", item, "key=value")
+        found[key] = value
+    return found

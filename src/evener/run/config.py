@@ -1,0 +1,293 @@
+"""What is asked of a run: the command line of `evener train`, field by field, and what of it does not go together.
+
+Option names, help and defaults are made of the fields (see `cli/fields.py`). Whatever holds a RunConfig may rely on it:
+values that are not allowed, and options that do not go together, are refused when it is made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from msgspec import UNSET, Meta, field
+from msgspec.structs import fields
+
+from evener.errors import InvalidInput, require
+from evener.oracle.schedule import Rematerialise, ScheduleName
+from evener.plan import Plan
+from evener.profile import PRECISIONS, Precision
+from evener.run.options import NodesConfig
+from evener.sync.protocol import Compression
+from evener.task import Task, ThinTask
+
+LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
+"""They divide every layer among the ranks of a replica."""
+STRATEGIES = ("auto", "data", *LAYER_STRATEGIES, "pipeline", *(f"data+{s}" for s in (*LAYER_STRATEGIES, "pipeline")))
+WHOLE_MODEL = ("auto", "serial", "data")
+"""Strategies in which every rank has the whole model."""
+Protocol = Literal["sync", "async", "bounded", "average", "diloco"]
+
+
+class RunConfig(NodesConfig, frozen=True, kw_only=True):
+    """What is asked of a run; travels to every rank. A field without a description is no option.
+
+    Raises:
+        InvalidValue: a value is not allowed.
+        InvalidInput: options do not go together; says what to type.
+    """
+
+    task: Annotated[str, Meta(description="digits, mnist, tiny-imagenet, synthetic, or path/to/my_task.py.")]
+    data: Annotated[Path | None, Meta(description="Folder of the task's data.")] = None
+    option: Annotated[dict[str, str], Meta(description="key=value for the task; may be repeated.")] = {}
+    strategy: Annotated[
+        str,
+        Meta(description="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, or data+ one of them."),
+    ] = "auto"
+    replicas: Annotated[
+        str | None, Meta(description="Of data+...: nodes that hold one model together, such as 3,2; two halves.")
+    ] = None
+    micro_batches: Annotated[
+        int | None, Meta(description="Of pipelines: parts of a batch that follow each other; 4 a stage.")
+    ] = None
+    schedule: Annotated[ScheduleName, Meta(description="Of pipelines: 1f1b or gpipe.")] = "1f1b"
+    rematerialise: Annotated[
+        Rematerialise,
+        Meta(description="Of divided models: compute activations twice to save memory: auto, never, always ..."),
+    ] = "auto"
+    plan: Annotated[Path | None, Meta(description="Perform this plan, as `evener plan --save` wrote it.")] = None
+    shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
+    batch_size: Annotated[int | None, Meta(description="Samples of one step over all nodes.")] = None
+    epochs: Annotated[int | None, Meta(description="Passes over the training data.")] = None
+    precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
+    compile: Annotated[bool, Meta(description="Compile the model.")] = False
+    seed: Annotated[int, Meta(description="Of weights, order of samples and random transforms.")] = 0
+    accumulate: Annotated[int, Meta(description="Micro-batches of one step.")] = 1
+    workers: Annotated[int, Meta(description="Processes per node that load data ahead.")] = 0
+    stationary: Annotated[
+        bool, Meta(description="Every node keeps to a class-balanced part of the data of its own.")
+    ] = False
+    checkpoint: Annotated[Path | None, Meta(description="Folder of checkpoints; OUTPUT/checkpoints by default.")] = None
+    checkpoint_every: Annotated[int | None, Meta(description="Steps between checkpoints besides every epoch's.")] = None
+    resume: Annotated[bool, Meta(description="Go on from the last checkpoint.")] = False
+    output: Annotated[
+        Path | None, Meta(description="Folder of record, report and weights; runs/TASK-TIME by default.")
+    ] = None
+    agreement: Annotated[
+        Protocol | None, Meta(description="Train on a master's nodes: sync, async, bounded, average or diloco.")
+    ] = None
+    staleness: Annotated[int | None, Meta(description="Of bounded: updates that a node may be ahead.")] = None
+    local_steps: Annotated[
+        str | None, Meta(description="Of average and diloco: steps between exchanges, or epoch.")
+    ] = None
+    outer_lr: Annotated[float | None, Meta(description="Of diloco: learning rate of the common weights.")] = None
+    outer_momentum: Annotated[float | None, Meta(description="Of diloco: their Nesterov momentum.")] = None
+    compress: Annotated[Compression | None, Meta(description="With --agreement: none, bf16 or int8.")] = None
+    overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
+    ship_data: Annotated[bool, Meta(description="With --agreement: send --data to the nodes.")] = False
+    home: Annotated[Path | None, Meta(description="Folder of the master; $EVENER_HOME, or ~/.local/state/evener.")] = (
+        None
+    )
+    master: Annotated[
+        str | None, Meta(description="Address of the master, if it is not that of this machine's home.")
+    ] = None
+    token: Annotated[str | None, Meta(description="Of that master, as `evener up` printed it.")] = None
+    token_file: Annotated[
+        Path | None, Meta(description="File with the token, which `ps` does not show; or set $EVENER_TOKEN.")
+    ] = None
+    started: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, is_allowed, allowed in _VALUES:
+            value = getattr(self, name)
+            require(value is None or is_allowed(value), option_name(name), value, allowed)
+        if (sentence := _conflict(self) or strategy_conflict(self, self.strategy)) is not None:
+            raise InvalidInput(sentence)
+
+    @property
+    def folder(self) -> Path:
+        """Of the run: what the user named, or `runs/TASK-TIME`."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
+        return self.output or Path("runs") / f"{Path(self.task).stem}-{stamp}"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """What the user named, or a folder in that of the run."""
+        return self.checkpoint or self.folder / "checkpoints"
+
+    def sizes_of(self, task: Task | ThinTask, plan: Plan | None = None) -> tuple[int, int]:
+        """(samples of a step, epochs) of a run of `task`, which may perform a `plan`. Raises InvalidValue."""
+        batch_size = plan.batch_size if plan else self.batch_size or task.batch_size
+        require(self.accumulate <= batch_size, "--accumulate", self.accumulate, f"1 to {batch_size}")
+        return batch_size, self.epochs or task.epochs
+
+
+def require_samples(batch_size: int, num_samples: int) -> None:
+    """Raise InvalidValue unless there are samples for a step."""
+    require(num_samples > 0, "training samples", num_samples, "at least one")
+    require(batch_size <= num_samples, "--batch-size", batch_size, f"at most the {num_samples} training samples")
+
+
+def option_name(name: str) -> str:
+    """How the user types the field `name` of a RunConfig."""
+    return f"--{name.replace('_', '-')}"
+
+
+def is_pipeline(strategy: str) -> bool:
+    """Whether the layers are divided into stages."""
+    return strategy.endswith("pipeline")
+
+
+def _one_of(name: str, choices: Sequence[str]) -> tuple[str, Callable[[Any], bool], str]:
+    return name, lambda value: value in choices, f"one of {', '.join(choices)}"
+
+
+_VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    _one_of("agreement", get_args(Protocol)),
+    _one_of("compress", get_args(Compression)),
+    _one_of("strategy", STRATEGIES),
+    _one_of("schedule", get_args(ScheduleName)),
+    _one_of("rematerialise", get_args(Rematerialise)),
+    _one_of("precision", PRECISIONS),
+    ("micro_batches", lambda value: value > 0, "positive"),
+    ("batch_size", lambda value: value > 0, "positive"),
+    ("epochs", lambda value: value > 0, "positive"),
+    ("seed", lambda value: value >= 0, "zero or more"),
+    ("accumulate", lambda value: value > 0, "positive"),
+    ("workers", lambda value: value >= 0, "zero or more"),
+    ("checkpoint_every", lambda value: value > 0, "positive"),
+    ("staleness", lambda value: value > 0, "positive"),
+    (
+        "local_steps",
+        lambda value: value == "epoch" or (value.isdecimal() and int(value) > 0),
+        "a positive number, or epoch",
+    ),
+    ("outer_lr", lambda value: value > 0, "positive"),
+    ("outer_momentum", lambda value: 0 < value < 1, "between 0 and 1"),
+)
+"""By field: whether a value is allowed, and what is, in words."""
+
+
+class Conflict(NamedTuple):
+    """Options that are of no use beside others.
+
+    Attributes:
+        options: fields, each of which is refused if the user gave it.
+        beside: whether the others, and the strategy, are such.
+        sentence: what to say, with the `{option}` that was given.
+    """
+
+    options: tuple[str, ...]
+    beside: Callable[[RunConfig, str], bool]
+    sentence: str
+
+
+_COLLECTIVE = (
+    "strategy", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory", "shares",
+    "accumulate", "compile", "workers", "stationary", "checkpoint", "checkpoint_every", "resume",
+)  # fmt: skip
+_MASTER = ("home", "master", "token", "token_file", "ship_data")
+_PLANNED = ("strategy", "shares", "replicas", "micro_batches", "accumulate", "stationary")
+_PROTOCOLS = ", ".join(get_args(Protocol))
+
+_CONFLICTS = (
+    Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
+    Conflict(
+        ("local_steps", "overlap"),
+        lambda c, _: c.agreement not in ("average", "diloco"),
+        "{option} belongs to --agreement average or diloco",
+    ),
+    Conflict(
+        ("outer_lr", "outer_momentum"),
+        lambda c, _: c.agreement != "diloco",
+        "{option} belongs to --agreement diloco",
+    ),
+    Conflict(("compress",), lambda c, _: c.agreement is None, f"{{option}} belongs to --agreement {_PROTOCOLS}"),
+    Conflict(_MASTER, lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
+    Conflict(
+        _COLLECTIVE,
+        lambda c, _: c.agreement is not None,
+        "{option} does not go with --agreement: leave one of them out",
+    ),
+    Conflict(
+        ("precision",),
+        lambda c, _: c.agreement is not None and c.precision == "fp16",
+        "{option} must be fp32, bf16 or fp64 with --agreement, got 'fp16'",
+    ),
+    Conflict(
+        ("local_steps",),
+        lambda c, _: c.agreement == "diloco" and c.local_steps == "epoch",
+        "{option} must be a number with --agreement diloco, got 'epoch'",
+    ),
+    Conflict(
+        ("master", "token", "token_file"),
+        lambda c, _: c.local_nodes is not None,
+        "--local-nodes have a master of their own: leave --master and --token out",
+    ),
+    Conflict(
+        ("ship_data",),
+        lambda c, _: c.local_nodes is not None,
+        "{option}: local nodes read the data where they are: leave it out",
+    ),
+    Conflict(("ship_data",), lambda c, _: c.data is None, "{option} needs --data DIR: what is to be sent"),
+    Conflict(
+        ("token_file",),
+        lambda c, _: c.token is not None,
+        "--token and --token-file say the same: leave one of them out",
+    ),
+    Conflict(_PLANNED, lambda c, _: c.plan is not None, "{option} does not go with --plan, which says it already"),
+)
+"""Options that do not go together, whatever is divided; of several, the first one is told."""
+
+_STRATEGY_CONFLICTS = (
+    Conflict(("replicas",), lambda _, s: not s.startswith("data+"), "data+..."),
+    Conflict(("micro_batches",), lambda _, s: not is_pipeline(s), "pipelines; others have --accumulate"),
+    Conflict(("accumulate",), lambda _, s: is_pipeline(s), "others; pipelines have --micro-batches"),
+    Conflict(("schedule",), lambda _, s: not is_pipeline(s), "pipelines"),
+    Conflict(("shares",), lambda _, s: s == "pipeline", "others: stages follow the layers"),
+    Conflict(("rematerialise",), lambda _, s: s in WHOLE_MODEL, "models that are divided"),
+    Conflict(
+        ("rematerialise",),
+        lambda c, s: c.rematerialise == "except_last" and not is_pipeline(s),
+        "pipelines if it is except_last; others have never and always",
+    ),
+    Conflict(
+        ("stationary",),
+        lambda _, s: s not in WHOLE_MODEL,
+        "data parallelism: nodes that share a model share its samples",
+    ),
+    Conflict(("compile",), lambda _, s: is_pipeline(s), "others than pipelines"),
+    Conflict(
+        ("precision",),
+        lambda c, s: c.precision == "fp16" and s not in WHOLE_MODEL,
+        "data parallelism if it is fp16; take bf16",
+    ),
+)
+"""Options that do not go with a strategy, and whom each is for."""
+
+
+def _conflict(config: RunConfig) -> str | None:
+    for options, beside, sentence in _CONFLICTS:
+        for name in options:
+            if _is_given(config, name) and beside(config, config.strategy):
+                return sentence.format(option=option_name(name))
+    return None
+
+
+def strategy_conflict(config: RunConfig, strategy: str) -> str | None:
+    """Why `strategy` does not go with the rest of `config`, in a sentence; None if it does."""
+    for options, beside, whom in _STRATEGY_CONFLICTS:
+        for name in options:
+            if _is_given(config, name) and beside(config, strategy):
+                return f"{option_name(name)} does not go with --strategy {strategy}: it is for {whom}"
+    return None
+
+
+_DEFAULTS = {one.name: one.default for one in fields(RunConfig)}
+
+
+def _is_given(config: RunConfig, name: str) -> bool:
+    """Whether the user said something other than the default."""
+    return bool(getattr(config, name) != _DEFAULTS.get(name, UNSET))

@@ -1,0 +1,135 @@
+"""What a rank knows and holds of its run, made once: everything that the run does later is given this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.utils.data import Dataset
+
+from evener.comm.group import Group, join_group
+from evener.comm.step_timing import StepTimer
+from evener.data.loader import collect, seed_all, split_batch
+from evener.launch.rank_environment import RankEnvironment
+from evener.plan import Plan
+from evener.run.config import RunConfig, require_samples
+from evener.run.plan_file import read_plan
+from evener.run.precision import Arithmetic
+from evener.task import Task
+from evener.tasks.load import load_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankContext:
+    """A rank of a run, with its material.
+
+    Attributes:
+        config: what was asked for.
+        env: of this rank: its node, its device, and how it reaches the user.
+        group: the ranks that work together: all of them, until a plan leaves some out.
+        task: to be trained.
+        planned: the plan that the user gave; None: the ranks make one.
+        batch_size: samples of a step, over all ranks.
+        epochs: passes over the training data.
+        arithmetic: of the precision that was asked for.
+        model: the whole of it; weights follow the seed.
+        train_data: map-style.
+        validation_data: map-style, or None.
+        make_optimizer: of some parameters.
+    """
+
+    config: RunConfig
+    env: RankEnvironment
+    group: Group
+    task: Task
+    planned: Plan | None
+    batch_size: int
+    epochs: int
+    arithmetic: Arithmetic
+    model: nn.Module
+    train_data: Dataset[Any]
+    validation_data: Dataset[Any] | None
+    make_optimizer: Callable[[Any], Optimizer]
+
+    def of_plan(self, plan: Plan) -> RankContext | None:
+        """The same among the ranks of `plan`; None for a rank that is left out. All ranks of the group call this."""
+        nodes = self.group.nodes
+        group = self.group.subgroup([nodes.index(a.node) for a in plan.assignments])
+        return None if group is None else replace(self, group=group)
+
+    @property
+    def num_samples(self) -> int:
+        """For training."""
+        return len(self.train_data)  # type: ignore[arg-type]
+
+    def samples(self, count: int) -> tuple[Any, Any]:
+        """Inputs and targets of so many of the run's samples, in its precision, on the CPU."""
+        indices = torch.arange(count).remainder(self.num_samples).numpy()
+        inputs, targets = split_batch(collect(self.train_data, indices, self.config.seed, 0))
+        return self.arithmetic.prepare(inputs), self.arithmetic.prepare(targets)
+
+
+def join_run(env: RankEnvironment, config: RunConfig) -> RankContext:
+    """Join the other ranks, and make this one's context; the first rank's config holds for all.
+
+    Raises:
+        NodeLost: a rank does not come.
+        InvalidInput: the task, or what was asked of it, is wrong.
+    """
+    group = join_world(env)
+    first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
+    config = msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
+    return make_context(env, group, config)
+
+
+def make_context(env: RankEnvironment, group: Group, config: RunConfig) -> RankContext:
+    """The context of a rank of `group`. Raises InvalidInput: the task, or what was asked of it, is wrong."""
+    task, planned = load_task(config.task, config.data, config.option), read_plan(config)
+    arithmetic = Arithmetic(config.precision, env.device)
+    batch_size, epochs = config.sizes_of(task, planned)
+    train_data = task.train_data()
+    require_samples(batch_size, len(train_data))  # type: ignore[arg-type]
+    is_divided_later = "pipeline" in (config.strategy, planned and planned.strategy)
+    seed_all(config.seed)
+    return RankContext(
+        config=config,
+        env=env,
+        group=group,
+        task=task,
+        planned=planned,
+        batch_size=batch_size,
+        epochs=epochs,
+        arithmetic=arithmetic,
+        model=arithmetic.prepare_model(task.model(), on_device=not is_divided_later),
+        train_data=train_data,
+        validation_data=task.validation_data() if task.validation_data else None,
+        make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
+    )
+
+
+def join_world(env: RankEnvironment, backend: str | None = None) -> Group:
+    """The group of all ranks, at the speed of this rank's node.
+
+    Args:
+        env: of this rank.
+        backend: `nccl` or `gloo` for tensors; by default what suits the devices.
+
+    Raises:
+        NodeLost: a rank does not come.
+    """
+    return join_group(
+        rank=env.rank,
+        nodes=env.names,
+        device=env.device,
+        store=env.store,
+        patience=env.patience,
+        address=env.address,
+        backend=backend or env.backend,
+        timer=StepTimer(env.device, env.node.speed_at(0)),
+    )

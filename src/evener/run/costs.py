@@ -1,0 +1,148 @@
+"""What samples cost on every node, measured by all ranks together before work is divided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
+from evener.benchmark.task_timing import affine, time_task
+from evener.comm.step_timing import StepTimer
+from evener.data.loader import to_device
+from evener.errors import DoesNotFit
+from evener.memory import usable_memory
+from evener.oracle.apportion import Worker
+from evener.oracle.data_parallel import GradientSync
+from evener.parallel.batch_norm import statistics_exchanges
+from evener.profile import TaskTiming
+from evener.run.context import RankContext
+from evener.tracer.nested import call
+
+_MEASURE_SECONDS = 1.5
+_CALIBRATION_SECONDS = 0.5
+_UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCosts:
+    """What was measured, the same on every rank.
+
+    Attributes:
+        timings: of the whole model, one a node; empty if a node cannot hold it.
+        workers: what a micro-batch costs each of them.
+        misfit: which node cannot hold the model and one sample, and why; empty if all can.
+    """
+
+    timings: tuple[TaskTiming, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    misfit: str = ""
+
+
+def measure_costs(context: RankContext, micro: int) -> MeasuredCosts:
+    """Time micro-batches of up to `micro` samples on all nodes at the same time."""
+    try:
+        own = b"+" + msgspec.json.encode(time_here(context, micro))
+    except DoesNotFit as error:
+        own = b"-" + f"node {context.env.node.name}: {error}".encode()
+    rows = context.group.all_gather_bytes(own)
+    misfit = next((row[1:].decode() for row in rows if row.startswith(b"-")), "")
+    if misfit:
+        return MeasuredCosts(misfit=misfit)
+    timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows)
+    return MeasuredCosts(timings=timings, workers=tuple(_worker(one, context.config.accumulate) for one in timings))
+
+
+def _worker(timing: TaskTiming, accumulate: int) -> Worker:
+    """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
+    fixed, each = affine(timing)
+    fixed -= timing.update_seconds * (1 - 1 / accumulate)
+    return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), most=timing.max_samples)
+
+
+def measure_ring(context: RankContext) -> tuple[float, float]:
+    """(alpha [s], beta [s/byte]) of summing the gradients of the whole model over all ranks."""
+    return measure_all_reduce(context.group, _gradient_bytes(context.model))
+
+
+def gradient_sync(context: RankContext, ring: tuple[float, float]) -> GradientSync:
+    """What whole models exchange in a step, over a ring of this (alpha [s], beta [s/byte])."""
+    statistics, statistics_bytes = statistics_exchanges(context.model)
+    return GradientSync(
+        gradient_bytes=_gradient_bytes(context.model),
+        statistics=statistics * context.config.accumulate,
+        statistics_bytes=statistics_bytes * context.config.accumulate,
+        message_seconds=measure_small_exchange(context.group),
+        alpha=ring[0],
+        beta=ring[1],
+    )
+
+
+def _gradient_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+
+
+def node_memories(context: RankContext) -> list[int]:
+    """Bytes that every rank may use."""
+    own = str(memory_limit(context) or _UNBOUNDED).encode()
+    return [int(row) for row in context.group.all_gather_bytes(own)]
+
+
+def memory_limit(context: RankContext) -> int | None:
+    """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
+    env = context.env
+    if env.node.memory_bytes is not None or env.device.type != "cpu":
+        return env.node.memory_bytes
+    return usable_memory(str(env.device))[1] // sum(n.device == "cpu" and n.host == env.node.host for n in env.nodes)
+
+
+def calibrate_pace(context: RankContext, micro: int) -> None:
+    """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed."""
+    for rank, node in enumerate(context.env.nodes):
+        if min(speed for _, speed in node.speeds) == 1.0:
+            continue
+        if rank == context.env.rank:
+            alone = affine(_time(context, micro, speed=1.0, seconds=_CALIBRATION_SECONDS))
+            context.group.timer.pace.reference = partial(_step_seconds, *alone, context.config.accumulate)
+        context.group.barrier()
+
+
+def _step_seconds(fixed: float, each: float, accumulate: int, samples: int) -> float:
+    return accumulate * fixed + samples * each
+
+
+def time_here(context: RankContext, micro: int) -> TaskTiming:
+    """How long this rank takes for batches of the run's own samples, all ranks measuring at the same time.
+
+    Raises:
+        DoesNotFit: this node cannot hold the model and one sample.
+    """
+    context.group.barrier()
+    return _time(context, micro, speed=context.group.timer.pace.speed, seconds=_MEASURE_SECONDS)
+
+
+def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> TaskTiming:
+    device = context.env.device
+
+    def loss_step(model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        with context.arithmetic.autocast():
+            return context.task.loss(call(model, inputs), targets)
+
+    return time_task(
+        task=context.task,
+        model=context.model,
+        make_optimizer=context.make_optimizer,
+        loss_step=loss_step,
+        fetch=lambda samples: to_device(context.samples(samples), device),
+        device=device,
+        timer=StepTimer(device, speed),
+        precision=context.config.precision,
+        largest=micro,
+        memory_limit=memory_limit(context),
+        seconds=seconds,
+    )

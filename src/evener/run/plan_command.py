@@ -1,0 +1,114 @@
+"""`evener plan`: from a model and machines to forecasts, ranked, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from evener.errors import InvalidValue
+from evener.graph import ModelGraph
+from evener.oracle.advice import advice, plan_of
+from evener.oracle.advice import scale as curves_of
+from evener.oracle.cost.model import CostModel, TrainingJob
+from evener.oracle.profiles import fit_profile, imagine
+from evener.oracle.search import EVERY_STRATEGY, search
+from evener.profile import ClusterProfile
+from evener.record import TrainRecord
+from evener.report.forecast import parts_table, ranking_table, scale_figure, scale_table
+from evener.run.console import open_console, print_line
+from evener.run.options import PlanConfig
+from evener.schema import read_noun, write_noun
+from evener.zoo.registry import ZOO, draw
+
+
+def plan(config: PlanConfig, *, as_json: bool) -> None:
+    """`evener plan`: ranked ways to train, who does how much, and advice.
+
+    Raises:
+        InvalidValue: a machine or network is not known.
+        MissingFile: there is no profile.
+    """
+    profile = _profile(config)
+    graph, task, batch_size = _model(config)
+    job = TrainingJob(
+        graph=graph,
+        batch_size=config.batch_size or batch_size or 32 * len(profile.devices),
+        optimizer=config.optimizer,
+        precision=config.precision,
+        task=task,
+    )
+    strategies = config.strategy or EVERY_STRATEGY
+    console = open_console(as_json)
+    if config.scale is not None:
+        curves = curves_of(job, profile, _sizes(config.scale), strategies)
+        console.print(scale_table(curves))
+        if config.save is not None:
+            scale_figure(curves).savefig(config.save)
+            console.print(f"wrote {config.save}")
+        return
+    ranking = search(CostModel(job, profile), strategies)
+    chosen = plan_of(ranking)
+    console.print(ranking_table(ranking))
+    console.print(parts_table(chosen))
+    if config.save is not None:
+        write_noun(chosen, config.save)
+        console.print(f"wrote {config.save}")
+    if as_json:
+        print_line(msgspec.json.encode(chosen).decode())
+    else:
+        print_line(advice(ranking))
+
+
+def _profile(config: PlanConfig) -> ClusterProfile:
+    path = config.profile or (Path("cluster.json") if config.machines is None else None)
+    profile = imagine(config.machines or "", config.network) if path is None else read_noun(path, ClusterProfile)
+    for record in config.learn:
+        profile = fit_profile(profile, read_noun(record, TrainRecord))
+    if config.learn and path is not None:
+        write_noun(profile, path)
+    return _only(profile, [name for name in config.devices.split(",") if name]) if config.devices else profile
+
+
+def _only(profile: ClusterProfile, nodes: Sequence[str]) -> ClusterProfile:
+    """`profile` with the devices of `nodes`, and the links between them."""
+    known = {device.node for device in profile.devices}
+    for node in nodes:
+        if node not in known:
+            raise InvalidValue("--devices", node, f"nodes of the profile: {', '.join(sorted(known))}")
+    kept = [index for index, device in enumerate(profile.devices) if device.node in nodes]
+    place = {index: i for i, index in enumerate(kept)}
+    links = (
+        msgspec.structs.replace(link, source=place[link.source], target=place[link.target])
+        for link in profile.links
+        if link.source in place and link.target in place
+    )
+    return msgspec.structs.replace(profile, devices=tuple(profile.devices[i] for i in kept), links=tuple(links))
+
+
+def _model(config: PlanConfig) -> tuple[ModelGraph, str, int | None]:
+    """(graph, name of the task, its batch size): from the zoo, from a file, or traced."""
+    if config.model in ZOO:
+        return draw(config.model, config.option), "", None
+    if config.model.endswith(".json"):
+        return read_noun(Path(config.model), ModelGraph), "", None
+    from evener.data.loader import collect, split_batch
+    from evener.tasks.load import load_task
+    from evener.tracer.model_graph import trace_model_graph
+
+    task = load_task(config.model, None, config.option)
+    inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+    return trace_model_graph(task.model(), inputs, task.name), task.name, task.batch_size
+
+
+def _sizes(scale: str) -> list[int]:
+    """`1..1024` as 1, 2, 4 ... 1024; `1,3,8` as it is."""
+    try:
+        first, dots, last = scale.partition("..")
+        if dots:
+            return [1 << k for k in range(int(last).bit_length()) if int(first) <= 1 << k <= int(last)]
+        return [int(size) for size in scale.split(",")]
+    except ValueError:
+        raise InvalidValue("--scale", scale, "such as 1..1024 or 1,2,8") from None
