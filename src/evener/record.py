@@ -36,8 +36,8 @@ class Step(Part, frozen=True, kw_only=True):
         samples: over all nodes.
         loss: mean over the samples.
         seconds: by the leader's clock.
-        nodes: one a rank; on the star plane one for every node that ever had a part in the run.
-        staleness: on the star plane, versions between the weights that a contribution was computed from and those that
+        nodes: one a rank; on the parameter-server plane one for every node that ever had a part in the run.
+        staleness: on the parameter-server plane, versions between the weights that a contribution was computed from and those that
             it changed; mean over the contributions.
     """
 
@@ -71,7 +71,7 @@ class Validation(Part, frozen=True, kw_only=True):
 class Event(Part, frozen=True, kw_only=True):
     """Something that happened: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
 
-    On the star plane: `joined`, `away`, `benched`, `back`, `passed over`, `replaced`, `left`, `refused`, `master
+    On the parameter-server plane: `joined`, `away`, `benched`, `back`, `passed over`, `replaced`, `left`, `refused`, `master
     restarted`.
 
     Attributes:
@@ -94,10 +94,10 @@ class NodeSummary(Part, frozen=True, kw_only=True):
         share: fraction of all samples that it computed.
         seconds_computing: IO, FB and WU.
         seconds_waiting: for the others.
-        bytes_sent: payload handed to collectives; on the star plane, of its contributions.
-        bytes_received: likewise; on the star plane, of the weights that it was sent.
+        bytes_sent: payload handed to collectives; on the parameter-server plane, of its contributions.
+        bytes_received: likewise; on the parameter-server plane, of the weights that it was sent.
         peak_memory_bytes: of the device (GPU), or resident size of the process (CPU).
-        contributions: on the star plane, that went into the weights.
+        contributions: on the parameter-server plane, that went into the weights.
         refused: that could not be used: not finite, or of a wrong size.
         late: that came when others had been given the work.
         staleness: of its contributions, mean, in versions of the weights.
@@ -139,7 +139,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         events: in order.
         nodes: one a rank.
         environment: versions of what ran it.
-        agreement: how the nodes agreed, on the star plane; empty where they met in collectives.
+        agreement: how the nodes agreed, on the parameter-server plane; empty where they met in collectives.
         bytes_saved: by compression, there.
     """
 

@@ -21,8 +21,7 @@ from evener.errors import InvalidValue
 from evener.experiments.nfnn import nfnn
 from evener.experiments.nfnn_report import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnCell, tables
 from evener.ps.messages import Contribution, ServerReply
-from evener.sync.messages import Answer, Lease, Push
-from evener.sync.samples import SampleRange
+from evener.sync.messages import Answer, Lease, Push, SampleRange
 from evener.wire.frame import Limits, encode_frame
 from support.commands import command, evener, processes_of
 

@@ -16,9 +16,8 @@ from evener.errors import InvalidInput
 from evener.ps.engine import EngineSetup
 from evener.ps.job import Job
 from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
-from evener.sync.messages import Lease
+from evener.sync.messages import Lease, positions
 from evener.sync.protocol import SyncProtocol, Workload
-from evener.sync.samples import positions
 
 SAMPLES, FEATURES, VALIDATION, BATCH = 60, 5, 21, 12
 RATE = 0.05

@@ -14,9 +14,8 @@ from evener.ps.job import Job
 from evener.ps.thin_backend import ThinBackend
 from evener.run.ps_backends import build_engine, build_thin_engine, build_torch_engine
 from evener.sync.layout import Flat, flat_of
-from evener.sync.messages import Lease
+from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
-from evener.sync.samples import SampleRange
 from evener.tasks.load import load_thin_task
 
 OPTIONS = {"channels": "4", "blocks": "1"}

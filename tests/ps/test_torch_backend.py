@@ -21,9 +21,8 @@ from evener.run.precision import Arithmetic
 from evener.run.ps_backends import build_torch_engine
 from evener.sync import protocol
 from evener.sync.layout import Flat
-from evener.sync.messages import Lease
+from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import Adam, Sgd, Workload
-from evener.sync.samples import SampleRange
 from evener.task import Task
 from evener.tasks.load import load_task
 

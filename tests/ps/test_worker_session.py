@@ -16,9 +16,8 @@ from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready
 from evener.ps.node_config import NodeConfig
 from evener.ps.worker_session import WorkerSession
 from evener.sync import protocol
-from evener.sync.messages import Answer, Lease
+from evener.sync.messages import Answer, Lease, SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol
-from evener.sync.samples import SampleRange
 
 SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 OVERLAPPED = replace(protocol.averaging(batch=BATCH, local_steps=1), is_overlapped=True)

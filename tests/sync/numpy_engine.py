@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
 from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
-from evener.sync.messages import Lease
-from evener.sync.samples import positions
+from evener.sync.messages import Lease, positions
 
 Array = NDArray[Any]
 MOMENTUM = 0.1

@@ -9,8 +9,8 @@ from desk import Desk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evener.sync.messages import SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol
-from evener.sync.samples import SampleRange
 
 SGD = Sgd(learning_rate=1.0)
 ASYNC = SyncProtocol(batch=10, outer=SGD, staleness=None)

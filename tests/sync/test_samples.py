@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
-from evener.sync.samples import SampleCursor, SampleRange, positions
+from evener.sync.data_assigner import SampleCursor
+from evener.sync.messages import SampleRange, positions
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.lists(st.tuples(st.integers(1, 15), st.booleans()), max_size=60))

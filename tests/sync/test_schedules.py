@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from evener.sync.compression import Compressor
 from evener.sync.layout import ArraySpec, Flat, StateLayout
-from evener.sync.messages import Answer, Lease, Push, ServerOutput
+from evener.sync.messages import Answer, Lease, Push, ServerOutput, positions
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
-from evener.sync.samples import positions
 from evener.sync.threads import ThreadPool
 
 SAMPLES, EPOCHS, MOST_LEASES = 23, 2, 4096

@@ -6,11 +6,12 @@ from math import inf, nan
 
 import pytest
 
-from evener.sync.speed_estimator import MOST_SLOWING, SpeedEstimate, costs_of
+from evener.sync.speed_estimator import MOST_SLOWING, SpeedEstimate
+from evener.sync.speed_estimator import seconds_of as of_all
 
 
 def seconds_of(*estimates: SpeedEstimate) -> list[float]:
-    return [cost.unit_seconds for cost in costs_of(estimates)]
+    return of_all(estimates)
 
 
 def test_of_an_unknown_node_the_middling_speed_is_expected() -> None:
@@ -36,7 +37,7 @@ def test_what_makes_no_sense_is_not_believed(seconds: float) -> None:
     speed.benchmark(seconds)
     assert speed.observe(10, seconds) == 0.0
     assert speed.observe(0, 1.0) == 0.0
-    assert speed.cost is None
+    assert speed.seconds is None
     assert known.observe(10, seconds) == 10.0
     assert seconds_of(known) == [1.0]
 

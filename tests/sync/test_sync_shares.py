@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.oracle.apportion import Worker, apportion
+from evener.sync.data_assigner import KeptDivision, divide, local_steps, wanted_samples, with_trials
 from evener.sync.protocol import Sgd, SyncProtocol
-from evener.sync.shares import KeptDivision, divide, local_steps, wanted_samples, with_trials
-from evener.sync.speed_estimator import SpeedEstimate, costs_of
+from evener.sync.speed_estimator import SpeedEstimate, seconds_of
 
 SGD = Sgd(learning_rate=0.1)
 
 
-def costs(*seconds: float) -> list[Worker]:
-    return [Worker(unit_seconds=s) for s in seconds]
+def costs(*seconds: float) -> list[float]:
+    return list(seconds)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def agreement(**knobs: object) -> SyncProtocol:
     ],
 )
 def test_what_each_may_use_in_a_round(
-    of: SyncProtocol, team: list[Worker], left: int, expected: tuple[int, ...]
+    of: SyncProtocol, team: list[float], left: int, expected: tuple[int, ...]
 ) -> None:
     assert wanted_samples(of, team, left) == expected
 
@@ -90,9 +90,9 @@ def test_a_kept_division_is_never_much_slower_than_the_best(seconds: list[float]
         division.divide(total, wanted, costs(*([1.0] * len(seconds))), names)
     team = costs(*seconds)
     shares = division.divide(total, wanted, team, names)
-    best = apportion(total, team)
-    finish = max(w.seconds(n) for w, n in zip(team, shares, strict=True) if n)
-    soonest = max(w.seconds(n) for w, n in zip(team, best, strict=True) if n)
+    best = apportion(total, [Worker(unit_seconds=each) for each in team])
+    finish = max(each * n for each, n in zip(team, shares, strict=True))
+    soonest = max(each * n for each, n in zip(team, best, strict=True))
     assert finish <= 1.05 * soonest + max(seconds)
 
 
@@ -103,7 +103,7 @@ def test_who_gets_nothing_is_tried_with_one_sample_after_fifty_rounds_and_used_a
     speeds["b"].benchmark(60.0)  # it was stopped while it was measured
     rounds = []
     for _ in range(1000):
-        shares = division.divide(12, [12, 12], costs_of(list(speeds.values())), names)
+        shares = division.divide(12, [12, 12], seconds_of(list(speeds.values())), names)
         assert sum(shares) == 12
         rounds.append(shares[1])
         for name, n in zip(names, shares, strict=True):

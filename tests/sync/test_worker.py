@@ -10,10 +10,9 @@ from star_on_paper import Star, run_star
 
 from evener.errors import InvalidValue
 from evener.sync.layout import Flat
-from evener.sync.messages import Answer, Lease
+from evener.sync.messages import Answer, Lease, SampleRange
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload, diloco, synchronous
-from evener.sync.samples import SampleRange
 from evener.sync.worker import WorkerReplica
 
 SGD = Sgd(learning_rate=0.3)

@@ -25,9 +25,8 @@ from evener.errors import InvalidInput
 from evener.pace import Pace
 from evener.ps.job import Job
 from evener.sync.layout import Flat, StateLayout
-from evener.sync.messages import Lease
+from evener.sync.messages import Lease, positions
 from evener.sync.protocol import Outer
-from evener.sync.samples import positions
 from evener.sync.worker import Engine
 
 _WARM_UP = 1

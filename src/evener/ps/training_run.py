@@ -24,7 +24,7 @@ from evener.ps.validation import SliceForNode, Validations
 from evener.record import Event
 from evener.sync.messages import Judgement, ServerOutput, Update
 from evener.sync.parameter_server import ParameterServer
-from evener.sync.speed_estimator import costs_of
+from evener.sync.speed_estimator import seconds_of
 
 _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""
@@ -95,8 +95,8 @@ class TrainingRun:
     def costs(self) -> dict[str, Worker]:
         """What samples cost everybody who works."""
         members = self.server.members
-        costs = costs_of([member.speed for member in members])
-        return {member.name: cost for member, cost in zip(members, costs, strict=True)}
+        seconds = seconds_of([member.speed for member in members])
+        return {one.name: Worker(unit_seconds=each) for one, each in zip(members, seconds, strict=True)}
 
     def admit(self, node: NodeRecord) -> None:
         """Let a node that is a member now make ready, or work if it is ready and work has begun."""
@@ -259,8 +259,7 @@ class TrainingRun:
         if judgement.lease is not None:
             self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
         if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):
-            failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
-            self.failure = failure
+            self.failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
 
     def _observe(self, what: Occurrence, judgement: Judgement) -> None:
         """Have membership hear of it, unless the node has gone since."""
@@ -269,25 +268,15 @@ class TrainingRun:
             self.observations.append((what, node))
 
     def _updated(self, update: Update, works: dict[str, NodeWork]) -> None:
-        now, history = self._clock(), self.history
+        now, n, stale, history = self._clock(), update.num_samples, update.staleness, self.history
         if update.loss is not None:
             history.loss = update.loss
-        num_samples, staleness = update.num_samples, update.staleness
+        seconds, loss = now - self._updated_at, history.loss * n
         history.add(
-            Entry(
-                update.version,
-                update.epoch,
-                num_samples,
-                history.loss * num_samples,
-                now - self._updated_at,
-                1,
-                len(staleness),
-                sum(staleness.values()),
-                works,
-            )
-        )
+            Entry(update.version, update.epoch, n, loss, seconds, 1, len(stale), sum(stale.values()), works)
+        )  # fmt: skip
         self._updated_at = now
-        self._use_up(update.epoch, num_samples)
+        self._use_up(update.epoch, n)
 
     def _use_up(self, epoch: int, num_samples: int) -> None:
         """Note that samples of an epoch are used, whether learned from or refused; with the last one, validate."""

@@ -1,19 +1,118 @@
-"""Gives out work: which samples go to whom, each once an epoch, whoever comes or goes."""
+"""Gives out work: which samples go to whom, each once an epoch, whoever comes or goes.
+
+A cursor walks the order of every epoch, which is a function of seed and epoch that every node computes alike; what
+travels are positions in it. A position is given out, and either counts as used or is given back and goes to somebody
+else before new ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
-from evener.oracle.apportion import Worker
-from evener.sync.messages import Lease
+from evener.errors import require
+from evener.oracle.apportion import Worker, apportion
+from evener.schema import Part
+from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import SyncProtocol, Workload
-from evener.sync.samples import CursorState, SampleCursor
-from evener.sync.shares import KeptDivision, divide, is_one_batch, wanted_samples
-from evener.sync.speed_estimator import costs_of
+from evener.sync.speed_estimator import seconds_of
 from evener.sync.worker_record import WorkerRecord
 
-_EVEN = Worker(unit_seconds=1.0)
+_WORTH = 0.05
+"""Part of a round's seconds that a new division has to save."""
+
+_LEAST_AGE = 8
+"""Rounds that a division is kept at least, while the workers stay."""
+
+TRIAL_ROUNDS = 50
+"""Rounds after which a worker that gets nothing gets one sample: else nobody would notice that it is fast again."""
+
+_TRIAL_COST = 0.05
+"""Part of the time that such trials of one worker may cost at most: the slower it is, the rarer they are."""
+
+
+class CursorState(Part, frozen=True, kw_only=True):
+    """Where a cursor stands.
+
+    Attributes:
+        num_samples: in the data set.
+        epoch: of the cursor.
+        position: of the cursor, samples of its epoch that were given out.
+        returned: (epoch, first, count) of what came back.
+    """
+
+    num_samples: int
+    epoch: int
+    position: int
+    returned: tuple[tuple[int, int, int], ...] = ()
+
+
+class SampleCursor:
+    """The samples of one data set, epoch after epoch.
+
+    Args:
+        num_samples: in the data set.
+        num_epochs: after which nothing is left; None: never.
+    """
+
+    def __init__(self, num_samples: int, num_epochs: int | None) -> None:
+        require(num_samples > 0, "num_samples", num_samples, "positive")
+        require(num_epochs is None or num_epochs > 0, "num_epochs", num_epochs, "positive, or None")
+        self.num_samples, self._num_epochs = num_samples, num_epochs
+        self._returned: list[tuple[int, int, int]] = []
+        self._epoch, self._position = 0, 0
+
+    @property
+    def left(self) -> int:
+        """Samples of the oldest epoch of which some are left; 0 when all epochs are given out."""
+        if self._returned:
+            epoch = self._returned[0][0]
+            returned = sum([count for e, _, count in self._returned if e == epoch])
+            return returned + (self._fresh() if epoch == self._epoch else 0)
+        return self._fresh()
+
+    def take(self, most: int) -> SampleRange | None:
+        """At most `most` samples, all of the oldest epoch of which some are left; None if there are none."""
+        ranges: list[tuple[int, int]] = []
+        epoch = self._returned[0][0] if self._returned else self._epoch
+        while most > 0 and self._returned and self._returned[0][0] == epoch:
+            _, first, count = self._returned.pop(0)
+            if count > most:
+                self._returned.insert(0, (epoch, first + most, count - most))
+                count = most
+            ranges.append((first, count))
+            most -= count
+        count = min(most, self._fresh()) if epoch == self._epoch else 0
+        if count > 0:
+            ranges.append((self._position, count))
+            self._position += count
+            if self._position == self.num_samples:
+                self._epoch, self._position = self._epoch + 1, 0
+        return SampleRange(epoch=epoch, ranges=tuple(ranges)) if ranges else None
+
+    def give_back(self, samples: SampleRange) -> None:
+        """Have `samples` given out again, before anything new."""
+        self._returned += [(samples.epoch, first, count) for first, count in samples.ranges]
+        self._returned.sort()
+
+    def state(self) -> CursorState:
+        """Where it stands."""
+        return CursorState(
+            num_samples=self.num_samples, epoch=self._epoch, position=self._position, returned=tuple(self._returned)
+        )
+
+    @classmethod
+    def resume(cls, state: CursorState, num_epochs: int | None) -> SampleCursor:
+        """The cursor that stands where `state` says."""
+        cursor = cls(state.num_samples, num_epochs)
+        cursor._epoch, cursor._position, cursor._returned = state.epoch, state.position, list(state.returned)
+        return cursor
+
+    def _fresh(self) -> int:
+        """Samples of the cursor's epoch that were never given out."""
+        is_over = self._num_epochs is not None and self._epoch >= self._num_epochs
+        return 0 if is_over else self.num_samples - self._position
 
 
 class DataAssigner:
@@ -38,20 +137,20 @@ class DataAssigner:
 
     def divide(self, version: int, workers: Sequence[WorkerRecord]) -> dict[str, Lease]:
         """A round's work: leases by worker, of those that get any, who have them from now on."""
-        costs, left = self._costs(workers), self.cursor.left
-        wanted = wanted_samples(self._agreement, costs, left)
+        seconds, left = self._seconds(workers), self.cursor.left
+        wanted = wanted_samples(self._agreement, seconds, left)
         if sum(wanted) == 0:
             return {}
         if self._is_one_batch:
             names = [worker.name for worker in workers]
-            shares = self._division.divide(min(self._agreement.batch, left), wanted, costs, names)
+            shares = self._division.divide(min(self._agreement.batch, left), wanted, seconds, names)
         else:
-            shares = divide(left, wanted, costs)
+            shares = divide(left, wanted, seconds)
         return {worker.name: self._lease(version, worker, n) for worker, n in zip(workers, shares, strict=True) if n}
 
     def lease_one(self, version: int, worker: WorkerRecord, workers: Sequence[WorkerRecord]) -> Lease | None:
         """Work for `worker` alone, as much as its speed among `workers` calls for; None if nothing is left."""
-        wanted = wanted_samples(self._agreement, self._costs(workers), self.cursor.left)
+        wanted = wanted_samples(self._agreement, self._seconds(workers), self.cursor.left)
         share = wanted[workers.index(worker)]
         return self._lease(version, worker, share) if share else None
 
@@ -66,10 +165,11 @@ class DataAssigner:
         """Go on with what was left."""
         self.cursor = SampleCursor.resume(stock, self._num_epochs)
 
-    def _costs(self, workers: Sequence[WorkerRecord]) -> list[Worker]:
+    def _seconds(self, workers: Sequence[WorkerRecord]) -> list[float]:
+        """A sample takes each worker; all the same if the division is fixed."""
         if self._agreement.division == "fixed":
-            return [_EVEN] * len(workers)
-        return costs_of([worker.speed for worker in workers])
+            return [1.0] * len(workers)
+        return seconds_of([worker.speed for worker in workers])
 
     def _lease(self, version: int, worker: WorkerRecord, num_samples: int) -> Lease:
         samples = self.cursor.take(num_samples)
@@ -79,3 +179,97 @@ class DataAssigner:
         lease = Lease(number=self.number, version=version, samples=samples, num_steps=steps)
         worker.leases[lease.number] = lease
         return lease
+
+
+def local_steps(most: int, seconds: Sequence[float]) -> tuple[int, ...]:
+    """Steps of each worker so that all finish together: the fastest `most`, who is half as fast half, at least one."""
+    fastest = min(seconds)
+    return tuple([max(1, round(most * fastest / each)) for each in seconds])
+
+
+def wanted_samples(agreement: SyncProtocol, seconds: Sequence[float], left: int) -> tuple[int, ...]:
+    """The samples that each worker may use in a round.
+
+    Args:
+        agreement: says how many steps, and of what batch.
+        seconds: a sample of each worker; equal ones if the division is fixed.
+        left: samples that can be taken now.
+    """
+    if agreement.local_steps == "epoch":
+        return (left,) * len(seconds)
+    if agreement.local_steps == 1:
+        return (min(agreement.batch, left),) * len(seconds)
+    steps = local_steps(agreement.local_steps, seconds)
+    return tuple([min(n * agreement.batch, left) for n in steps])
+
+
+def is_one_batch(agreement: SyncProtocol) -> bool:
+    """Whether all workers of a round share the samples of one batch."""
+    return agreement.local_steps == 1 and agreement.staleness == 0 and agreement.division == "speed"
+
+
+def divide(total: int, wanted: Sequence[int], seconds: Sequence[float]) -> tuple[int, ...]:
+    """At most `total` samples, nobody more than it wanted, so that the last finishes as soon as possible."""
+    if sum(wanted) <= total:
+        return tuple(wanted)
+    return apportion(total, [Worker(unit_seconds=s, most=most) for s, most in zip(seconds, wanted, strict=True)])
+
+
+def with_trials(
+    shares: Sequence[int], wanted: Sequence[int], seconds: Sequence[float], idle: Sequence[int]
+) -> tuple[int, ...]:
+    """`shares`, of which each worker that is due for a trial gets one sample, taken from whoever has most.
+
+    Args:
+        shares: samples of each worker.
+        wanted: samples that each could use.
+        seconds: a sample of each worker.
+        idle: rounds in a row for which each has got nothing.
+    """
+    finish, result = _finish_seconds(shares, seconds), list(shares)
+    givers = [i for i, n in enumerate(shares) if n]
+    for i, (rounds, most, each) in enumerate(zip(idle, wanted, seconds, strict=True)):
+        is_due = rounds >= max(TRIAL_ROUNDS, each / (_TRIAL_COST * finish))
+        giver = max(givers, key=result.__getitem__)
+        if is_due and most and not shares[i] and result[giver]:
+            result[giver], result[i] = result[giver] - 1, 1
+    return tuple(result)
+
+
+@dataclass
+class KeptDivision:
+    """The last division of a batch, kept while no other would save much: dividing seconds more than a small round."""
+
+    _key: tuple[object, ...] = ()
+    _shares: tuple[int, ...] = ()
+    _age: int = 0
+    _idle: dict[str, int] = field(default_factory=dict)
+
+    def divide(
+        self, total: int, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]
+    ) -> tuple[int, ...]:
+        """Like `divide` of this module, or the last division of as much to the same workers; both with trials."""
+        key, self._age = (total, *wanted, *workers), self._age + 1
+        if key != self._key or (self._age > _LEAST_AGE and not _is_near_best(self._shares, total, seconds)):
+            self._key, self._shares, self._age = key, divide(total, wanted, seconds), 0
+        if 0 in self._shares:
+            return self._tried(wanted, seconds, workers)
+        self._idle.clear()
+        return self._shares
+
+    def _tried(self, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]) -> tuple[int, ...]:
+        idle = [self._idle.get(worker, 0) for worker in workers]
+        shares = with_trials(self._shares, wanted, seconds, idle)
+        self._idle = {name: 0 if n else k + 1 for name, n, k in zip(workers, shares, idle, strict=True)}
+        return shares
+
+
+def _finish_seconds(shares: Sequence[int], seconds: Sequence[float]) -> float:
+    """Until the last of those that have anything is done."""
+    return max([n * each for each, n in zip(seconds, shares, strict=True)])
+
+
+def _is_near_best(shares: Sequence[int], total: int, seconds: Sequence[float]) -> bool:
+    """Whether even a division into fractions would save less than is worth the trouble."""
+    ideal = total / sum([1 / each for each in seconds])
+    return _finish_seconds(shares, seconds) <= (1 + _WORTH) * ideal + max(seconds)

@@ -6,11 +6,31 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from evener.schema import Part
-from evener.sync.samples import SampleRange
 
 Verdict = Literal["applied", "refused", "duplicate", "late"]
+Range = tuple[int, int]
+"""First position and number of positions."""
+
+
+class SampleRange(Part, frozen=True, kw_only=True):
+    """Some samples of one epoch: `ranges` of positions in its order."""
+
+    epoch: int
+    ranges: tuple[Range, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """In all ranges."""
+        return sum([count for _, count in self.ranges])
+
+
+def positions(samples: SampleRange) -> NDArray[np.int64]:
+    """The positions of `samples` in the order of their epoch, in the order in which they are to be used."""
+    return np.concatenate([np.arange(first, first + count) for first, count in samples.ranges])
 
 
 class Lease(Part, frozen=True, kw_only=True):

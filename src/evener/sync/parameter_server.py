@@ -169,7 +169,7 @@ class ParameterServer:
             self._buffers.forget(name)
             reason = f"the contribution must have {self.push_bytes} bytes, got {num_bytes}"
             return self._schedule.refuse(worker, lease, reason)
-        num_samples = lease.num_samples
+        num_samples = lease.samples.num_samples
         seconds = worker.speed.observe(num_samples, push.seconds)
         page = self._buffers.take(name)
         return self._schedule.contribute(Received(worker, lease, num_samples, seconds, push.loss, page))
@@ -186,9 +186,9 @@ class ParameterServer:
             last_number=parts.assigner.number,
             stock=parts.assigner.stock(outstanding + self._schedule.unmerged()),
             unit_seconds={
-                name: one.speed.cost.unit_seconds for name, one in self.workers.items() if one.speed.cost is not None
+                name: one.speed.seconds for name, one in self.workers.items() if one.speed.seconds is not None
             },
-            totals={name: copy.copy(one.totals) for name, one in self.workers.items()},
+            totals={n: copy.copy(one.totals) for n, one in self.workers.items()},
         )
         arrays = {name: array.copy() for name, array in parts.common.optimiser.arrays.items()}
         return Snapshot(state, self.weights.copy(), arrays)

@@ -19,10 +19,10 @@ from safetensors.numpy import save_file
 from evener.atomic import atomic_draft
 from evener.errors import InvalidFile, MissingFile, require
 from evener.schema import Noun, parse_noun
+from evener.sync.data_assigner import CursorState
 from evener.sync.layout import Flat, Floats, StateLayout, flat_of
 from evener.sync.messages import WorkerTotals
 from evener.sync.protocol import SyncProtocol, Workload
-from evener.sync.samples import CursorState
 
 _STATE, _OUTER = "evener.server", "evener.outer/"
 
