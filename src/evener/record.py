@@ -37,8 +37,8 @@ class Step(Part, frozen=True, kw_only=True):
         loss: mean over the samples.
         seconds: by the leader's clock.
         nodes: one a rank; on the parameter-server plane one for every node that ever had a part in the run.
-        staleness: on the parameter-server plane, versions between the weights that a contribution was computed from and those that
-            it changed; mean over the contributions.
+        staleness: on the parameter-server plane, versions between the weights that a contribution was computed from and
+            those that it changed; mean over the contributions.
     """
 
     step: int
@@ -71,8 +71,8 @@ class Validation(Part, frozen=True, kw_only=True):
 class Event(Part, frozen=True, kw_only=True):
     """Something that happened: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
 
-    On the parameter-server plane: `joined`, `away`, `benched`, `back`, `passed over`, `replaced`, `left`, `refused`, `master
-    restarted`.
+    On the parameter-server plane: `joined`, `away`, `benched`, `back`, `passed over`, `replaced`, `left`, `refused`,
+    `master restarted`.
 
     Attributes:
         step: at which.

@@ -279,11 +279,11 @@ class TrainingRun:
         self._use_up(update.epoch, n)
 
     def _use_up(self, epoch: int, num_samples: int) -> None:
-        """Note that samples of an epoch are used, whether learned from or refused; with the last one, validate."""
-        used = self.used[epoch] = self.used.get(epoch, 0) + num_samples
-        if used >= self.job.workload.num_samples:
-            del self.used[epoch]
-            self._validate(epoch)
+        """Note that samples are used, learned from or refused; an epoch ends with its last one, and after those before."""
+        self.used[epoch] = self.used.get(epoch, 0) + num_samples
+        while self.used and self.used[first := min(self.used)] >= self.job.workload.num_samples:
+            del self.used[first]
+            self._validate(first)
 
     def _validate(self, epoch: int) -> None:
         """Have the present weights validated."""

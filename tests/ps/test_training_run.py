@@ -1,0 +1,108 @@
+"""The conduct of a run without sockets: epochs end in order, whatever was refused, and whoever is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evener.history import History
+from evener.ps.job import Job
+from evener.ps.messages import Contribution, ServerReply, Validate
+from evener.ps.nodes import Nodes
+from evener.ps.outbox import Outbox
+from evener.ps.training_run import TrainingRun
+from evener.sync.layout import Flat, layout_of
+from evener.sync.messages import Lease, Push
+from evener.sync.parameter_server import ParameterServer
+from evener.sync.protocol import Sgd, SyncProtocol, Workload, asynchronous, synchronous
+
+LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
+SGD = Sgd(learning_rate=0.1)
+ASYNC = asynchronous(batch=10, outer=SGD)
+SYNC = synchronous(batch=20, outer=SGD)
+
+
+class Stage:
+    """A run with two nodes that are at work; what it sends is kept."""
+
+    def __init__(self, agreement: SyncProtocol) -> None:
+        workload = Workload(num_samples=20, num_epochs=5)
+        job = Job(
+            run="r",
+            task="t",
+            title="t",
+            protocol="p",
+            agreement=agreement,
+            workload=workload,
+            layout=LAYOUT,
+            num_validation=8,
+        )
+        self.nodes, self.outbox = Nodes(15.0), Outbox()
+        server = ParameterServer(agreement, workload, Flat(LAYOUT))
+        self.run = TrainingRun(job, server, History(), self.nodes, self.outbox, lambda: 0.0)
+        self.leases: dict[str, list[Lease]] = {"a": [], "b": []}
+        for peer, name in enumerate("ab"):
+            node = self.nodes.record(name)
+            self.nodes.decide("joined", node, 0.0, incarnation=1)
+            self.nodes.connect(node, peer)
+            self.run.ready(node, 1.0)
+        self.run.begin(self.nodes.present)
+        self.deliver()
+
+    def deliver(self) -> list[Any]:
+        """What is sent, leases apart, which are kept."""
+        headers = []
+        for peer, header, *_ in self.outbox.drain():
+            if isinstance(header, ServerReply):
+                if header.answer.lease is not None:
+                    self.leases["ab"[peer]].append(header.answer.lease)
+            else:
+                headers.append(header)
+        return headers
+
+    def push(self, name: str, value: float = 1.0) -> None:
+        lease = self.leases[name].pop(0)
+        header = Contribution(run="r", push=Push(number=lease.number, seconds=1.0, loss=1.0))
+        inbox = self.run.inbox(self.nodes.by_name[name], header, LAYOUT.num_bytes)
+        assert inbox is not None
+        inbox[:] = np.full(4, value, np.float32).tobytes()
+        del inbox
+        self.run.contribute(self.nodes.by_name[name], header, LAYOUT.num_bytes)
+
+
+def test_an_epoch_is_validated_when_all_before_it_have_ended_too() -> None:
+    stage = Stage(ASYNC)
+    for _ in range(3):  # the other half of the first epoch is still with b
+        stage.push("a")
+        stage.deliver()
+    assert stage.run.used == {0: 10, 1: 20}
+    assert list(stage.run.due) == []
+    stage.push("b")
+    assert list(stage.run.due) == [0, 1]
+    assert {type(header) for header in stage.deliver()} == {Validate}
+
+
+def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -> None:
+    stage = Stage(SYNC)
+    stage.push("a", float("nan"))
+    stage.run.lose(stage.nodes.by_name["a"])
+    stage.deliver()
+    stage.push("b")
+    stage.deliver()
+    assert stage.run.server.workers["a"].totals.refused == 1
+    assert [event.kind for event in stage.run.history.events] == ["refused"]
+    assert list(stage.run.due) == [0]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_membership_hears_of_a_good_update_only_while_its_node_is_there(is_cut: bool) -> None:
+    stage = Stage(SYNC)
+    stage.push("a")
+    if is_cut:
+        stage.nodes.disconnect(0)
+    stage.push("b")
+    assert [(what, node.name) for what, node in stage.run.observations] == [
+        ("contributed", name) for name in ("b" if is_cut else "ab")
+    ]
