@@ -279,7 +279,7 @@ class TrainingRun:
         self._use_up(update.epoch, n)
 
     def _use_up(self, epoch: int, num_samples: int) -> None:
-        """Note that samples are used, learned from or refused; an epoch ends with its last one, and after those before."""
+        """Note that samples are used, learned from or refused; epochs end in order, each with its last sample."""
         self.used[epoch] = self.used.get(epoch, 0) + num_samples
         while self.used and self.used[first := min(self.used)] >= self.job.workload.num_samples:
             del self.used[first]
