@@ -131,7 +131,7 @@ def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None
 
 def test_a_killed_command_does_not_harm_the_run() -> None:
     words = (str(TASKS / "smooth.py"), "--agreement", "sync", "--option", "samples=2000", "--epochs", "12")
-    with cluster() as star:
+    with cluster("--patience", "120") as star:
         star.join("one")
         star.wait_for_nodes()
         training = star.start_training(*words, "--output", "out")
@@ -140,9 +140,11 @@ def test_a_killed_command_does_not_harm_the_run() -> None:
         assert run is not None
         training.kill()
         training.wait()
+        star.nodes["one"].send_signal(signal.SIGSTOP)  # so that the run cannot end before the next command has begun
         again = star.evener("train", *words, "--home", str(star.home))
         assert again.returncode == 2
         assert re.search(rf"the master is busy with run {run.run}, \d+ updates so far: wait for it", again.stderr)
+        star.nodes["one"].send_signal(signal.SIGCONT)
         folder = Path(run.folder)
         wait_until(lambda: (folder / "end.json").exists(), "that the run ends")
         assert read_noun(folder / "record.json", TrainRecord).steps[-1].step == 12 * 200
