@@ -132,9 +132,9 @@ def compare_filter(env: RankEnvironment, order: dict[str, Any]) -> None:
         sent[way] = group.traffic.sent_bytes - before
     found = in_turn(group, steps, order["rounds"])
     if env.rank == 0:
-        print(f"  sent by rank 0 in a step: out {sent['out'] / MIB:.1f} MiB, ours {sent['sharded'] / MIB:.1f} MiB")
-        print(f"  bytes of ours / out: {sent['sharded'] / sent['out']:.3f}")
-        print(f"  out / ours: {ratio(found, 'out', 'sharded')}")
+        print(f"  rank 0 sends in a step: filter {sent['filter'] / MIB:.1f} MiB, ours {sent['sharded'] / MIB:.1f} MiB")
+        print(f"  bytes of ours / filter: {sent['sharded'] / sent['filter']:.3f}")
+        print(f"  filter / ours: {ratio(found, 'filter', 'sharded')}")
     leave_group()
 
 

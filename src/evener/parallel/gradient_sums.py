@@ -8,15 +8,15 @@ The loss is a sum: a rank's loss is the sum over its samples divided by the numb
 Gradients then add up to those of one process, whatever the shares; nothing is averaged over ranks afterwards.
 """
 
+import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -154,11 +154,8 @@ class GradientSums:
         Every rank of the replica calls this after backward.
         """
         group = self._model.mesh.group
-        own = sum(float(grad.square().sum()) for grad in self._grads(divided_only=not group.is_leader))
-        norm = sum(np.frombuffer(row)[0] for row in group.all_gather_bytes(np.float64(own).tobytes())) ** 0.5
-        for grad in self._grads():
-            grad.mul_(min(1.0, largest / (norm + 1e-6)))
-        return float(norm)
+        counted = list(self._grads(divided_only=not group.is_leader))
+        return clip_gradients(counted, list(self._grads()), largest, group.all_gather_bytes)
 
     def _grads(self, divided_only: bool = False) -> Iterator[Tensor]:
         """Gradients of this rank's weights, or only of those of which other ranks have other parts."""
@@ -238,3 +235,21 @@ def sum_over(group: Group, weights: Sequence[nn.Parameter]) -> None:
         with group.waiting("gradients"):
             bucket.start()
             bucket.finish()
+
+
+def clip_gradients(
+    counted: Sequence[Tensor], grads: Sequence[Tensor], largest: float, gather: Callable[[bytes], list[bytes]]
+) -> float:
+    """Shrink `grads`, if need be, as `clip_grad_norm_` would those of the whole model; returns their norm before.
+
+    Args:
+        counted: those of this rank's gradients that no other rank counts.
+        grads: all of this rank's.
+        largest: norm that all gradients together may have.
+        gather: the messages of all ranks that hold the model together.
+    """
+    own = float(nn.utils.get_total_norm(counted)) ** 2 if counted else 0.0
+    norm = math.sqrt(sum(map(float, gather(repr(own).encode()))))
+    if grads:
+        torch._foreach_mul_(list(grads), min(1.0, largest / (norm + 1e-6)))
+    return norm

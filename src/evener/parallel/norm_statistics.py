@@ -7,12 +7,13 @@ part is and in who gathers the parts.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
 from evener.oracle.division.layout import Intervals, Layout, divide
 from evener.parallel.process_mesh import ProcessMesh
 
@@ -67,20 +68,6 @@ def _channel_sum(x: Tensor) -> Tensor:
     return x.sum(0) if x.dim() == 2 else x.sum(0).flatten(1).sum(1)
 
 
-class Gathers(Protocol):
-    """Gathers statistics: a Group, or the data axis of divided channels."""
-
-    @property
-    def size(self) -> int:
-        """Number of parts that are gathered."""
-
-    def all_gather(self, tensor: Tensor, kind: str, /) -> Tensor:
-        """The parts' statistics, stacked."""
-
-    def all_sum(self, tensor: Tensor, kind: str, /) -> Tensor:
-        """Their sum."""
-
-
 class DataAxis:
     """Between replicas, the ranks that have the same channels; it stands for the group of a GroupBatchNorm.
 
@@ -131,3 +118,7 @@ class DataAxis:
 def _count(row: Tensor) -> Tensor:
     """The count, which is the same for all channels; of no channels, any that BatchNorm does not refuse."""
     return row[:1] if row.numel() else row.new_full((1,), 2)
+
+
+Gathers: TypeAlias = Group | DataAxis
+"""Gathers and sums the statistics of all parts: those of a group's ranks, or of replicas."""

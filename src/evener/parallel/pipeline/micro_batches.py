@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -138,12 +137,3 @@ class BatchHeader(Part, frozen=True, kw_only=True):
             return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
         return map_tensors(example, like)
-
-    def encode(self) -> bytes:
-        """As a message."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, message: bytes) -> BatchHeader:
-        """Of a message."""
-        return msgspec.msgpack.decode(message, type=cls)

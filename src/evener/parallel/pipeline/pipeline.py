@@ -17,7 +17,6 @@ those of the whole batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +31,7 @@ from evener.errors import InvalidValue
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.consistency import require_same
+from evener.parallel.gradient_sums import clip_gradients
 from evener.parallel.pipeline.executor import Executor
 from evener.parallel.pipeline.micro_batches import (
     BatchHeader,
@@ -231,16 +231,13 @@ class Pipeline:
 
         Every process of the pipeline calls this.
         """
-        square = 0.0
+        counted, grads = [], []
         for stage, part in self._modules.items():
             earlier = {name for names in self.plan.layout.parameters[:stage] for name in names}  # tied ones count once
-            own = [p.grad for name, p in part.parameters.items() if p.grad is not None and name not in earlier]
-            square += float(torch.nn.utils.get_total_norm(own)) ** 2 if own else 0.0
-        norm = math.sqrt(sum(map(float, self._placement.gather_replica(repr(square).encode()))))
-        if norm > most:
-            for part in self._modules.values():
-                torch._foreach_mul_([p.grad for p in part.parameters.values() if p.grad is not None], most / norm)
-        return norm
+            own = {name: p.grad for name, p in part.parameters.items() if p.grad is not None}
+            counted += [grad for name, grad in own.items() if name not in earlier]
+            grads += list(own.values())
+        return clip_gradients(counted, grads, most, self._placement.gather_replica)
 
     def bytes_to_send(self, samples: int) -> dict[str, int]:
         """Bytes of activations and gradients that this process sends to other stages in a step of so many samples."""
@@ -261,8 +258,8 @@ class Pipeline:
         """What all stages have to know of a batch."""
         if self.is_first and inputs is None:
             raise InvalidValue("inputs", None, "given where the first stage is")
-        message = BatchHeader.of(inputs, self._example).encode() if self.is_first else b""
-        return BatchHeader.decode(self._host.broadcast(message))
+        message = msgspec.msgpack.encode(BatchHeader.of(inputs, self._example)) if self.is_first else b""
+        return msgspec.msgpack.decode(self._host.broadcast(message), type=BatchHeader)
 
 
 def _measured_loss(loss: Loss, targets: Any, outputs: Any) -> Tensor:
