@@ -110,7 +110,6 @@ class Plane:
     def stop_master(self) -> None:
         """As Ctrl-C does."""
         self._stopping.set()
-        self.master.server.wake()
         self._serving.join(WAIT_SECONDS)
 
     def join(self, name: str, mood: Mood | None = None, data: Path | None = None) -> Stand:

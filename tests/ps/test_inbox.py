@@ -29,7 +29,7 @@ class Client:
         found = self.arriving.get(timeout=10)
         if isinstance(found, Exception):
             raise found
-        return Frame(found, (), 0)
+        return Frame(found, ())
 
     def send(self, header: Header, _: Sequence[Any] = ()) -> None:
         self.sent.append(header)

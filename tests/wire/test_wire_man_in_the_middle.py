@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from random import Random
 
 import pytest
@@ -36,7 +37,7 @@ def converse(address: Address, w: World, believing: bool) -> str:
         node: Connection[Kinds] = open_connection(
             address, w.identity.token, Kinds, w.limits, seconds=min(5.0, 4 * w.limits.patience)
         )
-        with node:
+        with closing(node):
             for number in range(NUM_ROUNDS):
                 node.send(Push(number), [PAYLOAD])
                 frame = node.receive()

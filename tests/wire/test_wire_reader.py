@@ -169,7 +169,7 @@ def test_payload_lands_where_place_says() -> None:
     assert asked == [(Push(4), (3, 2))]
     assert memory == [b"abc", b"de"]
     assert isinstance(frame, Frame)
-    assert frame.payload_bytes == 5
+    assert frame.buffers[1].obj is memory[1]
 
 
 def test_payload_beyond_the_read_ahead_is_received_in_place() -> None:
@@ -188,8 +188,6 @@ def test_a_place_may_drop_a_payload_and_the_next_frame_follows() -> None:
     found = feed(reader, stream(sent))
     tracemalloc.stop()
     assert contents(found) == [(Push(1), []), (Hello("a"), [])]
-    assert isinstance(found[0], Frame)
-    assert found[0].payload_bytes == 300_001
 
 
 def test_dropping_a_large_payload_takes_no_memory_for_it() -> None:

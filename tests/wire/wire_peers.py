@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -55,7 +55,7 @@ class World:
             lambda: open_connection(address or self.address, self.identity.token, Kinds, limits or self.limits)
         )
         opened = self.until(PeerConnected)
-        return self._stack.enter_context(node), opened.peer
+        return self._stack.enter_context(closing(node)), opened.peer
 
     def until(self, kind: type[T], seconds: float = 5.0, where: Callable[[Any], bool] = lambda event: True) -> T:
         """The next event of this kind; others before it are kept in `events`."""
@@ -72,10 +72,9 @@ class World:
         """The result of a node's blocking `action`, while the hub goes on."""
         future: Future[T] = self.pool.submit(action)
         deadline = time.monotonic() + seconds
-        future.add_done_callback(lambda _: self.server.wake())
         while not future.done():
             assert time.monotonic() < deadline, f"not done within {seconds} s; events: {self.events}"
-            self.events += self.server.poll(0.05)
+            self.events += self.server.poll(0.005)
         return future.result()
 
     def message(self, peer: int) -> FrameReceived[Kinds]:

@@ -10,7 +10,6 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from evener.wire.errors import CannotListen
 from evener.wire.frame import Limits
@@ -25,9 +24,6 @@ from evener.wire.handshake import (
 )
 from evener.wire.identity import Address, Identity
 from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, explain, tune
-
-if TYPE_CHECKING:
-    import ssl
 
 _MAPPED = "::ffff:"
 _BACKLOG = 256
@@ -122,7 +118,7 @@ class Acceptor:
     ) -> None:
         self._token, self._limits, self._poller = identity.token, limits, poller
         self._is_full, self._welcome, self._refuse = is_full, welcome, refuse
-        self._context = _tls_context(identity)
+        self._wrap = _wrapper(identity)
         self._listeners: list[socket.socket] = []
         self._resting: list[socket.socket] = []
         self._pending: dict[PendingPeer, None] = {}  # in order of arrival
@@ -190,16 +186,9 @@ class Acceptor:
             sock.close()
             return
         handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES))
-        peer = PendingPeer(self._transport(sock), handshake, origin)
+        peer = PendingPeer(self._wrap(sock), handshake, origin)
         self._pending[peer] = None
         self._poller.watch(sock, partial(self._hear, peer))
-
-    def _transport(self, sock: socket.socket) -> Transport:
-        if self._context is None:
-            return PlainTransport(sock)
-        from evener.wire.tls import TlsTransport
-
-        return TlsTransport(sock, self._context, is_master=True)
 
     def _hear(self, peer: PendingPeer, _: int) -> None:
         reply = peer.advance(full=self._is_full())
@@ -225,12 +214,13 @@ def least_likely(pending: Collection[PendingPeer]) -> PendingPeer:
     return max(pending, key=lambda peer: (crowd[peer.origin.host], not peer.has_spoken, peer.age))
 
 
-def _tls_context(identity: Identity) -> ssl.SSLContext | None:
+def _wrapper(identity: Identity) -> Callable[[socket.socket], Transport]:
+    """What makes a transport of a socket."""
     if not identity.certificate:
-        return None
-    from evener.wire.tls import master_context
+        return PlainTransport
+    from evener.wire.tls import TlsTransport, master_context
 
-    return master_context(identity)
+    return partial(TlsTransport, context=master_context(identity), is_master=True)
 
 
 def _origin(listener: socket.socket, where: tuple[str, int] | str) -> Address:

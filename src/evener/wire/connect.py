@@ -84,7 +84,11 @@ def _connect_to(address: Address, deadline: float) -> socket.socket:
             return sock
         except OSError as error:
             sock.close()
-            failure = _failure(error, address.words, seconds)
+            failure: CannotJoin = NoAnswer(address.words, explain(error))
+            if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+                failure = NothingListens(address.words)
+            elif isinstance(error, TimeoutError):
+                failure = NoAnswer(address.words, f"{seconds:.0f} s of silence")
     raise failure
 
 
@@ -100,34 +104,16 @@ def _connect(sock: socket.socket, where: Any, seconds: float) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def _failure(error: OSError, place: str, seconds: float) -> CannotJoin:
-    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-        return NothingListens(place)
-    if isinstance(error, TimeoutError):
-        return NoAnswer(place, f"{seconds:.0f} s of silence")
-    return NoAnswer(place, explain(error))
-
-
 def _resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamily, Any]]:
-    """Family and socket address of every address that the machine's name stands for."""
-    try:
-        found = _ask(address, socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):
-        found = _ask_in_time(address, deadline)
-    return [(family, where) for family, _, _, _, where in found]
+    """Family and socket address of every address that the machine's name stands for.
 
-
-def _ask(address: Address, flags: int = 0) -> list[Any]:
-    return socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=flags)
-
-
-def _ask_in_time(address: Address, deadline: float) -> list[Any]:
-    """Ask the name service, in a thread of its own: it may take minutes and cannot be interrupted."""
+    The name service is asked in a thread of its own: it may take minutes and cannot be interrupted.
+    """
     answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            answer.put(_ask(address))
+            answer.put(socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
             answer.put(error)
 
@@ -138,23 +124,22 @@ def _ask_in_time(address: Address, deadline: float) -> list[Any]:
         raise CannotResolve(address.words, "the name service does not answer") from None
     if isinstance(found, Exception):
         raise CannotResolve(address.words, getattr(found, "strerror", None) or str(found)) from found
-    return found
+    return [(family, where) for family, _, _, _, where in found]
 
 
 def _authenticate(sock: socket.socket, token: Token, place: str, deadline: float) -> Transport:
     """Agree upon keys, then prove the secret to each other."""
     sock.setblocking(False)  # here every wait ends at the same deadline, however slowly bytes drip
-    transport = (
-        PlainTransport(sock) if token.fingerprint is None else _encrypt(sock, token.fingerprint, place, deadline)
-    )
-    handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), place)
     try:
+        transport = _encrypt(sock, token.fingerprint, place, deadline) if token.fingerprint else PlainTransport(sock)
+        handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), place)
         message: bytes | None = handshake.hello()
         while message is not None:
             transport.send([memoryview(message)])
             message = handshake.answer(_read_message(transport, place, deadline))
     except TimeoutError as error:
-        raise _silent(place) from error
+        seen = "the connection was taken, then silence; a master that hangs looks the same"
+        raise NotAMaster(place, seen) from error
     except OSError as error:
         raise NotAMaster(place, f"it broke off the greeting: {explain(error)}") from error
     return transport
@@ -167,14 +152,10 @@ def _encrypt(sock: socket.socket, fingerprint: bytes, place: str, deadline: floa
     transport = TlsTransport(sock, node_context(), is_master=False)
     try:
         _in_time(transport.handshake, sock, deadline)
-    except TimeoutError as error:
-        raise _silent(place) from error
     except NotTls as error:
         if error.first_bytes.startswith(MAGIC):
             raise TransportDiffers(place, "it runs with --insecure, the token's master does not") from error
         raise NotAMaster(place, str(error)) from error
-    except OSError as error:
-        raise NotAMaster(place, f"it broke off the greeting: {explain(error)}") from error
     if not hmac.compare_digest(transport.fingerprint, fingerprint):
         raise OtherMaster(place)
     return transport
@@ -207,7 +188,3 @@ def _in_time(action: Callable[[], T], sock: socket.socket, deadline: float) -> T
             poll.register(sock, select.POLLIN)
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError from None
-
-
-def _silent(place: str) -> CannotJoin:
-    return NotAMaster(place, "the connection was taken, then silence; a master that hangs looks the same")

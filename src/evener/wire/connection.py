@@ -32,7 +32,7 @@ from evener.wire.frame import (
     encode_close,
     encode_frame,
 )
-from evener.wire.reader import FrameReader, OnPart, Place
+from evener.wire.reader import FrameReader, Place
 from evener.wire.transport import Transport, block_for, explain
 
 _CLOSE_SECONDS = 1.0
@@ -76,12 +76,11 @@ class Connection(Generic[H]):
             except OSError as error:
                 raise self._lost(error, f" while {type(header).__name__} was sent", ask_why=True) from error
 
-    def receive(self, place: Place[H] = allocate, on_part: OnPart[H] | None = None) -> Frame[H]:
+    def receive(self, place: Place[H] = allocate) -> Frame[H]:
         """The next frame; waits for its first byte, and for every further one, as long as the patience.
 
         Args:
             place: where its buffers go, given header and lengths; None drops them.
-            on_part: gets header and bytes received so far, whenever some have come.
 
         Raises:
             ConnectionLost: the peer closed the connection, it broke, or nothing came for the patience.
@@ -90,7 +89,7 @@ class Connection(Generic[H]):
         with self._receiving:
             if self._broken:
                 raise self._unusable()
-            self._reader.place, self._reader.on_part = place, on_part
+            self._reader.place = place
             try:
                 arrived = self._pull()
             except OSError as error:
@@ -166,7 +165,7 @@ class Connection(Generic[H]):
             return ""
         try:
             self._transport.sock.setblocking(False)
-            self._reader.place, self._reader.on_part = lambda *_: None, None
+            self._reader.place = lambda *_: None
             while not isinstance(arrived := self._pull(), Close):
                 pass
             return arrived.words

@@ -1,22 +1,12 @@
 """Why a connection, a frame or a token is refused: one type and one sentence for each reason.
 
 EvenerError
-|- InvalidInput
-|  |- BadToken              a token is mistyped, cut short or of another version
-|  `- CannotListen          the master cannot listen there
-|- BadFrame                 bytes are not the frame that was due; the connection is closed
+|- InvalidInput: BadToken, CannotListen
+|- BadFrame
 `- NodeLost
-   |- ConnectionLost        a connection ended, broke, or made no progress within the patience
-   `- CannotJoin            no connection to the master
-      |- CannotResolve        its name is not known
-      |- NothingListens       refused
-      |- NoAnswer             silence: firewall, wrong address
-      |- NotAMaster           something else answers
-      |- TransportDiffers     one side speaks TLS, the other does not
-      |- VersionDiffers       it speaks another version of the wire
-      |- OtherMaster          its certificate is not the token's
-      |- WrongSecret          it knows another secret than the token's
-      `- MasterFull           it has as many connections as it may have
+   |- ConnectionLost
+   `- CannotJoin: CannotResolve, NothingListens, NoAnswer, NotAMaster, TransportDiffers, VersionDiffers, OtherMaster,
+                  WrongSecret, MasterFull
 """
 
 from __future__ import annotations

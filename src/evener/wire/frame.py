@@ -82,12 +82,10 @@ class Frame(msgspec.Struct, Generic[H], frozen=True):
     Attributes:
         header: as the sender gave it.
         buffers: the memory into which its payload was received; empty if it was dropped.
-        payload_bytes: of all buffers, dropped ones too.
     """
 
     header: H
     buffers: tuple[memoryview, ...]
-    payload_bytes: int
 
 
 class Close(msgspec.Struct, frozen=True):

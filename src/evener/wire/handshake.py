@@ -50,20 +50,14 @@ class HandshakeType(IntEnum):
     TLS_HERE = 20
 
 
-_REFUSALS: dict[int, type[CannotJoin]] = {
-    HandshakeType.WRONG_SECRET: WrongSecret,
-    HandshakeType.WRONG_VERSION: VersionDiffers,
-    HandshakeType.FULL: MasterFull,
-    HandshakeType.NO_HELLO: NotAMaster,
-    HandshakeType.TLS_HERE: TransportDiffers,
+_REFUSALS: dict[int, tuple[type[CannotJoin], str]] = {
+    HandshakeType.WRONG_SECRET: (WrongSecret, "it does not know the secret"),
+    HandshakeType.WRONG_VERSION: (VersionDiffers, "it speaks another version of the wire"),
+    HandshakeType.FULL: (MasterFull, "there are as many connections as there may be"),
+    HandshakeType.NO_HELLO: (NotAMaster, "it does not greet as an Evener node does"),
+    HandshakeType.TLS_HERE: (TransportDiffers, "it does not speak TLS"),
 }
-_REASONS = {
-    HandshakeType.WRONG_SECRET: "it does not know the secret",
-    HandshakeType.WRONG_VERSION: "it speaks another version of the wire",
-    HandshakeType.FULL: "there are as many connections as there may be",
-    HandshakeType.NO_HELLO: "it does not greet as an Evener node does",
-    HandshakeType.TLS_HERE: "it does not speak TLS",
-}
+"""What a node raises, and what the master says of it."""
 
 
 def encode_message(kind: HandshakeType, body: bytes = bytes(NONCE_BYTES)) -> bytes:
@@ -87,7 +81,7 @@ class HandshakeReply(NamedTuple):
 
 def refuse(kind: HandshakeType) -> HandshakeReply:
     """The reply that closes a connection."""
-    return HandshakeReply(encode_message(kind), refusal=_REASONS[kind])
+    return HandshakeReply(encode_message(kind), refusal=_REFUSALS[kind][1])
 
 
 class MasterHandshake:
@@ -151,7 +145,7 @@ class NodeHandshake:
         if magic != MAGIC:
             raise NotAMaster(self._place, "it answered in another language")
         if kind in _REFUSALS:
-            raise _REFUSALS[kind](self._place, f"version {version} there, {VERSION} here" * (version != VERSION))
+            raise _REFUSALS[kind][0](self._place, f"version {version} there, {VERSION} here" * (version != VERSION))
         if version != VERSION:
             raise VersionDiffers(self._place, f"version {version} there, {VERSION} here")
         if self._master_nonce is None and kind == HandshakeType.CHALLENGE:

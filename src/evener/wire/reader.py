@@ -123,7 +123,7 @@ class FrameReader(Generic[H]):
             self.on_part(header, received)
         if missing:
             return None
-        frame = Frame(header, self._views, received)
+        frame = Frame(header, self._views)
         self._header, self._views, self._rest = None, (), _NOTHING  # whose memory may be used again now
         self._look_ahead()
         self.midway = self._start != self._end

@@ -15,9 +15,7 @@ megabyte, and who does not move for the patience is closed.
 
 from __future__ import annotations
 
-import contextlib
 import select
-import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -84,7 +82,7 @@ ServerEvent: TypeAlias = PeerConnected | FrameReceived[H] | PeerDisconnected | P
 
 
 class Server(Generic[H]):
-    """All connections of a master; its calls belong to one thread, `wake` excepted.
+    """All connections of a master; its calls belong to one thread.
 
     Args:
         headers: type of the headers that nodes send.
@@ -112,11 +110,7 @@ class Server(Generic[H]):
         self._num_connected = 0
         self._tick_seconds = min(self._limits.handshake_seconds, self._limits.patience) / _TICKS
         self._ticked = time.monotonic()
-        self._waker, self._alarm = socket.socketpair()
-        self._alarm.setblocking(False)
-        self._waker.setblocking(False)
-        self._poller.watch(self._alarm, self._on_wake)
-        self._awake = False
+        self._has_drained = self._is_closed = False
         self._acceptor = Acceptor(
             identity, self._limits, self._poller, self._is_full, self._on_connected, self._on_refused
         )
@@ -135,10 +129,7 @@ class Server(Generic[H]):
         return self._acceptor.listen(address)
 
     def poll(self, timeout: float) -> list[ServerEvent[H]]:
-        """What has happened; waits up to `timeout` seconds for the first event.
-
-        Returns at once, perhaps with nothing, when `wake` is called or the kernel has taken all that waited for a peer.
-        """
+        """What has happened; waits up to `timeout` seconds for an event, or until a peer `is_sending` no more."""
         now = time.monotonic()
         until = now if self._events else now + timeout
         while True:
@@ -151,9 +142,9 @@ class Server(Generic[H]):
             now = time.monotonic()
             if now >= due:
                 self._tick(now)
-            if self._events or self._awake or now >= until:
+            if self._events or self._has_drained or now >= until:
                 break
-        events, self._events, self._awake = self._events, [], False
+        events, self._events, self._has_drained = self._events, [], False
         return events
 
     def send(self, peer: int, header: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
@@ -185,27 +176,15 @@ class Server(Generic[H]):
             end.send_close(reason)
             self._end(end, reason)
 
-    def wake(self) -> None:
-        """Make `poll` return; the one call that any thread may make."""
-        with contextlib.suppress(BlockingIOError):  # it is awake already
-            self._waker.send(b"\0")
-
     def close(self, reason: str = "the master closes") -> None:
         """Say goodbye to everybody and close everything."""
-        if self._waker.fileno() < 0:
+        if self._is_closed:
             return
+        self._is_closed = True
         for peer in self.peers:
             self.disconnect(peer, reason)
         self._acceptor.close()
         self._poller.close()
-        self._alarm.close()
-        self._waker.close()
-
-    def __enter__(self) -> Server[H]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _tick(self, now: float) -> None:
         # A master that was busy elsewhere has not listened: pending peers are not charged for that.
@@ -230,7 +209,7 @@ class Server(Generic[H]):
                 self._end(end, explain(error))
         if ready != select.POLLIN and end.is_watched and end.number in self._peers and not end.transmit():
             self._watch_writing(end)
-            self._awake = True  # what waited for this peer has gone
+            self._has_drained = True
 
     def _receive(self, end: Peer[H]) -> None:
         """Read frames, about a megabyte at most, so that nobody keeps the others waiting.
@@ -287,7 +266,3 @@ class Server(Generic[H]):
             self._poller.forget(end.transport.sock)
             end.transport.sock.close()
             self._events.append(PeerDisconnected(end.number, reason))
-
-    def _on_wake(self, _: int) -> None:
-        self._alarm.recv(4096)
-        self._awake = True
