@@ -68,7 +68,7 @@ def test_a_page_is_lent_until_the_last_reader_is_gone() -> None:
     assert not page.is_lent
 
 
-def test_the_shelf_does_not_give_out_what_is_still_lent() -> None:
+def test_the_pool_does_not_give_out_what_is_still_lent() -> None:
     shelf = BufferPool(layout(10))
     page = shelf.take()
     reader = page.lend()

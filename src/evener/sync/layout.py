@@ -61,7 +61,7 @@ class ArraySpec(Part, frozen=True, kw_only=True):
         return prod(self.shape)
 
 
-class Section(Part, frozen=True, kw_only=True):
+class LayoutSection(Part, frozen=True, kw_only=True):
     """A flat array in memory: `size` elements of `dtype` from byte `offset` on."""
 
     dtype: DType
@@ -81,12 +81,12 @@ class StateLayout(Part, frozen=True, kw_only=True, dict=True):
         require(any(e.kind == "parameter" for e in self.entries), "entries", names, "at least one parameter")
 
     @cached_property
-    def sections(self) -> tuple[Section, ...]:
+    def sections(self) -> tuple[LayoutSection, ...]:
         """The flat arrays, in order of memory, one for each of `SECTIONS`; some may be empty."""
         found, offset = [], 0
         for dtype, kind in SECTIONS:
             size = sum(entry.size for entry in self._of(dtype, kind))
-            found.append(Section(dtype=dtype, kind=kind, offset=offset, size=size))
+            found.append(LayoutSection(dtype=dtype, kind=kind, offset=offset, size=size))
             offset += size * np.dtype(dtype).itemsize
         return tuple(found)
 
@@ -170,10 +170,10 @@ class Flat:
         self.parameters: tuple[Floats, ...] = tuple(array for array in rest[0::2] if array.size)
         self.statistics: tuple[Floats, ...] = tuple(array for array in rest[1::2] if array.size)
 
-    def _section(self, section: Section) -> NDArray[Any]:
+    def _section(self, section: LayoutSection) -> NDArray[Any]:
         return self._array(section, section.size)
 
-    def _array(self, section: Section, size: int) -> NDArray[Any]:
+    def _array(self, section: LayoutSection, size: int) -> NDArray[Any]:
         dtype = np.dtype(section.dtype)
         return self.memory[section.offset : section.offset + size * dtype.itemsize].view(dtype)
 

@@ -49,22 +49,22 @@ class Buffer:
 
 
 class BufferPool:
-    """Pages for states of one layout, used again when nobody holds them."""
+    """Buffers for states of one layout, used again when nobody holds them."""
 
     def __init__(self, layout: StateLayout) -> None:
         self._layout = layout
-        self._pages: list[Buffer] = []
+        self._buffers: list[Buffer] = []
 
     def take(self) -> Buffer:
-        """A page that nobody reads, with anything on it."""
-        for i, page in enumerate(self._pages):
-            if not page.is_lent:
-                return self._pages.pop(i)
+        """A buffer that nobody reads, with anything in it."""
+        for i, buffer in enumerate(self._buffers):
+            if not buffer.is_lent:
+                return self._buffers.pop(i)
         return Buffer(Flat(self._layout))
 
-    def put_back(self, page: Buffer) -> None:
-        """Take `page`, which perhaps is still lent, for another time."""
-        self._pages.append(page)
+    def put_back(self, buffer: Buffer) -> None:
+        """Take `buffer`, which perhaps is still lent, for another time."""
+        self._buffers.append(buffer)
 
 
 class CommonWeights:
@@ -79,24 +79,24 @@ class CommonWeights:
     def __init__(self, weights: Flat, outer: Outer, cores: ThreadPool) -> None:
         self.version = 0
         self.optimiser = Optimiser(outer, weights.layout, cores)
-        self._page, self._shelf = Buffer(weights), BufferPool(weights.layout)
+        self._present, self._pool = Buffer(weights), BufferPool(weights.layout)
 
     @property
     def weights(self) -> Flat:
         """Of the present version."""
-        return self._page.flat
+        return self._present.flat
 
     def lend(self) -> memoryview:
         """The present weights to read, which stay as they are while this is held."""
-        return self._page.lend()
+        return self._present.lend()
 
     def update(self, change: Flat) -> None:
         """Make the next version."""
-        present = self._page
+        present = self._present
         if present.is_lent:
-            self._page = self._shelf.take()
-            self._shelf.put_back(present)
-        self.optimiser.step(self.version, present.flat, change, into=self._page.flat)
+            self._present = self._pool.take()
+            self._pool.put_back(present)
+        self.optimiser.step(self.version, present.flat, change, into=self._present.flat)
         self.version += 1
 
     def resume(self, version: int, optimiser: Mapping[str, Floats]) -> None:
@@ -149,16 +149,16 @@ class Broadcast:
 
     def __init__(self, agreement: SyncProtocol, common: CommonWeights, cores: ThreadPool) -> None:
         self._common = common
-        self._packing = compressor_for(common.weights.layout, agreement.pull, cores)
+        self._compressor = compressor_for(common.weights.layout, agreement.pull, cores)
         self._is_shared = agreement.staleness == 0
         self._copies: dict[str, Copy] = {}
         self._versions: dict[str, int] = {}
 
     def contents(self, worker: str) -> Contents:
         """What to send to `worker`, which has got all that was sent to it since it was last forgotten."""
-        if self._packing is None:
+        if self._compressor is None:
             return Contents("weights", self._common.lend())
-        copy = self._up_to_date(self._packing, "" if self._is_shared else worker)
+        copy = self._up_to_date(self._compressor, "" if self._is_shared else worker)
         before = self._versions.get(worker)
         self._versions[worker] = copy.version
         if copy.image is not None and before == copy.base:
@@ -170,13 +170,13 @@ class Broadcast:
         self._versions.pop(worker, None)
         self._copies.pop(worker, None)
 
-    def _up_to_date(self, packing: Compressor, key: str) -> Copy:
+    def _up_to_date(self, compressor: Compressor, key: str) -> Copy:
         version = self._common.version
         if key not in self._copies:
             self._copies[key] = Copy(self._common.weights.copy(), version)
         copy = self._copies[key]
         if copy.version != version:
             copy.base, copy.version = copy.version, version
-            copy.image = np.empty(packing.num_bytes, np.uint8)
-            packing.pack_difference(self._common.weights, copy.flat, copy.image)
+            copy.image = np.empty(compressor.num_bytes, np.uint8)
+            compressor.pack_difference(self._common.weights, copy.flat, copy.image)
         return copy
