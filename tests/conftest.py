@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -39,9 +40,11 @@ def _threads() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = dict(os.environ)
     yield
+    if request.node.get_closest_marker("slow"):
+        gc.collect()  # models and their hooks know each other; hundreds of large ones would wait for the collector
     deadline = time.monotonic() + 3
     while (_children() or _threads()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -59,6 +59,7 @@ def leave(group: ThreadGroup) -> None:
         if one.mesh is not None:
             one.mesh.close()
         _known().pop(one.process_group, None)
+        one.process_group = None  # its three threads end now, not when the model that knows the group is collected
 
 
 def together(size: int, work: Callable[[Group], T]) -> list[T]:
