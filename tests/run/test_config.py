@@ -1,0 +1,75 @@
+"""What is asked of a run checks itself: values, and options that do not go together, whichever plane they are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from evener.errors import InvalidInput
+from evener.run.config import RunConfig, strategy_conflict
+from evener.run.strategies import candidate_strategies
+
+SHIPPED = {"agreement": "sync", "ship_data": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"agreement": "often"}, "--agreement must be one of sync, async, bounded, average, diloco, got 'often'"),
+        ({"agreement": "sync", "compress": "zip"}, "--compress must be one of none, bf16, int8"),
+        ({"agreement": "sync", "staleness": 2}, "--staleness belongs to --agreement bounded"),
+        ({"agreement": "sync", "overlap": True}, "--overlap belongs to --agreement average or diloco"),
+        ({"agreement": "average", "outer_lr": 0.5}, "--outer-lr belongs to --agreement diloco"),
+        ({"compress": "int8"}, "--compress belongs to --agreement sync, async, bounded, average, diloco"),
+        ({"home": Path("home")}, "--home belongs to --agreement"),
+        ({"token_file": Path("token")}, "--token-file belongs to --agreement"),
+        ({"agreement": "diloco", "local_steps": "epoch"}, "--local-steps must be a number with --agreement diloco"),
+        ({"agreement": "diloco", "local_steps": "0"}, "--local-steps must be a positive number, or epoch, got '0'"),
+        ({"agreement": "diloco", "outer_momentum": 1.0}, "--outer-momentum must be between 0 and 1, got 1.0"),
+        ({"agreement": "sync", "strategy": "data"}, "--strategy does not go with --agreement: leave one of them out"),
+        ({"agreement": "sync", "plan": Path("plan")}, "--plan does not go with --agreement"),
+        ({"agreement": "sync", "memory": "4GB"}, "--memory does not go with --agreement"),
+        ({"agreement": "sync", "precision": "fp16"}, "--precision must be fp32, bf16 or fp64 with --agreement"),
+        ({"agreement": "sync", "local_nodes": "1", "master": "here"}, "leave --master and --token out"),
+        ({**SHIPPED, "local_nodes": "1", "data": Path("data")}, "--ship-data: local nodes read the data where"),
+        (SHIPPED, "--ship-data needs --data DIR"),
+        ({"agreement": "sync", "token": "t", "token_file": Path("t")}, "--token and --token-file say the same"),
+        ({"plan": Path("plan"), "shares": "equal"}, "--shares does not go with --plan, which says it already"),
+        ({"strategy": "sharded", "rematerialise": "except_last"}, "it is for pipelines if it is except_last"),
+        ({"patience": 0.0}, "--patience must be positive seconds"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_a_sentence(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        RunConfig(task="digits", **words)
+    assert sentence in str(refused.value)
+
+
+def test_another_strategy_is_tried_without_an_exception() -> None:
+    config = RunConfig(task="digits", compile=True)
+    assert strategy_conflict(config, "sharded") is None
+    assert strategy_conflict(config, "pipeline") == (
+        "--compile does not go with --strategy pipeline: it is for others than pipelines"
+    )
+
+
+def test_candidates_go_with_what_was_asked_for() -> None:
+    assert candidate_strategies(RunConfig(task="digits"), 1) == ["data"]
+    assert candidate_strategies(RunConfig(task="digits", shares="equal"), 3) == ["data"]
+    assert candidate_strategies(RunConfig(task="digits", strategy="spatial"), 3) == ["spatial"]
+    several = candidate_strategies(RunConfig(task="digits", accumulate=2), 3)
+    assert several[0] == "data"
+    assert "sharded" in several
+    assert not [name for name in several if "pipeline" in name]
+
+
+def test_a_config_travels_as_json() -> None:
+    config = RunConfig(task="digits", data=Path("data"), option={"lr": "1"}, output=Path("out"))
+    data = msgspec.json.encode(config, enc_hook=str)
+    assert msgspec.json.decode(data, type=RunConfig, dec_hook=lambda _, text: Path(text)) == config
+    assert config.checkpoint_folder == Path("out/checkpoints")
+    assert RunConfig(task="a/my_task.py", started=0.0).folder.name.startswith("my_task-19700101-")
