@@ -1,4 +1,4 @@
-"""What a rank finds when it starts: who it is, whom it works with, how it finds them and notifies the user.
+"""What a rank finds when it starts, who it is and whom it works with, and how its program is run there.
 
 The same program runs in every such environment, whether this process started its ranks itself or torchrun (Slurm,
 Kubernetes, Ray through it) started them and left the standard environment variables.
@@ -17,12 +17,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from evener.errors import InvalidValue, NodeLost
+from evener.errors import (
+    DoesNotFit,
+    EvenerError,
+    InvalidValue,
+    NodeLost,
+    NonFiniteLoss,
+    TrainingFailed,
+    user_frame,
+)
+from evener.events import RunEvent
 from evener.host import own_address
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.signals import first_request
 
 _LEAST_START_SECONDS = 30.0
+_BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
 
 
 @dataclass
@@ -79,6 +90,9 @@ class RankEnvironment:
         """Note the step that this rank works on."""
         if self.heartbeat is not None:
             self.heartbeat.step = step
+
+
+Program = Callable[[RankEnvironment, Any], None]
 
 
 def connect_store(host: str, port: int, *, keep: bool, patience: float) -> dist.Store:  # type: ignore[name-defined]
@@ -154,3 +168,65 @@ def _number(variables: Mapping[str, str], name: str) -> int:
         raise InvalidValue(
             f"environment variable {name}", variables.get(name), "a number, as torchrun sets it"
         ) from None
+
+
+def run_inprocess(
+    program: Program, node: LocalNode, config: Any, *, patience: float, on_event: Callable[[RunEvent], None]
+) -> None:
+    """Run `program` on `node` here. Ctrl-C asks it to stop after its step, a second one stops it at once."""
+    env = RankEnvironment(rank=0, nodes=[node], device=torch.device(node.device), patience=patience, notify=on_event)
+    with first_request(env.request_stop):
+        run_rank(env, program, config)
+
+
+def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
+    """Run `program` as the rank of `env`, with heartbeats; errors come out as the one error that explains them.
+
+    Raises:
+        NodeLost: the connection to another rank broke; the others' heartbeats name the culprit.
+        EvenerError: whatever else the program raises on purpose.
+    """
+    if env.heartbeat is not None:
+        env.heartbeat.start()
+    try:
+        program(env, config)
+    except Exception as error:
+        meaning = _meaning(error, env)
+        if env.heartbeat is not None and _is_of_this_rank_alone(meaning):
+            env.heartbeat.report_failure(f"node {env.node.name} (rank {env.rank}) failed: {meaning}")
+        if meaning is error:
+            raise
+        raise meaning from error
+    finally:
+        if env.heartbeat is not None:
+            env.heartbeat.stop()
+
+
+def _meaning(error: Exception, env: RankEnvironment) -> Exception:
+    """The error that tells the user what happened; `error` itself where there is nothing to add."""
+    if isinstance(error, EvenerError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return DoesNotFit(
+            f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
+        )
+    if env.heartbeat is not None and isinstance(error, RuntimeError) and _is_broken_connection(error):
+        return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection at step {env.heartbeat.step}")
+    place = user_frame(error)
+    if place is not None:
+        return TrainingFailed(
+            f"{type(error).__name__}: {error} (in {place.name}, {place.filename}, line {place.lineno})"
+        )
+    return error
+
+
+def _is_of_this_rank_alone(error: Exception) -> bool:
+    """Whether the others do not see the same error themselves, and have to be told."""
+    if isinstance(error, EvenerError):
+        return isinstance(error, TrainingFailed | DoesNotFit) and not isinstance(error, NonFiniteLoss)
+    return True
+
+
+def _is_broken_connection(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in _BROKEN)

@@ -19,10 +19,9 @@ import torch.distributed as dist
 
 from evener.errors import Interrupted, NodeLost
 from evener.events import RunEvent, decode_events, encode_events
-from evener.launch.inprocess import Program, run_rank
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
-from evener.launch.rank_environment import RankEnvironment, connect_store
+from evener.launch.rank_environment import Program, RankEnvironment, connect_store, run_rank
 from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
