@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Adaptive, Kind, Linear, Nearest, Role, Sliding, Spreading, Weight, WindowRule
@@ -179,13 +179,14 @@ CONCATENATIONS: frozenset[Any] = frozenset((torch.cat, torch.concat))
 
 
 def not_in_place(target: Any) -> Any:
-    """The function or name of a method that does the same and leaves its input alone."""
+    """The function or name of a method that does the same and leaves its input alone; `target` if there is none."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if name.startswith("__i") and name.endswith("__"):
         return f"__{name[3:]}"
     if name.endswith("_") and not name.endswith("__"):
-        found = next((getattr(room, name[:-1]) for room in (torch, F) if hasattr(room, name[:-1])), target)
-        return name[:-1] if isinstance(target, str) else found
+        if isinstance(target, str):
+            return name[:-1] if callable(getattr(Tensor, name[:-1], None)) else target
+        return next((getattr(room, name[:-1]) for room in (torch, F) if hasattr(room, name[:-1])), target)
     return target
 
 
