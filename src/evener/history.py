@@ -153,6 +153,7 @@ class History:
         seconds: of all steps, without validation.
         loss: of the last step whose loss is known.
         epoch: of the last step.
+        wall_seconds: of the whole loop, validation and checkpoints included, where one process has it.
     """
 
     def __init__(self, state: HistoryState | None = None) -> None:
@@ -164,6 +165,7 @@ class History:
         self.seconds = state.seconds if state else 0.0
         self.loss = state.loss if state else 0.0
         self.epoch = state.open.epoch if state else 0
+        self.wall_seconds = 0.0
         self._entries: list[Entry] = list(state.entries) if state else []
         self._open = state.open if state else Entry()
         self._news = Entry()
@@ -212,7 +214,7 @@ class History:
 
     def record(self, nodes: Sequence[NodeSummary], **fields: Any) -> TrainRecord:
         """The record of the run; `nodes` and `fields` hold what is not in a history."""
-        samples = sum(work.samples for work in self.totals.values())
+        samples = sum(entry.samples for entry in self._all())
         return TrainRecord(
             samples_per_second=samples / self.seconds if self.seconds else 0.0,
             final_loss=self.last_loss(),

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from evener.comm.step_timing import StepTiming
 from evener.data.loader import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
+from evener.history import History
 from evener.oracle.apportion import apportion, weights_to_workers
 from evener.record import Event, Step, Validation
 from evener.run.checkpoint import Checkpoints, CheckpointState, refuse_other_run
-from evener.run.history import History, step_of
-from evener.run.reports import Reports, StepReport
+from evener.run.reports import Reports, StepReport, entry_of
 from evener.run.step import StepResult, TrainStep, evaluate
 from evener.run.training import Training
 
@@ -51,6 +51,9 @@ class Loop:
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self._checkpoints = Checkpoints(context.config.checkpoint_folder)
         self._history = History()
+        self._columns = [str(rank) for rank in range(len(training.group.nodes))]
+        for column in self._columns:
+            self._history.add_node(column)
         self._balance = training.balance
         self._sent_before = 0
         self._first = 1
@@ -73,7 +76,7 @@ class Loop:
                 self._save(step)
             if self._stopping:
                 self._stop(step)
-        self._history.seconds = time.perf_counter() - begin
+        self._history.wall_seconds = time.perf_counter() - begin
         return self._history
 
     def loader(self, first: int) -> Loader:
@@ -163,10 +166,9 @@ class Loop:
         self._refuse_non_finite(reports)
         self._stopping = self._stopping or any(report.stop for report in reports)
         self._rebalance(reports)
-        entry = step_of(reports)
-        self._history.log.add(entry)
-        self._history.train_seconds += entry.seconds
-        self._emit(entry)
+        entry = entry_of(reports)
+        self._history.add(entry)
+        self._emit(entry.as_step(self._columns))
 
     def _settle(self) -> None:
         """Receive everything up to this step, so that what is saved or measured now is known to be sound."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,13 +12,13 @@ import torch
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.errors import MissingExtra
+from evener.history import History
 from evener.parallel.pipeline.staged import StagedModel
 from evener.plan import Plan
-from evener.record import Event, NodeSummary, Step, TrainRecord
+from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import png
 from evener.report.timeline import timeline_figure
 from evener.run.checkpoint import save_weights
-from evener.run.history import History
 from evener.run.training import Training
 
 
@@ -42,42 +42,34 @@ def write_results(training: Training, history: History, startup: float) -> None:
 
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:
     """The record of a run; its nodes' figures are gathered from all ranks."""
-    context, plan, entries = training.context, training.plan, history.log.entries
-    samples = sum(entry.samples for entry in entries)
-    last = [e for e in entries if e.epoch == entries[-1].epoch] if entries else []
-    return TrainRecord(
+    context, plan = training.context, training.plan
+    history.events[:0] = _left_out(plan)
+    return history.record(
+        list(_node_summaries(training, history)),
         task=context.task.name,
         plan=plan,
         seed=context.config.seed,
         epochs=context.epochs,
         precision=context.config.precision,
-        seconds=history.seconds,
-        samples_per_second=samples / history.train_seconds if history.train_seconds else 0.0,
-        final_loss=sum(e.loss * e.samples for e in last) / sum(e.samples for e in last) if last else None,
-        validation_accuracy=history.validations[-1].accuracy if history.validations else None,
+        seconds=history.wall_seconds,
         startup_seconds=startup,
-        every=history.log.every,
-        steps=entries,
-        validations=tuple(history.validations),
-        events=(*_left_out(plan), *history.events),
-        nodes=tuple(_node_summaries(training, entries)),
         environment=environment(),
     )
 
 
-def _node_summaries(training: Training, entries: Sequence[Step]) -> Iterator[NodeSummary]:
+def _node_summaries(training: Training, history: History) -> Iterator[NodeSummary]:
     """What every node did, from the steps that all know and from each rank's own counts."""
-    group, samples = training.group, sum(entry.samples for entry in entries)
+    group, works = training.group, list(history.totals.values())
+    samples = sum(entry.samples for entry in history.steps())
     own = [group.traffic.sent_bytes, group.traffic.received_bytes, _peak_memory(group.device)]
     rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
-    for i, (assignment, (sent, received, peak)) in enumerate(zip(training.plan.assignments, rows, strict=True)):
-        steps = [entry.nodes[i] for entry in entries]
+    for work, assignment, (sent, received, peak) in zip(works, training.plan.assignments, rows, strict=True):
         yield NodeSummary(
             name=assignment.node,
             device=assignment.device,
-            share=assignment.share * sum(step.samples for step in steps) / samples if samples else 0.0,
-            seconds_computing=sum(s.io_seconds + s.compute_seconds + s.update_seconds for s in steps),
-            seconds_waiting=sum(step.wait_seconds for step in steps),
+            share=assignment.share * work.samples / samples if samples else 0.0,
+            seconds_computing=work.busy_seconds,
+            seconds_waiting=work.wait_seconds or 0.0,
             bytes_sent=sent,
             bytes_received=received,
             peak_memory_bytes=peak,

@@ -7,11 +7,13 @@ Everybody sees the same rows and decides alike: nobody has to be asked.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
 from evener.comm.group import Group
+from evener.history import Entry, NodeWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,30 @@ class Reports:
         own = self._own.popleft()
         rows = [own] if self._mesh is None else self._mesh.receive()
         return [_report(np.frombuffer(row).tolist()) for row in rows]
+
+
+def entry_of(reports: Sequence[StepReport]) -> Entry:
+    """One step of the history from every rank's report of it; its columns are named by the ranks."""
+    first = reports[0]
+    return Entry(
+        step=first.step,
+        epoch=first.epoch,
+        samples=first.total,
+        loss=sum(report.loss for report in reports) * first.total,
+        seconds=max(report.wall for report in reports),
+        steps=1,
+        nodes={
+            str(rank): NodeWork(
+                samples=report.samples,
+                compute_seconds=report.fb,
+                sent=report.sent,
+                io_seconds=report.io,
+                update_seconds=report.wu,
+                wait_seconds=max(0.0, report.wall - report.computing) if len(reports) > 1 else 0.0,
+            )
+            for rank, report in enumerate(reports)
+        },
+    )
 
 
 def _report(row: list[float]) -> StepReport:
