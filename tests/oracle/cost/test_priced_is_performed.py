@@ -1,26 +1,86 @@
-"""Forecast bytes are those of the exact table, which is held against the counters of `comm`."""
+"""The bytes that are priced are those of the division that is performed, one by one: no tolerance."""
 
 from __future__ import annotations
 
 import pytest
-import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from evener.oracle.cost.mesh import price_mesh
-from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.cost.partition import Mode
+from evener.graph import ModelGraph
+from evener.oracle.cost.layers import columns
+from evener.oracle.cost.operations import operations_of
+from evener.oracle.cost.partition import MODES, DividedLayers
 from evener.oracle.division.layout import Replica
+from evener.oracle.division.network import Network
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
-from evener.oracle.profiles import imagine
-from evener.parallel.op_graph import op_graph
-from evener.tracer.model_graph import trace_model_graph
+from evener.zoo.registry import draw
+from evener.zoo.sketch import Sketch
 
-SAMPLES = 6
+ELSEWHERE = ("statistics", "gradients")
+"""Kinds of exchanges that are not those of the layers' values."""
+shares = st.lists(st.sampled_from([0.0, 1.0, 1.0, 2.0, 3.5, 0.3]), min_size=2, max_size=6).filter(any)
 
 
-def network() -> nn.Module:
+def priced(graph: ModelGraph, mode: Division, ranks: tuple[float, ...]) -> list[int]:
+    """Bytes of one sample that every rank sends, times the number of ranks: whole numbers, as rings send p-ths."""
+    size = len(ranks) if mode == "hybrid" else 2
+    split = DividedLayers(columns(graph), mode, size, published=False).among(Replica(shares=ranks))
+    return [round(len(ranks) * nbytes) for nbytes in split.sent_bytes.tolist()]
+
+
+def performed(network: Network, mode: Division, ranks: tuple[float, ...], samples: int = 1) -> list[int]:
+    """Likewise of the plan that the ranks perform."""
+    arrangement = Arrangement(division=mode, replicas=(Replica(shares=ranks),))
+    traffic = step_traffic(plan_replicas(network, arrangement), arrangement, 4)
+    sent = [sum(both[0] for kind, both in kinds.items() if kind not in ELSEWHERE) for kinds in traffic]
+    return [round(len(ranks) * nbytes / samples) for nbytes in sent]
+
+
+def mixed(depth: int, width: int, rows: int, seed: int) -> ModelGraph:
+    """Convolutions of many widths and strides with shortcuts, concatenations, poolings and enlargements."""
+    net, odd = Sketch("mixed"), seed % 7 + 1
+    x = net.input(3, rows, rows + odd)
+    for i in range(depth):
+        kernel, stride = (1, 3, 5)[(seed + i) % 3], 1 + (seed >> i) % 2
+        y = net.relu(
+            net.norm(net.conv(x, f"conv{i}", width + i * odd, kernel, stride, kernel // 2), f"norm{i}"), f"r{i}"
+        )
+        way = (seed >> (2 * i)) % 5
+        if way == 0:
+            y = net.add(y, net.conv(x, f"short{i}", width + i * odd, 1, stride))
+        elif way == 1:
+            y = net.concat(y, net.conv(y, f"grow{i}", odd, 3, 1, 1))
+        elif way == 2 and min(y.shape[1:]) > 3:
+            y = net.pool(y, f"pool{i}", 3, 2, 1)
+        elif way == 3:
+            y = net.conv(y, f"up{i}", width, 2, 2, transposed=True)
+        x = y
+    net.linear(net.flatten(net.average(x, "average")), "head", 5)
+    return net.graph()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(2, 9), st.integers(4, 17), st.integers(0, 2**12), shares)
+def test_of_drawn_networks_and_any_shares(
+    mode: Division, depth: int, width: int, rows: int, seed: int, ranks: list[float]
+) -> None:
+    graph = mixed(depth, width, rows, seed)
+    expected = performed(operations_of(graph).network, mode, tuple(ranks))
+    assert priced(graph, mode, tuple(ranks)) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["vgg16", "unet"])
+def test_of_the_zoo(name: str, mode: Division) -> None:
+    graph, ranks = draw(name), (3.0, 0.0, 1.0, 2.0, 1.7)
+    assert priced(graph, mode, ranks) == performed(operations_of(graph).network, mode, ranks)
+
+
+def plain() -> nn.Module:
     """Narrowing, widening and equal convolutions, normalisation, pooling, and a linear layer."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False),
@@ -29,24 +89,13 @@ def network() -> nn.Module:
         nn.Conv2d(16, 4, 1, bias=False),
         nn.BatchNorm2d(4),
         nn.ReLU(),
-        nn.Conv2d(4, 16, 3, padding=1, bias=False),
+        nn.Conv2d(4, 16, 3, 2, padding=1, bias=False),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(16, 16, 3, padding=1, bias=False),
+        nn.Conv2d(16, 12, 3, padding=1, groups=4),
+        nn.Upsample(scale_factor=2.0),
         nn.ReLU(),
+        nn.ConvTranspose2d(12, 16, 2, 2),
         nn.Flatten(),
-        nn.Linear(16 * 8 * 8, 8),
+        nn.Linear(16 * 16 * 16, 8),
     )
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(
-    ("mode", "division"), [("filter", "filter"), ("channel", "channel"), ("hybrid", "hybrid"), ("sharded", "sharded")]
-)
-def test_equal_shares_send_the_bytes_of_the_table(mode: Mode, division: Division, size: int) -> None:
-    images = torch.zeros(SAMPLES, 3, 16, 16)
-    arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * size),))
-    plans = plan_replicas(op_graph(network(), [images]).network, arrangement)
-    exact = max(sum(sent for sent, _ in kinds.values()) for kinds in step_traffic(plans, arrangement, 4))
-    model = CostModel(TrainingJob(graph=trace_model_graph(network(), images), batch_size=SAMPLES), imagine("v100-node"))
-    assert price_mesh(model, [range(size)], mode).sent_bytes == pytest.approx(exact, rel=0.01)

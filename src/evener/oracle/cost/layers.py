@@ -35,6 +35,7 @@ class Layers:
 
     Attributes:
         graph: that they were read from.
+        element_bytes: of an activation.
         forward_flops, backward_flops: of each pass.
         forward_in, forward_out, backward_in, backward_out: bytes that a pass moves for its input and for its output.
         input_bytes, output_bytes: of the tensors.
@@ -49,6 +50,7 @@ class Layers:
     """
 
     graph: ModelGraph
+    element_bytes: int
     forward_flops: Numbers
     backward_flops: Numbers
     forward_in: Numbers
@@ -88,18 +90,6 @@ class Layers:
         np.add.at(crossing, last_reader, -self.output_bytes)
         return np.cumsum(crossing)[:-1]
 
-    @cached_property
-    def strips(self) -> tuple[Flags, Flags]:
-        """Layers that are divided by rows, and layers at which strips are gathered, in a division of images."""
-        in_strips: dict[str, bool] = {}
-        by_rows, gathered = np.zeros(len(self), dtype=np.bool_), np.zeros(len(self), dtype=np.bool_)
-        for index, layer in enumerate(self.graph.layers):
-            from_strips = all(in_strips[name] for name in layer.inputs)
-            by_rows[index] = from_strips and self.rows[index] > 1
-            gathered[index] = not by_rows[index] and any(in_strips[name] for name in layer.inputs)
-            in_strips[layer.name] = bool(by_rows[index])
-        return by_rows, gathered
-
 
 class _Passes(NamedTuple):
     """Reads and writes of a layer's own input and output."""
@@ -123,8 +113,8 @@ def columns(graph: ModelGraph, element_bytes: int | None = None) -> Layers:
         _row(layer, [by_name[name] for name in layer.inputs], readers[layer.name], size, graph.element_bytes)
         for layer in graph.layers
     ]
-    names = [field.name for field in fields(Layers) if field.name != "graph"]
-    return Layers(graph=graph, **{name: np.array([row[name] for row in rows]) for name in names})
+    names = [field.name for field in fields(Layers) if field.type in ("Numbers", "Counts", "Flags")]
+    return Layers(graph=graph, element_bytes=size, **{name: np.array([row[name] for row in rows]) for name in names})
 
 
 def _row(layer: Layer, inputs: list[Layer], readers: int, size: int, own: int) -> dict[str, float | int | bool]:

@@ -250,7 +250,7 @@ def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[_
     together = (len(everybody), model.topology.ring(everybody))
     if model.job.published:
         return [_GradientRing(gradients, *together)]
-    strips = gradients * first.division.by_rows
+    strips = gradients * first.division.layers.adds_gradients
     return [_GradientRing(strips, *together), _GradientRing(gradients - strips, *_counterparts(model, replicas))]
 
 

@@ -13,8 +13,11 @@ from evener.errors import require
 from evener.graph import ModelGraph
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Layers, Numbers, columns
+from evener.oracle.cost.partition import DividedLayers, ModelSplit
 from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, LayerShare, device_of, layer_seconds
 from evener.oracle.cost.topology import Topology
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.rules import Division
 from evener.plan import Strategy
 from evener.profile import ClusterProfile, Precision
 
@@ -80,6 +83,7 @@ class CostModel:
         self.kinds = [kinds.setdefault(device_of(d, job.task, job.precision), len(kinds)) for d in profile.devices]
         self._devices = list(kinds)
         self._seconds: dict[tuple[int, bytes], LayerSeconds] = {}
+        self._divided: dict[tuple[Division, int], DividedLayers] = {}
 
     @property
     def size(self) -> int:
@@ -101,6 +105,14 @@ class CostModel:
         if key not in self._seconds:
             self._seconds[key] = layer_seconds(self.layers, self.device(index), part)
         return self._seconds[key]
+
+    def divide(self, mode: Division, shares: Sequence[float]) -> ModelSplit:
+        """What ranks with `shares` of the work do of every layer if they divide the model by `mode`."""
+        published = self.job.published
+        size = len(shares) if mode == "hybrid" or published else 2
+        if (mode, size) not in self._divided:
+            self._divided[mode, size] = DividedLayers(self.layers, mode, size, published)
+        return self._divided[mode, size].among(Replica(shares=tuple(shares)))
 
     def update_seconds(self, index: int, parameter_bytes: float) -> float:
         """Seconds of the optimiser's step over `parameter_bytes` on device `index`.

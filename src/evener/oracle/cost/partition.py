@@ -1,30 +1,32 @@
-"""How the ranks of one replica divide every layer by filters, channels or rows, and what they then tell each other.
+"""How ranks of one replica divide every layer, and what they then exchange: `oracle.division`, in columns of numbers.
 
-    mode      a convolution or linear layer   before or after it, forward            backward
-    filter    each rank some filters          all-gather of the output               all-reduce of the input's gradient
-    channel   each rank some input channels   all-reduce of the output               all-gather of the input's gradient
-    hybrid    `channel` where no rank would get fewer channels than there are ranks, else `filter`
-    sharded   values stay divided by channel; a layer that narrows divides its input and reduce-scatters its output,
-              any other all-gathers its input and divides its output; backward the other way round
-    spatial   each rank some rows             halo of the input                      halo of the output's gradient
+What is decided does not depend on the ranks' shares, so it is decided once for a model and a mode; for each replica
+only the numbers are filled in, all layers at once:
 
-The first three are as published (Kahira et al. 2021): whatever has no weights is done by every rank alike, on whole
-values, which are put together by copying. Rows end where a layer cannot be divided by them or has a single one: there
-they are gathered, and the rest is done by every rank alike. (A rank may have no row of a small image.)
+    pattern             which moves (see `division.moves`)       sent by rank r, of a value of V bytes, own part v_r
+    spread              own part to all others                   (p-1) v_r
+    collect             addends of all others' parts to them     V - v_r
+    reduce              a ring                                   2 (p-1)/p V
+    among neighbours    what others need of the own part         the common parts of all pairs
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from heapq import heapify, heapreplace
+from functools import cached_property
+from math import prod
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from evener.oracle.cost.layers import Counts, Flags, Layers, Numbers
+from evener.oracle.cost.operations import LayerOperations, Published, operations_of
 from evener.oracle.cost.roofline import LayerShare
+from evener.oracle.division.layout import Parts, Replica, Shape, common, length, ring_bytes
+from evener.oracle.division.moves import PATTERNS, Pattern
+from evener.oracle.division.placement import Placement, Split, layout_of, parts_of
+from evener.oracle.division.planner import DividedNetwork, divide_network
 from evener.oracle.division.rules import Division
 
 Mode: TypeAlias = Division | Literal["none"]
@@ -32,23 +34,22 @@ MODES: tuple[Division, ...] = get_args(Division)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanges:
-    """Bytes of one sample that each collective of a layer carries: of the whole tensor, in columns over layers.
+class PassExchanges:
+    """What the ranks exchange in one pass over one sample, in columns over layers.
 
     Attributes:
-        forward_gather, backward_gather: of all-gathers, or of reduce-scatters, which cost the same.
-        forward_reduce, backward_reduce: of all-reduces.
-        halo: received from both neighbours, in each pass.
-        forward_copy, backward_copy: moved in memory to take tensors apart and to put them together.
+        messages: after each other, each of which takes the latency.
+        nbytes: of the rank that is busiest, in these messages.
+        collectives: that are started.
+        copied: bytes moved in memory to take tensors apart and to put them together.
+        sent: bytes by rank, over all layers.
     """
 
-    forward_gather: Numbers
-    backward_gather: Numbers
-    forward_reduce: Numbers
-    backward_reduce: Numbers
-    halo: Numbers
-    forward_copy: Numbers
-    backward_copy: Numbers
+    messages: Numbers
+    nbytes: Numbers
+    collectives: Numbers
+    copied: Numbers
+    sent: Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,211 +57,272 @@ class ModelSplit:
     """What every rank of a replica does of every layer.
 
     Attributes:
-        mode: how it was divided.
+        layers: how they are divided, whoever the ranks are.
         shares: of the ranks, summing to 1.
-        by_filter, by_channel, by_rows: the layers that are divided so.
-        follows: layers without weights that work on divided channels.
-        gathers: layers whose whole input a rank of mode `sharded` has to keep.
         parts: of every rank: fractions of filters and channels, and of rows or of what follows divided channels.
-        exchanges: what they tell each other.
+        forward, backward: what they exchange.
     """
 
-    mode: Mode
+    layers: DividedLayers
     shares: tuple[float, ...]
-    by_filter: Flags
-    by_channel: Flags
-    by_rows: Flags
-    follows: Flags
-    gathers: Flags
     parts: tuple[LayerShare, ...]
-    exchanges: Exchanges
+    forward: PassExchanges
+    backward: PassExchanges
 
-    def parameter_bytes(self, layers: Layers, rank: int) -> Numbers:
+    def parameter_bytes(self, rank: int) -> Numbers:
         """Bytes of every layer's parameters that `rank` holds."""
-        part = self.parts[rank]
+        part, layers = self.parts[rank], self.layers.layers
         weights = (layers.weight_bytes - layers.bias_bytes) * part.filters * part.channels
-        return weights * np.where(self.follows, part.rows, 1.0) + layers.bias_bytes * part.filters
+        return weights * np.where(self.layers.follows, part.rows, 1.0) + layers.bias_bytes * part.filters
 
     def value_share(self, rank: int) -> Numbers:
         """The fraction of every layer's values that `rank` holds."""
-        if self.mode == "sharded":
-            return np.where(self.by_filter | self.by_channel | self.follows, self.shares[rank], 1.0)
+        if self.layers.mode == "sharded":
+            return np.where(self.layers.is_divided, self.shares[rank], 1.0)
         return self.parts[rank].rows
 
-    def kept_bytes(self, layers: Layers, rank: int) -> Numbers:
+    def kept_bytes(self, rank: int) -> Numbers:
         """Bytes of one sample that `rank` keeps of every layer for backward."""
+        layers = self.layers.layers
         kept = layers.kept_bytes * self.value_share(rank)
-        if self.mode == "sharded":
-            return kept + layers.input_bytes * self.gathers
-        return kept + layers.input_bytes * np.where(self.by_channel, self.parts[rank].channels, 0.0)
+        if self.layers.mode == "sharded":
+            return kept + layers.input_bytes * self.layers.gathers
+        return kept + layers.input_bytes * np.where(self.layers.by_channel, self.parts[rank].channels, 0.0)
+
+    @property
+    def sent_bytes(self) -> Numbers:
+        """Bytes that every rank sends for one sample, in both passes."""
+        return self.forward.sent + self.backward.sent
 
 
-def divide_layers(layers: Layers, mode: Mode, shares: Sequence[float], *, published: bool = False) -> ModelSplit:
-    """How ranks with `shares` of the work divide every layer in `mode`; `published`: see `TrainingJob`."""
-    return _spatial(layers, shares) if mode == "spatial" else _by_channels(layers, mode, shares, published)
+@dataclass(frozen=True)
+class _Transfer:
+    """A value that is brought elsewhere, for one layer.
+
+    Attributes:
+        layer: that needs it.
+        shape: of the value.
+        have, need: where it is and where it is needed.
+        patterns: in which it, and its gradient, is exchanged.
+        is_trained: whether it has a gradient.
+    """
+
+    layer: int
+    shape: Shape
+    have: Placement
+    need: Placement
+    patterns: tuple[Pattern | None, Pattern | None]
+    is_trained: bool
+
+    @property
+    def owners(self) -> Placement:
+        """Who owns which part."""
+        return self.have if self.have.state == "split" else self.need
 
 
-def _by_channels(layers: Layers, mode: Mode, shares: Sequence[float], published: bool) -> ModelSplit:
-    size = len(shares)
-    candidates = (
-        layers.is_weighted & (layers.filters > 0) & (layers.channels > 0) & (~layers.is_linear | (not published))
-    )
-    enough = (layers.channels >= size) | (mode == "channel" and not published)
-    none = np.zeros(len(layers), dtype=np.bool_)
-    follows, gathered = none, none
-    if mode == "filter":
-        by_channel = none
-    elif mode == "sharded":
-        by_channel = candidates & enough & (layers.output_bytes < layers.input_bytes)
-    else:
-        by_channel = candidates & enough
-    by_filter = candidates & ~by_channel & (mode != "channel")
-    if mode == "sharded":
-        follows, gathered = _flow(layers, by_filter, by_channel)
-    parts = tuple(_parts_by_channels(layers, by_filter, by_channel, follows, shares))
-    if mode == "sharded":
-        exchanges = _sharded_exchanges(layers, by_filter, by_channel, gathered)
-    else:
-        back = (
-            layers.needs_gradient
-            if published
-            else layers.needs_gradient & _first_readers(layers, by_filter | by_channel)
+_Neighbours: TypeAlias = dict[tuple[Placement, Placement, Shape], tuple[Numbers, Numbers]]
+"""Bytes that every rank sends and receives, by what is brought where."""
+_Splits: TypeAlias = dict[tuple[Split, int], int]
+"""Numbers of the ways in which dims of a size are split."""
+
+
+class _Columns:
+    """Transfers that gather the owners' parts, or add all up, one an entry: what does not depend on shares."""
+
+    def __init__(self, transfers: Sequence[_Transfer], element_bytes: int, splits: _Splits) -> None:
+        self.layer = np.array([one.layer for one in transfers], dtype=np.int64)
+        self.volume = np.array([float(prod(one.shape) * element_bytes) for one in transfers])
+        self.split = np.array([_number(splits, one.owners, one.shape) for one in transfers], dtype=np.int64)
+        self.ways = tuple(_Way(transfers, way) for way in (0, 1))
+
+
+class _Way:
+    """Of the forward (0) or backward (1) pass, which transfers follow which pattern, and which take their part."""
+
+    def __init__(self, transfers: Sequence[_Transfer], way: int) -> None:
+        self.spread, self.collect, self.reduce = (
+            np.array([one.patterns[way] == name for one in transfers], dtype=bool) for name in get_args(Pattern)
         )
-        exchanges = _published_exchanges(layers, by_filter, by_channel, back, size)
-    return ModelSplit(
-        mode=mode,
-        shares=tuple(share / sum(shares) for share in shares),
-        by_filter=by_filter,
-        by_channel=by_channel,
-        by_rows=none,
-        follows=follows,
-        gathers=gathered & by_filter,
-        parts=parts,
-        exchanges=exchanges,
-    )
+        self.gathers = self.spread | self.collect
+        takers = [_takes_part(one, way) for one in transfers]
+        self.takes_part = np.array(takers, dtype=bool) & ~self.gathers & ~self.reduce
 
 
-def _flow(layers: Layers, by_filter: Flags, by_channel: Flags) -> tuple[Flags, Flags]:
-    """Of mode `sharded`: layers without weights that get divided values, and layers that need a divided value whole.
+def _takes_part(transfer: _Transfer, way: int) -> bool:
+    """Whether a rank takes its channels out of all, of the value or of its gradient; of images, rows are views."""
+    if transfer.owners.along(1) is None:
+        return False
+    if way == 0:
+        return transfer.need.state == "split"
+    return transfer.have.state == "split" and transfer.need.state == "alike" and transfer.is_trained
 
-    A value is gathered once, for all its readers.
+
+def _number(splits: _Splits, placement: Placement, shape: Shape) -> int:
+    """The number of how `placement` divides its first dim; -1 if it divides none."""
+    if not placement.splits:
+        return -1
+    dim, split = placement.splits[0]
+    return splits.setdefault((split, shape[dim]), len(splits))
+
+
+class DividedLayers:
+    """How a model's layers are divided, whoever the ranks are.
+
+    Args:
+        layers: of the model.
+        mode: in which they are divided.
+        size: number of ranks, which counts for `hybrid` and `published` alone.
+        published: see `TrainingJob`.
     """
-    divided: dict[str, bool] = {}
-    present_whole: set[str] = set()
-    follows, gathered = np.zeros(len(layers), dtype=np.bool_), np.zeros(len(layers), dtype=np.bool_)
-    for index, layer in enumerate(layers.graph.layers):
-        sources = [name for name in layer.inputs if divided[name]]
-        follows[index] = bool(sources) and bool(layers.is_divisible[index])
-        needs_whole = not follows[index] and not by_channel[index]
-        gathered[index] = needs_whole and any(name not in present_whole for name in sources)
-        if needs_whole:
-            present_whole.update(sources)
-        divided[layer.name] = bool(by_filter[index] or by_channel[index] or follows[index])
-    return follows, gathered
+
+    def __init__(self, layers: Layers, mode: Division, size: int, published: bool) -> None:
+        self.layers, self.mode, self.published = layers, mode, published
+        rules = Published(size=size, by_channel=mode == "channel", by_rows=mode == "spatial") if published else None
+        self.operations: LayerOperations = operations_of(layers.graph, rules)
+        self.network: DividedNetwork = divide_network(self.operations.network, mode, size)
+        choices = [self.network.operations[i].choice for i in self.operations.of_layers]
+        self.by_filter: Flags = np.array([choice.mode == "filter" for choice in choices])
+        self.by_channel: Flags = np.array([choice.mode == "channel" for choice in choices])
+        self.by_rows: Flags = np.array([choice.gives.along(2) is not None for choice in choices])
+        self.follows: Flags = np.array([c.mode == "" and c.gives.along(1) is not None for c in choices])
+        self.is_divided: Flags = self.by_filter | self.by_channel | self.follows
+        self._splits: dict[tuple[Split, int], int] = {}
+        transfers = list(self._transfers())
+        neighbours = [one for one in transfers if one.have.state == one.need.state]
+        self._neighbours = neighbours
+        self._columns = _Columns(
+            [one for one in transfers if one.have.state != one.need.state], layers.element_bytes, self._splits
+        )
+        needs_all = {one.layer for one in transfers if one.have.state == "split" and one.need.state == "whole"}
+        self.gathers: Flags = self.by_filter & np.array([i in needs_all for i in range(len(layers))])
+        self._parts = self._find_parts()
+
+    @cached_property
+    def adds_gradients(self) -> Flags:
+        """Layers of whose weights each rank has all and uses them for its part: their gradients are addends."""
+        states = [{weight.state for weight in self.network.operations[i].weights} for i in self.operations.of_layers]
+        return np.array(["whole" in found for found in states])
+
+    def among(self, replica: Replica) -> ModelSplit:
+        """What each rank of `replica` does of them."""
+        counts = np.zeros((len(self._splits) + 1, replica.size))  # the last one is of what no dim divides
+        for number, (split, _) in enumerate(self._splits):
+            counts[number] = [length(part) for part in parts_of(split, replica)]
+        neighbours = (
+            {key: self._between(*key, replica) for key in {(one.have, one.need, one.shape) for one in self._neighbours}}
+            if not self.published
+            else {}
+        )
+        own = counts[self._columns.split] * (self._columns.volume / self._sizes[self._columns.split])[:, None]
+        return ModelSplit(
+            layers=self,
+            shares=tuple(share / sum(replica.shares) for share in replica.shares),
+            parts=self._shares_of_layers(counts, replica.size),
+            forward=self._pass(0, own, replica.size, neighbours),
+            backward=self._pass(1, own, replica.size, neighbours),
+        )
+
+    @cached_property
+    def _sizes(self) -> Numbers:
+        return np.array([*(float(size) for _, size in self._splits), 1.0])
+
+    def _transfers(self) -> list[_Transfer]:
+        """All values that are moved, before operations and (what windows reach beyond) within them."""
+        trained, values, found = self._trained(), self.operations.network.operations, []
+        for index, divided in enumerate(self.network.operations):
+            moves = [(one.value, one.have, one.need) for one in divided.transfers]
+            if divided.choice.reach is not None:
+                moves.append((values[index].inputs[0], divided.choice.needs[0], divided.choice.reach))
+            for value, have, need in moves:
+                forward, backward = PATTERNS[have.state, need.state]
+                patterns = forward, backward if trained[value] else None
+                found.append(
+                    _Transfer(self.operations.owners[index], values[value].shape, have, need, patterns, trained[value])
+                )
+        return found
+
+    def _trained(self) -> list[bool]:
+        """Of every operation, whether its output has a gradient; as published, even the strips of the samples."""
+        trained: list[bool] = []
+        for operation in self.operations.network.operations:
+            own = any(weight.trainable for weight in operation.weights) or (self.published and self.mode == "spatial")
+            trained.append(own or any(trained[i] for i in operation.inputs))
+        return trained
+
+    def _find_parts(self) -> dict[str, tuple[Counts, Counts]]:
+        """(layers, numbers of splits) of which a rank does its fraction: of filters, channels, and rows or values."""
+        found: dict[str, list[tuple[int, int]]] = {"filters": [], "channels": [], "rows": []}
+        values = self.operations.network.operations
+        for layer, index in enumerate(self.operations.of_layers):
+            choice, operation = self.network.operations[index].choice, values[index]
+            gives, shape, column = choice.gives, operation.shape, "rows"
+            if choice.mode == "filter":
+                column = "filters"
+            elif choice.mode == "channel" or gives.state == "partial":
+                gives, shape = choice.needs[0], values[operation.inputs[0]].shape
+                column = "channels" if choice.mode else "rows"
+            if gives.state == "split":
+                found[column].append((layer, _number(self._splits, gives, shape)))
+        return {name: _pair(rows) for name, rows in found.items()}
+
+    def _shares_of_layers(self, counts: Numbers, size: int) -> tuple[LayerShare, ...]:
+        columns = {}
+        for name, (layers, numbers) in self._parts.items():
+            columns[name] = np.ones((size, len(self.layers)))
+            columns[name][:, layers] = (counts[numbers] / self._sizes[numbers][:, None]).T
+        return tuple(LayerShare(**{name: table[rank] for name, table in columns.items()}) for rank in range(size))
+
+    def _pass(self, way: int, own: Numbers, size: int, neighbours: _Neighbours) -> PassExchanges:
+        """The exchanges of the forward (0) or backward (1) pass; `own`: bytes of every value on every rank."""
+        columns, count = self._columns, len(self.layers)
+        one_way = columns.ways[way]
+        steps = (size - 1) * (one_way.gathers + 2.0 * one_way.reduce)
+        share = np.where(one_way.reduce, columns.volume / size, own.max(axis=1, initial=0.0))
+        copied = 2 * columns.volume * (one_way.gathers + one_way.takes_part / size)
+        collected = (columns.volume[one_way.collect, None] - own[one_way.collect]).sum(axis=0)
+        sent = (size - 1) * own[one_way.spread].sum(axis=0) + collected
+        sums = [
+            np.bincount(columns.layer, weights=values, minlength=count).astype(np.float64)
+            for values in (steps, steps * share, 1.0 * (one_way.gathers | one_way.reduce), copied)
+        ]
+        sent = sent + ring_bytes(columns.volume[one_way.reduce].sum(), size)
+        for one in self._neighbours:
+            if one.patterns[way] is not None:
+                given, taken = self._of_neighbours(one, size, neighbours)
+                sent = sent + (given if way == 0 else taken)
+                busiest = taken.max() if way == 0 else given.max()
+                for column, value in zip(sums, (1.0 * (busiest > 0), busiest, 1.0 * (busiest > 0)), strict=False):
+                    column[one.layer] += value
+        messages, nbytes, collectives, copies = sums
+        return PassExchanges(messages=messages, nbytes=nbytes, collectives=collectives, copied=copies, sent=sent)
+
+    def _of_neighbours(self, one: _Transfer, size: int, neighbours: _Neighbours) -> tuple[Numbers, Numbers]:
+        """Bytes that every rank (sends, receives) so that all have what they need; as published, rows of windows."""
+        if self.published:
+            halo = np.full(size, self.layers.halo_bytes[one.layer])
+            return halo, halo
+        return neighbours[one.have, one.need, one.shape]
+
+    def _between(self, have: Placement, need: Placement, shape: Shape, replica: Replica) -> tuple[Numbers, Numbers]:
+        own, wanted = layout_of(have, replica), layout_of(need, replica)
+        table = np.full((replica.size, replica.size), float(self.layers.element_bytes))
+        for dim, size in enumerate(shape):
+            whole = (((0, size),),) * replica.size
+            one, other = own.along(dim), wanted.along(dim)
+            table *= size if one is None and other is None else _overlaps(one or whole, other or whole)
+        np.fill_diagonal(table, 0.0)
+        return table.sum(axis=1), table.sum(axis=0)
 
 
-def _parts_by_channels(
-    layers: Layers, by_filter: Flags, by_channel: Flags, follows: Flags, shares: Sequence[float]
-) -> list[LayerShare]:
-    weights = tuple(shares)
-    filters = _fractions(layers.filters, by_filter, weights)
-    channels = _fractions(layers.channels, by_channel, weights)
-    outputs = np.array([layer.output_shape[0] if layer.output_shape else 0 for layer in layers.graph.layers])
-    followed = _fractions(outputs, follows, weights)
-    return [LayerShare(filters=f, channels=c, rows=r) for f, c, r in zip(filters, channels, followed, strict=True)]
+def _overlaps(own: Parts, wanted: Parts) -> Numbers:
+    """Indices that rank i has and rank j wants, of one dim."""
+    if all(len(part) < 2 for part in (*own, *wanted)):
+        (starts, ends), (firsts, lasts) = (np.array([p[0] if p else (0, 0) for p in x], float).T for x in (own, wanted))
+        found: Numbers = np.minimum(ends[:, None], lasts) - np.maximum(starts[:, None], firsts)
+        return np.maximum(found, 0.0)
+    return np.array([[float(common((a,), (b,))) for b in wanted] for a in own])
 
 
-def _fractions(sizes: Counts, divided: Flags, shares: tuple[float, ...]) -> list[Numbers]:
-    """Of every rank, the fraction of each divided size that it gets; 1 where nothing is divided."""
-    table = np.ones((len(shares), len(divided)))
-    for size in map(int, np.unique(sizes[divided & (sizes > 0)])):
-        counts = np.array(division(size, shares), dtype=np.float64)
-        table[:, divided & (sizes == size)] = (counts / size)[:, None]
-    return list(table)
-
-
-@lru_cache(maxsize=65536)
-def division(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
-    """`size` units among ranks in proportion to `shares`, by D'Hondt's rule, as `apportion` divides them.
-
-    The rule gives nobody less than its quota rounded down (Balinski & Young 1982); only what is left is handed out.
-    """
-    total = sum(shares)
-    units = [int(size * share / total) for share in shares]
-    queue = [((n + 1) / share, rank) for rank, (n, share) in enumerate(zip(units, shares, strict=True)) if share > 0]
-    heapify(queue)
-    for _ in range(size - sum(units)):
-        _, rank = queue[0]
-        units[rank] += 1
-        heapreplace(queue, ((units[rank] + 1) / shares[rank], rank))
-    return tuple(units)
-
-
-def _first_readers(layers: Layers, divided: Flags) -> Flags:
-    """Of the divided layers that read the same value, the first: the gradient of a value is exchanged once."""
-    seen: set[tuple[str, ...]] = set()
-    first = np.zeros(len(layers), dtype=np.bool_)
-    for index in np.flatnonzero(divided):
-        inputs = layers.graph.layers[index].inputs
-        first[index] = inputs not in seen
-        seen.add(inputs)
-    return first
-
-
-def _published_exchanges(layers: Layers, by_filter: Flags, by_channel: Flags, back: Flags, size: int) -> Exchanges:
-    outputs, inputs = layers.output_bytes, layers.input_bytes * back
-    return Exchanges(
-        forward_gather=outputs * by_filter,
-        backward_reduce=inputs * by_filter,
-        forward_reduce=outputs * by_channel,
-        backward_gather=inputs * by_channel,
-        halo=np.zeros(len(layers)),
-        forward_copy=2 * outputs * by_filter + 2 * layers.input_bytes / size * by_channel,
-        backward_copy=2 * outputs / size * by_filter + 2 * inputs * by_channel,
-    )
-
-
-def _sharded_exchanges(layers: Layers, by_filter: Flags, by_channel: Flags, gathered: Flags) -> Exchanges:
-    inputs = layers.input_bytes * gathered
-    back = inputs * layers.needs_gradient * by_filter
-    scattered = layers.output_bytes * by_channel
-    none = np.zeros(len(layers))
-    return Exchanges(
-        forward_gather=inputs + scattered,
-        backward_gather=back + scattered,
-        forward_reduce=none,
-        backward_reduce=none,
-        halo=none,
-        forward_copy=2 * (inputs + scattered),
-        backward_copy=2 * (back + scattered),
-    )
-
-
-def _spatial(layers: Layers, shares: Sequence[float]) -> ModelSplit:
-    none = np.zeros(len(layers), dtype=np.bool_)
-    by_rows, gathered = layers.strips
-    parts = tuple(
-        LayerShare(filters=np.ones(len(layers)), channels=np.ones(len(layers)), rows=rows)
-        for rows in _fractions(layers.rows, by_rows, tuple(shares))
-    )
-    zeros = np.zeros(len(layers))
-    exchanges = Exchanges(
-        forward_gather=layers.input_bytes * gathered,
-        backward_gather=zeros,
-        forward_reduce=zeros,
-        backward_reduce=zeros,
-        halo=layers.halo_bytes * by_rows,
-        forward_copy=2 * layers.input_bytes * gathered,
-        backward_copy=zeros,
-    )
-    return ModelSplit(
-        mode="spatial",
-        shares=tuple(share / sum(shares) for share in shares),
-        by_filter=none,
-        by_channel=none,
-        by_rows=by_rows,
-        follows=none,
-        gathers=none,
-        parts=parts,
-        exchanges=exchanges,
-    )
+def _pair(rows: list[tuple[int, int]]) -> tuple[Counts, Counts]:
+    table = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]

@@ -16,7 +16,7 @@ import numpy as np
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostModel
-from evener.oracle.cost.partition import Mode, ModelSplit, divide_layers
+from evener.oracle.cost.partition import Mode, ModelSplit, PassExchanges
 from evener.oracle.cost.roofline import LayerSeconds
 from evener.oracle.cost.topology import LinkCost
 
@@ -68,10 +68,9 @@ class ReplicaCost:
     ) -> None:
         self.model, self.devices, self.mode, self._channel = model, tuple(devices), mode, channel
         self.shares = tuple(shares) if shares else self._speeds()
-        layers = model.layers
         self.division: ModelSplit | None = None
-        if len(self.devices) > 1:
-            self.division = divide_layers(layers, mode, self.shares, published=model.job.published)
+        if mode != "none" and len(self.devices) > 1:
+            self.division = model.divide(mode, self.shares)
         self._costs: dict[float, ReplicaStep] = {}
         self._seconds: list[LayerSeconds] = [
             model.seconds(device, self.division.parts[rank] if self.division else None)
@@ -89,8 +88,7 @@ class ReplicaCost:
 
     def parameter_bytes(self, rank: int) -> Numbers:
         """Bytes of every layer's parameters on `rank`."""
-        layers = self.model.layers
-        return self.division.parameter_bytes(layers, rank) if self.division else layers.weight_bytes
+        return self.division.parameter_bytes(rank) if self.division else self.model.layers.weight_bytes
 
     def update_seconds(self) -> float:
         """Seconds of the optimiser's step of the slowest rank."""
@@ -113,25 +111,15 @@ class ReplicaCost:
         forward, backward = forward.max(axis=0), backward.max(axis=0)
         if self.division is None:
             return ReplicaStep(forward=forward, backward=backward, computing=computing, exchanging=0.0, sent_bytes=0.0)
-        exchanges, channel, size = self.division.exchanges, self._channel, len(self.devices)
-        largest = max(self.division.shares)
-        ways = {
-            "forward": (exchanges.forward_gather, exchanges.forward_reduce),
-            "backward": (exchanges.backward_gather, exchanges.backward_reduce),
-        }
-        start = max(self.model.device(device).pass_seconds for device in self.devices)
-        told = {name: _told(samples, *way, exchanges.halo, largest, size, channel, start) for name, way in ways.items()}
-        copying = {
-            "forward": self._copying(samples, exchanges.forward_copy),
-            "backward": self._copying(samples, exchanges.backward_copy),
-        }
-        copied = float(copying["forward"].sum() + copying["backward"].sum())
+        passes = (self.division.forward, self.division.backward)
+        exchanged = [self._exchanging(samples, one) for one in passes]
+        copied = [self._copying(samples, one.copied) for one in passes]
         return ReplicaStep(
-            forward=forward + told["forward"] + copying["forward"],
-            backward=backward + told["backward"] + copying["backward"],
-            computing=computing + copied,
-            exchanging=float(told["forward"].sum() + told["backward"].sum()),
-            sent_bytes=samples * self._sent_bytes(),
+            forward=forward + exchanged[0] + copied[0],
+            backward=backward + exchanged[1] + copied[1],
+            computing=computing + float(copied[0].sum() + copied[1].sum()),
+            exchanging=float(exchanged[0].sum() + exchanged[1].sum()),
+            sent_bytes=samples * float(self.division.sent_bytes.max()),
         )
 
     def worker(self, samples: float) -> Worker:
@@ -152,10 +140,9 @@ class ReplicaCost:
 
     def sample_bytes(self, rank: int) -> float:
         """Bytes of one sample's activations on `rank`."""
-        layers = self.model.layers
         if self.division is None:
             return self.model.whole_sample_bytes
-        return self.model.sample_bytes(self.division.kept_bytes(layers, rank), self.division.value_share(rank))
+        return self.model.sample_bytes(self.division.kept_bytes(rank), self.division.value_share(rank))
 
     def _most_samples(self) -> int | None:
         bounds = [
@@ -163,6 +150,12 @@ class ReplicaCost:
             for rank, device in enumerate(self.devices)
         ]
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    def _exchanging(self, samples: float, one: PassExchanges) -> Numbers:
+        """Seconds of every layer's collectives in one pass."""
+        start = max(self.model.device(device).pass_seconds for device in self.devices)
+        sending = self._channel.alpha * one.messages + samples * one.nbytes * self._channel.beta
+        return sending + start * one.collectives
 
     def _copying(self, samples: float, moved: Numbers) -> Numbers:
         """Seconds of every layer in which the slowest rank takes tensors apart and puts them together."""
@@ -174,32 +167,3 @@ class ReplicaCost:
     def _speeds(self) -> tuple[float, ...]:
         units = [self.model.workers[device].unit_seconds for device in self.devices]
         return tuple(min(units) / unit for unit in units)
-
-    def _sent_bytes(self) -> float:
-        """Bytes of one sample that the busiest rank sends."""
-        assert self.division is not None
-        exchanges, size = self.division.exchanges, len(self.devices)
-        gathered = exchanges.forward_gather + exchanges.backward_gather
-        reduced = exchanges.forward_reduce + exchanges.backward_reduce
-        share = max(self.division.shares)
-        told = (size - 1) * (share * gathered + 2 / size * reduced)
-        return float(told.sum() + 2 * exchanges.halo.sum())
-
-
-def _told(
-    samples: float,
-    gathered: Numbers,
-    reduced: Numbers,
-    halo: Numbers,
-    largest: float,
-    size: int,
-    channel: LinkCost,
-    start: float,
-) -> Numbers:
-    """Seconds of every layer's collectives in one pass; `largest` is the largest rank's share of a gathered tensor."""
-    steps = size - 1
-    gather = steps * (channel.alpha * (gathered > 0) + samples * gathered * largest * channel.beta)
-    reduce = 2 * steps * (channel.alpha * (reduced > 0) + samples * reduced / size * channel.beta)
-    strips = channel.alpha * (halo > 0) + samples * halo * channel.beta
-    starting = start * ((gathered > 0) * 1.0 + (reduced > 0) + (halo > 0))
-    return gather + reduce + strips + starting

@@ -25,7 +25,7 @@ from evener.oracle.division.placement import Placement
 Pattern: TypeAlias = Literal["spread", "collect", "reduce"]
 """`spread`: from owners to all who need it; `collect`: the sum of what these have, to the owners."""
 
-_PATTERNS: dict[tuple[State, State], tuple[Pattern | None, Pattern | None]] = {
+PATTERNS: dict[tuple[State, State], tuple[Pattern | None, Pattern | None]] = {
     ("split", "split"): ("spread", "collect"),
     ("split", "whole"): ("spread", "collect"),
     ("split", "alike"): ("spread", None),
@@ -46,7 +46,7 @@ def elements_moved(shape: Shape, have: Placement, need: Placement) -> int:
     """
     if have == need:
         return 0
-    patterns = [pattern for pattern in _PATTERNS[have.state, need.state] if pattern is not None]
+    patterns = [pattern for pattern in PATTERNS[have.state, need.state] if pattern is not None]
     if have.state == need.state:
         return 1
     return sum(prod(shape) * (2 if pattern == "reduce" else 1) for pattern in patterns)
@@ -102,7 +102,7 @@ class Move:
 
     def elements(self, rank: int, backward: bool) -> tuple[float, float]:
         """(sent, received) by `rank`, in one direction of a pass."""
-        pattern = _PATTERNS[self.have.state, self.need.state][backward]
+        pattern = PATTERNS[self.have.state, self.need.state][backward]
         if pattern is None:
             return 0, 0
         if pattern == "reduce":

@@ -6,7 +6,6 @@ each with samples of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,8 +15,8 @@ from evener.oracle.division.layout import Layout, Replica
 from evener.oracle.division.moves import Move
 from evener.oracle.division.network import Network
 from evener.oracle.division.placement import layout_of
-from evener.oracle.division.planner import DividedOperation, Planner
-from evener.oracle.division.rules import TABLE, Choice, Division
+from evener.oracle.division.planner import DividedNetwork, divide_network
+from evener.oracle.division.rules import Division
 from evener.oracle.division.weights import Shard
 from evener.schema import Part
 
@@ -76,53 +75,6 @@ class OperationPlan:
     moves: tuple[Move, ...]
     halo: Move | None
     weights: tuple[Layout, ...]
-
-
-@dataclass(frozen=True)
-class DividedNetwork:
-    """How a network is divided, whoever the ranks are.
-
-    Attributes:
-        network: that is divided.
-        operations: one an operation.
-    """
-
-    network: Network
-    operations: tuple[DividedOperation, ...]
-
-    @cached_property
-    def choices(self) -> dict[str, Choice]:
-        """How operations with weights are done, by name."""
-        pairs = zip(self.network.operations, self.operations, strict=True)
-        return {op.name: divided.choice for op, divided in pairs if op.weights}
-
-    def among(self, replica: Replica) -> ReplicaPlan:
-        """The plan of the ranks of `replica`; what no rank lacks is not moved."""
-        steps = tuple(self._step(index, replica) for index in range(len(self.operations)))
-        return ReplicaPlan(self.network, replica.size, steps, self)
-
-    def _step(self, index: int, replica: Replica) -> OperationPlan:
-        divided = self.operations[index]
-        choice, values = divided.choice, self.network.operations
-        needs = tuple(layout_of(need, replica) for need in choice.needs)
-        reach = layout_of(choice.reach, replica) if choice.reach is not None else None
-        adds = layout_of(choice.adds, replica) if choice.adds is not None else None
-        halo = None
-        if reach is not None and reach != needs[0]:
-            value = values[index].inputs[0]
-            halo = Move(value, values[value].shape, replica.size, needs[0], reach)
-        moves = (
-            Move(
-                one.value, values[one.value].shape, replica.size, *(layout_of(p, replica) for p in (one.have, one.need))
-            )
-            for one in divided.transfers
-        )
-        return OperationPlan(
-            LocalChoice(needs, layout_of(choice.gives, replica), choice.mode, reach if halo else None, adds),
-            tuple(move for move in moves if move.have != move.need),
-            halo,
-            tuple(layout_of(weight, replica) for weight in divided.weights),
-        )
 
 
 @dataclass(frozen=True)
@@ -204,31 +156,32 @@ def plan_replica(
     """
     choices = before.divided.choices if before else {}
     modes = {name: choice.mode for name, choice in leading.choices.items()} if leading else {}
-    return divide_network(network, division, replica.size, choices, modes).among(replica)
+    return plan_among(divide_network(network, division, replica.size, choices, modes), replica)
 
 
-def divide_network(
-    network: Network,
-    division: Division,
-    size: int,
-    choices: Mapping[str, Choice] = {},
-    modes: Mapping[str, str] = {},
-) -> DividedNetwork:
-    """How any `size` ranks divide `network`.
+def plan_among(divided: DividedNetwork, replica: Replica) -> ReplicaPlan:
+    """The plan of the ranks of `replica`, who divide a network so; what no rank lacks is not moved."""
+    steps = tuple(_operation_plan(divided, index, replica) for index in range(len(divided.operations)))
+    return ReplicaPlan(divided.network, replica.size, steps, divided)
 
-    Args:
-        network: with the shapes of a batch.
-        division: the column of THE TABLE.
-        size: number of ranks.
-        choices: that were made before, by name of the operation.
-        modes: by name, that are to be kept.
-    """
-    planner = Planner(
-        network=network,
-        table=TABLE[division],
-        divides_images=division == "spatial",
-        size=size,
-        choices=dict(choices),
-        modes=dict(modes),
+
+def _operation_plan(divided_network: DividedNetwork, index: int, replica: Replica) -> OperationPlan:
+    divided = divided_network.operations[index]
+    choice, values = divided.choice, divided_network.network.operations
+    needs = tuple(layout_of(need, replica) for need in choice.needs)
+    reach = layout_of(choice.reach, replica) if choice.reach is not None else None
+    adds = layout_of(choice.adds, replica) if choice.adds is not None else None
+    halo = None
+    if reach is not None and reach != needs[0]:
+        value = values[index].inputs[0]
+        halo = Move(value, values[value].shape, replica.size, needs[0], reach)
+    moves = (
+        Move(one.value, values[one.value].shape, replica.size, *(layout_of(p, replica) for p in (one.have, one.need)))
+        for one in divided.transfers
     )
-    return DividedNetwork(network, tuple(planner.step(i) for i in range(len(network.operations))))
+    return OperationPlan(
+        LocalChoice(needs, layout_of(choice.gives, replica), choice.mode, reach if halo else None, adds),
+        tuple(move for move in moves if move.have != move.need),
+        halo,
+        tuple(layout_of(weight, replica) for weight in divided.weights),
+    )

@@ -6,14 +6,16 @@ each with samples of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from evener.oracle.division import rules
 from evener.oracle.division.moves import Transfer, elements_moved
 from evener.oracle.division.network import Kind, Network
 from evener.oracle.division.placement import ON_ALL, Apart, Placement, split_along
-from evener.oracle.division.rules import Choice, Rule, Situation
+from evener.oracle.division.rules import TABLE, Choice, Division, Rule, Situation
 from evener.oracle.division.weights import weight_placements
 
 _DIVIDES = (rules.by_filter, rules.by_channel, rules.by_enough_channels, rules.by_narrower_side, rules.by_window)
@@ -140,3 +142,49 @@ def _segments(network: Network) -> dict[int, tuple[int, ...]]:
 
 def _is_part(network: Network, index: int) -> bool:
     return network.operations[index].kind == "part"
+
+
+@dataclass(frozen=True)
+class DividedNetwork:
+    """How a network is divided, whoever the ranks are.
+
+    Attributes:
+        network: that is divided.
+        operations: one an operation.
+    """
+
+    network: Network
+    operations: tuple[DividedOperation, ...]
+
+    @cached_property
+    def choices(self) -> dict[str, Choice]:
+        """How operations with weights are done, by name."""
+        pairs = zip(self.network.operations, self.operations, strict=True)
+        return {op.name: divided.choice for op, divided in pairs if op.weights}
+
+
+def divide_network(
+    network: Network,
+    division: Division,
+    size: int,
+    choices: Mapping[str, Choice] = {},
+    modes: Mapping[str, str] = {},
+) -> DividedNetwork:
+    """How any `size` ranks divide `network`.
+
+    Args:
+        network: with the shapes of a batch.
+        division: the column of THE TABLE.
+        size: number of ranks.
+        choices: that were made before, by name of the operation.
+        modes: by name, that are to be kept.
+    """
+    planner = Planner(
+        network=network,
+        table=TABLE[division],
+        divides_images=division == "spatial",
+        size=size,
+        choices=dict(choices),
+        modes=dict(modes),
+    )
+    return DividedNetwork(network, tuple(planner.step(i) for i in range(len(network.operations))))
