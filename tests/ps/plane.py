@@ -1,4 +1,4 @@
-"""A star plane inside of one process: the master and every node in a thread of its own, over a Unix socket."""
+"""A parameter-server plane inside of one process: the master and every node in a thread of its own, over a Unix socket."""
 
 from __future__ import annotations
 
