@@ -1,4 +1,4 @@
-"""A parameter-server plane inside of one process: the master and every node in a thread of its own, over a Unix socket."""
+"""A master and every node in a thread of its own inside of one process, over a Unix socket."""
 
 from __future__ import annotations
 

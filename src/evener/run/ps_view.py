@@ -1,4 +1,4 @@
-"""What the user sees of a run on the parameter-server plane: as of any other run, though nodes may come while it goes on."""
+"""What the user sees of a run under a master: as of any other run, though nodes may come while it goes on."""
 
 from __future__ import annotations
 
