@@ -19,7 +19,6 @@ import msgspec
 import torch
 import torch.nn.functional as F
 from pipeline import CPU, hardware, joined, ranks
-from pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
 from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import Group, leave_group
@@ -29,6 +28,7 @@ from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.pipeline import Pipeline
+from support.pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
 MICRO_BATCHES = (1, 2, 4, 8)
 SIZES = grid(samples=(16, 32), layers=(8, 16, 32), stages=(1, 2, 4), micro_batches=MICRO_BATCHES)

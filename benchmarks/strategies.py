@@ -31,7 +31,6 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from division_networks import UNet
 from evener.benchmark.live_bytes import LiveBytes
 from evener.comm.group import Group, join_group, leave_group
 from evener.launch.nodes import LocalNode
@@ -42,6 +41,7 @@ from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModel
+from support.division_networks import UNet
 
 MIB = 2**20
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from autodiff_operations import OPERATIONS, Operation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from evener import autodiff as ad
 from evener.autodiff import functional as F
 from evener.autodiff.backends.shapes import Pair
 from evener.autodiff.rules import RULES
+from support.autodiff_operations import OPERATIONS, Operation
 
 names = pytest.mark.parametrize("name", OPERATIONS)
 few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

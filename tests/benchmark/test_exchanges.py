@@ -3,7 +3,7 @@
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.benchmark.links import measure_message
 from evener.comm.group import Group
-from thread_ranks import together
+from support.thread_ranks import together
 
 
 def test_a_tensor_between_two_ranks_takes_the_same_to_all_who_ask() -> None:

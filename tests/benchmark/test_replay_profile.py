@@ -27,7 +27,7 @@ from evener.parallel.divided import DividedModel
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
-from thread_ranks import together
+from support.thread_ranks import together
 
 CPU = torch.device("cpu")
 CRITERION = Criterion(loss=nn.functional.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)

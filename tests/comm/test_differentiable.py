@@ -20,7 +20,7 @@ from evener.comm.differentiable import (
 )
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from thread_ranks import together
+from support.thread_ranks import together
 
 OWN = ((((0, 3),),), (((3, 4),),), ((),))
 ALL = ((((0, 4),),),) * 3

@@ -14,7 +14,7 @@ from evener.comm.exchange import Exchange, Intervals, Region, Route, blocks, num
 from evener.comm.group import Group
 from evener.comm.mesh import LARGEST_ROUND
 from evener.errors import InvalidValue
-from thread_ranks import together
+from support.thread_ranks import together
 
 
 def rows(*intervals: Intervals, columns: int = 3) -> tuple[Region, ...]:

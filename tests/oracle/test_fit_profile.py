@@ -13,7 +13,7 @@ from evener.oracle.search import search
 from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import NodeStep, Step, TrainRecord
-from imagined import cluster, model
+from support.imagined_machines import cluster, model
 
 PROFILE = cluster([1.0, 0.5], alpha=1e-6, beta=1e-10)
 JOB = model().job

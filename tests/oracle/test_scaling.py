@@ -8,7 +8,7 @@ from evener.errors import InvalidValue
 from evener.oracle.advice import scale
 from evener.oracle.cost.model import TrainingJob
 from evener.profile import ClusterProfile, LinkProfile
-from imagined import cluster, convolutions
+from support.imagined_machines import cluster, convolutions
 
 JOB = TrainingJob(graph=convolutions(depth=6, width=32), batch_size=256, optimizer="sgd")
 

@@ -17,7 +17,7 @@ from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.search import LEARNS_OTHERWISE, meshes, search
 from evener.plan import Plan
 from evener.schema import read_noun, write_noun
-from imagined import convolutions, model
+from support.imagined_machines import convolutions, model
 
 wired = partial(model, alpha=1e-3, beta=1e-6)
 

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import torchvision_operators  # noqa: F401
-from compare_divided import Serial, close, gradient_of_inputs, hold_against, serial, train
-from division_networks import CASES, YoloV8
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
-from thread_ranks import together
+from support.compare_divided import Serial, close, gradient_of_inputs, hold_against, serial, train
+from support.division_networks import CASES, YoloV8
+from support.thread_ranks import together
 
 import torchvision  # isort: skip
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compare_divided import close
-from division_networks import residual_net
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
@@ -18,7 +16,9 @@ from evener.oracle.division.plan import Arrangement
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.sharded import ShardedModel
-from thread_ranks import together
+from support.compare_divided import close
+from support.division_networks import residual_net
+from support.thread_ranks import together
 
 WAYS = {
     "sharded": Arrangement(division="sharded", replicas=(Replica(shares=(5, 2, 1)),)),

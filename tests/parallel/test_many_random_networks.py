@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from test_random_networks import networks
 from torch import nn
 
-from compare_divided import close, gradient_of_inputs, hold_against, train
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
-from thread_ranks import together
+from support.compare_divided import close, gradient_of_inputs, hold_against, train
+from support.thread_ranks import together
 
 shares = st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(any).map(tuple)
 columns = st.sampled_from([(1.0,), (1.0,), (2.0, 1.0)])

@@ -7,12 +7,12 @@ from unittest import mock
 
 import pytest
 
-from compare_divided import close, gradient_of_inputs, hold_against, serial
 from evener.oracle.division import rules
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import TABLE
-from thread_ranks import together
+from support.compare_divided import close, gradient_of_inputs, hold_against, serial
+from support.thread_ranks import together
 
 LAZY: Any = "lazy"
 COLUMN = {**TABLE["sharded"], "convolution": rules.by_filter, "linear": rules.by_filter}

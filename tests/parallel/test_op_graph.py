@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compare_divided import hold_against, train
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.op_graph import op_graph
-from thread_ranks import together
+from support.compare_divided import hold_against, train
+from support.thread_ranks import together
 
 IMAGES = torch.zeros(2, 3, 6, 6)
 

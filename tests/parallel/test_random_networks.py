@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compare_divided import close, gradient_of_inputs, hold_against, train
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
-from thread_ranks import together
+from support.compare_divided import close, gradient_of_inputs, hold_against, train
+from support.thread_ranks import together
 
 Layers = list[nn.Module]
 

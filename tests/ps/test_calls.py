@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from plane import VERSIONS
 
 from evener.profile import DeviceProfile
 from evener.ps.job import Job, encode_job
@@ -28,6 +27,7 @@ from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits
 from evener.wire.identity import Address, make_identity
+from support.master_in_threads import VERSIONS
 
 MOST_CALLS, MOST_FILES = 250, 18
 NODES, WARM_UP, ROUNDS, PARAMETERS = 3, 5, 20, 1000

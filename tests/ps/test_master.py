@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from linear import BATCH, RATE, SAMPLES, TRUTH, Mood, job, serial, weights
 from msgspec.structs import replace
-from plane import Plane, plane, unpack, wait_until
 
 from evener.errors import InvalidInput
 from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header, Join, ToNode
@@ -20,6 +18,8 @@ from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Limits
+from support.linear_engine import BATCH, RATE, SAMPLES, TRUTH, Mood, job, serial, weights
+from support.master_in_threads import Plane, plane, unpack, wait_until
 
 SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 WAYS: dict[str, SyncProtocol] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from playing import JOINED, LATE, Row, after, play
+
+from support.membership_script import JOINED, LATE, Row, after, play
 
 TABLE: dict[str, list[Row]] = {
     "a silent node is benched after the patience, and the round closes without it": [

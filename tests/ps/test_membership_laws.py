@@ -7,9 +7,9 @@ from typing import get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
-from playing import Outcome, Scene, after
 
 from evener.ps.node_state import Occurrence, Transition
+from support.membership_script import Outcome, Scene, after
 
 # Laws. Times are eighths of a second, so that sums and differences of them are exact.
 

@@ -7,11 +7,11 @@ from typing import get_args
 
 import msgspec
 import pytest
-from playing import JOINED, LATE, play
 
 from evener.errors import InvalidValue
 from evener.ps.effects import EVENTS
 from evener.ps.node_state import NodeState, Transition, TransitionKind
+from support.membership_script import JOINED, LATE, play
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from linear import job, weights
 from msgspec.structs import replace
 from test_master import SYNC
 
@@ -14,6 +13,7 @@ from evener.ps.blob import Blob
 from evener.ps.job import encode_job
 from evener.ps.messages import BlobChunk, FetchBlob, RunRejected
 from evener.ps.submission import Submissions
+from support.linear_engine import job, weights
 
 
 class Sent(list[tuple[int, Any]]):

@@ -6,12 +6,12 @@ import sys
 from math import isnan, nan
 
 import pytest
-from linear import VALIDATION, job, weights
 from test_master import SYNC
 
 from evener.oracle.apportion import Worker
 from evener.ps.messages import Validated
 from evener.ps.validation import SliceForNode, ValidationPass, Validations, ValidationSlice
+from support.linear_engine import VALIDATION, job, weights
 
 
 def costs(seconds: dict[str, float]) -> dict[str, Worker]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from linear import BATCH, RATE, Mood, build, job, weights
 from msgspec.structs import replace
 
 from evener.profile import DeviceProfile
@@ -18,6 +17,7 @@ from evener.ps.worker_session import WorkerSession
 from evener.sync import protocol
 from evener.sync.messages import Answer, Lease, SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol
+from support.linear_engine import BATCH, RATE, Mood, build, job, weights
 
 SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 OVERLAPPED = replace(protocol.averaging(batch=BATCH, local_steps=1), is_overlapped=True)

@@ -10,7 +10,6 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from fake_runs import NODES, fake_plan, fake_run
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,6 +22,7 @@ from evener.record import Event, TrainRecord
 from evener.report.bars import comparison_figure, ideal_samples_per_second, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
+from support.fake_runs import NODES, fake_plan, fake_run
 
 MANY = tuple((f"node-{index:02}.a-long-name.example.org", "cuda:0", 1e-3 * (1 + index % 5)) for index in range(64))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fake_runs import fake_run
 
 from evener.record import NodeStep, Step
 from evener.report.measured import node_phases, spans, typical_step, waiting_fraction
+from support.fake_runs import fake_run
 
 
 def entry(step: int, seconds: float, *nodes: NodeStep) -> Step:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_runs import NODES, fake_run
 
 from evener.errors import InvalidValue
 from evener.record import Event, TrainRecord
 from evener.report.html import write_page
+from support.fake_runs import NODES, fake_run
 
 VOID = {"meta", "img", "br"}
 

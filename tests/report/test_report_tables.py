@@ -7,7 +7,6 @@ import json
 
 import msgspec
 import pytest
-from fake_runs import NODES, fake_plan, fake_run
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +15,7 @@ from evener.plan import Assignment, Plan
 from evener.profile import BatchTiming, ClusterProfile, DeviceProfile, LinkProfile, TaskTiming, Throughput
 from evener.report.profile_tables import links_table, profile_table, timing_table
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table, summary
+from support.fake_runs import NODES, fake_plan, fake_run
 
 
 def plain(value: object) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_runs import fake_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from evener.errors import InvalidValue
 from evener.report.tensorboard import open_scalars
+from support.fake_runs import fake_run
 
 NAMES = ("ada", "bob", "cleo")
 

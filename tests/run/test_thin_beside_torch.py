@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from star_cluster import cluster
 
 from evener.record import TrainRecord
 from evener.schema import read_noun
+from support.command_cluster import cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 IMAGES, BATCH, EPOCHS = 1000, 200, 20

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from desk import Desk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.sync.messages import SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol
+from support.server_inboxes import Desk
 
 SGD = Sgd(learning_rate=1.0)
 ASYNC = SyncProtocol(batch=10, outer=SGD, staleness=None)

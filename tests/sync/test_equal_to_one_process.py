@@ -8,15 +8,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from numpy_engine import NumpyEngine, Problem
-from one_process import MakeOptimiser, difference, train
-from star_on_paper import Star, run_star
 
 from evener.sync.layout import Flat
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Adam, Outer, Sgd, SyncProtocol, Workload, averaging, synchronous
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
+from support.numpy_engine import NumpyEngine, Problem
+from support.serial_training import MakeOptimiser, difference, train
+from support.stepped_server import Star, run_star
 
 BATCH, EPOCHS = 21, 3
 UNEVEN = {"a": 1.0, "b": 2.3, "c": 9.0}

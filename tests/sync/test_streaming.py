@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from desk import LAYOUT, Desk
 from numpy.typing import NDArray
 
 from evener.sync.layout import Flat
 from evener.sync.messages import Push
 from evener.sync.protocol import Sgd, SyncProtocol
+from support.server_inboxes import LAYOUT, Desk
 
 AGREEMENT = SyncProtocol(batch=30, outer=Sgd(learning_rate=1.0))
 HALF = LAYOUT.num_bytes - 16

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy_engine import NumpyEngine, Problem
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from star_on_paper import Star, run_star
 from test_schedules import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 
 from evener.errors import InvalidFile, InvalidValue, MissingFile
@@ -20,6 +18,8 @@ from evener.sync.messages import WorkerTotals
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Adam, Sgd, SyncProtocol, Workload, synchronous
 from evener.sync.snapshot import load_snapshot, save_snapshot
+from support.numpy_engine import NumpyEngine, Problem
+from support.stepped_server import Star, run_star
 
 AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
 

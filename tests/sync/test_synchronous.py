@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from desk import LAYOUT, Desk
 
 from evener.sync.layout import Flat
 from evener.sync.messages import Push, SampleRange, Update
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
+from support.server_inboxes import LAYOUT, Desk
 
 SGD = Sgd(learning_rate=1.0)
 FIXED = SyncProtocol(batch=10, outer=SGD, division="fixed")

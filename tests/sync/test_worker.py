@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from numpy_engine import NumpyEngine, Problem
-from star_on_paper import Star, run_star
 
 from evener.errors import InvalidValue
 from evener.sync.layout import Flat
@@ -14,6 +12,8 @@ from evener.sync.messages import Answer, Lease, SampleRange
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload, diloco, synchronous
 from evener.sync.worker import WorkerReplica
+from support.numpy_engine import NumpyEngine, Problem
+from support.stepped_server import Star, run_star
 
 SGD = Sgd(learning_rate=0.3)
 LEASES = [Lease(number=k, version=0, samples=SampleRange(epoch=0, ranges=((8 * k, 8),)), num_steps=2) for k in range(4)]

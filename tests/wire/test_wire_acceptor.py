@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import msgspec
 import pytest
-from wire_peers import Hello, Kinds, Push, World, world
 
 from evener.wire.acceptor import PendingPeer, least_likely
 from evener.wire.connect import open_connection
@@ -22,6 +21,7 @@ from evener.wire.handshake import MESSAGE_BYTES, HandshakeType, MasterHandshake,
 from evener.wire.identity import Address
 from evener.wire.server import FrameReceived, PeerConnected, PeerRefused
 from evener.wire.transport import PlainTransport
+from support.wire_peers import Hello, Kinds, Push, World, world
 
 Joining: TypeAlias = "Future[Connection[Kinds]]"
 HURRIED = Limits(handshake_seconds=0.4)

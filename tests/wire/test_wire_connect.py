@@ -14,7 +14,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_peers import INSECURE, SECURE, Hello, Kinds, Push, world
 
 from evener.errors import NodeLost
 from evener.wire import connect
@@ -36,6 +35,7 @@ from evener.wire.frame import Limits
 from evener.wire.handshake import MESSAGE_BYTES
 from evener.wire.identity import Address, Token, make_identity
 from evener.wire.server import PeerConnected, PeerRefused
+from support.wire_peers import INSECURE, SECURE, Hello, Kinds, Push, world
 
 TOKENS = pytest.mark.parametrize("token", [SECURE.token, INSECURE.token], ids=["tls", "plain"])
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
 
 from evener.errors import InvalidValue
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame, ConnectionLost
 from evener.wire.frame import Limits, encode_frame
 from evener.wire.server import PeerDisconnected
+from support.wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
 
 BIG = 30_000_000
 

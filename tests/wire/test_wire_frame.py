@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_peers import Hello, Push
 
 from evener.errors import InvalidValue
 from evener.wire.frame import CLOSE, Limits, allocate, as_bytes, drop_sent, encode_close, encode_frame, encode_head
+from support.wire_peers import Hello, Push
 
 
 def test_a_literal_head() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fuzz_frames import WARM_UP, Wrong, largest_kilobytes, mutate_alone, run, valid_stream
 
 from evener.wire.frame import Limits
 from evener.wire.reader import FrameReader
+from support.fuzz_frames import WARM_UP, Wrong, largest_kilobytes, mutate_alone, run, valid_stream
 
 NUM_REFUSALS = 7
 
@@ -45,7 +45,7 @@ def test_unharmed_streams_are_read_to_the_end() -> None:
 
 def test_coverage_leads_the_fuzzer_where_atheris_is_installed() -> None:
     pytest.importorskip("atheris")
-    script = Path(__file__).with_name("fuzz_frames.py")
+    script = Path(__file__).parents[1] / "support" / "fuzz_frames.py"
     command = [sys.executable, str(script), "--runs", "3000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "3000 inputs in" in done.stdout

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_peers import INSECURE, SECURE
 
 from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
 from evener.wire.errors import BadToken
 from evener.wire.identity import Address, Identity, Token, make_identity
+from support.wire_peers import INSECURE, SECURE
 
 secrets = st.binary(min_size=16, max_size=16)
 fingerprints = st.none() | st.binary(min_size=32, max_size=32)

@@ -7,8 +7,6 @@ from contextlib import closing
 from random import Random
 
 import pytest
-from wire_peers import Kinds, Push, World, world
-from wire_proxy import Direction, Mischief, Way, man_in_the_middle
 
 from evener.errors import NodeLost
 from evener.wire.connect import open_connection
@@ -17,6 +15,8 @@ from evener.wire.errors import BadFrame
 from evener.wire.frame import Limits
 from evener.wire.identity import Address
 from evener.wire.server import FrameReceived, PeerDisconnected
+from support.wire_peers import Kinds, Push, World, world
+from support.wire_proxy import Direction, Mischief, Way, man_in_the_middle
 
 PAYLOAD = bytes(range(256)) * 20
 NUM_ROUNDS = 4

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_peers import Hello, Kinds, Push
 
 from evener.errors import InvalidValue
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Close, Frame, Limits, encode_close, encode_frame, encode_head
 from evener.wire.reader import READ_AHEAD, FrameReader
+from support.wire_peers import Hello, Kinds, Push
 
 headers = st.builds(Hello, st.text(max_size=5)) | st.builds(Push, st.integers(-(2**63), 2**63 - 1))
 frames = st.lists(st.tuples(headers, st.lists(st.binary(max_size=5000), max_size=4)), max_size=4)

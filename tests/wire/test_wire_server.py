@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wire_peers import QUICK, Hello, Kinds, Push, World, world
 
 from evener.errors import InvalidValue
 from evener.wire.connect import open_connection
@@ -23,6 +22,7 @@ from evener.wire.errors import BadFrame, CannotListen
 from evener.wire.frame import Limits
 from evener.wire.identity import Address
 from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected
+from support.wire_peers import QUICK, Hello, Kinds, Push, World, world
 
 BIG = 20_000_000
 

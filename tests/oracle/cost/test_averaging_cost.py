@@ -8,7 +8,7 @@ import pytest
 
 from evener.oracle.cost.averaging import price_averaging, price_server
 from evener.oracle.cost.topology import all_reduce_seconds
-from imagined import model
+from support.imagined_machines import model
 
 slow = partial(model, alpha=1e-3, beta=1e-7)
 

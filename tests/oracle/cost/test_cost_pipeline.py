@@ -11,7 +11,7 @@ from evener.errors import DoesNotFit
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.pipeline import make_pipeline, price_pipeline
 from evener.zoo.networks import unet
-from imagined import convolutions, model
+from support.imagined_machines import convolutions, model
 
 free = partial(model, alpha=0.0, beta=0.0)
 

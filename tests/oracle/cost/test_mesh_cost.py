@@ -19,7 +19,7 @@ from evener.oracle.cost.partition import MODES, Mode
 from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
 from evener.profile import ClusterProfile
-from imagined import convolutions, model
+from support.imagined_machines import convolutions, model
 
 free = partial(model, alpha=0.0, beta=0.0)
 

@@ -17,7 +17,7 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
 from evener.zoo.registry import draw
 from evener.zoo.sketch import Sketch
-from imagined import convolutions
+from support.imagined_machines import convolutions
 
 GRAPH = convolutions(depth=3, width=16, rows=8, norm=True)
 NAMES = [layer.name for layer in GRAPH.layers]

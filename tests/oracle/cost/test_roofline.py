@@ -16,7 +16,7 @@ from evener.oracle.cost.roofline import DeviceSpeed, LayerShare, device_of, laye
 from evener.profile import BatchTiming, LayerTiming, TaskTiming
 from evener.zoo.networks import resnet50
 from evener.zoo.sketch import Sketch
-from imagined import convolutions, device
+from support.imagined_machines import convolutions, device
 
 LAYERS = columns(convolutions())
 TIMING = TaskTiming(

@@ -7,7 +7,7 @@ import pytest
 from evener.errors import InvalidValue
 from evener.oracle.cost.topology import LinkCost, Topology, all_reduce_seconds
 from evener.profile import ClusterProfile, Fabric, LinkProfile
-from imagined import device
+from support.imagined_machines import device
 
 NVLINK = Fabric(name="NVLink", within="node", alpha=1.0, beta=0.001)
 NETWORK = Fabric(name="network", within="leaf", alpha=5.0, beta=0.1, shared_bandwidth=20.0)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pipeline_cases import CASES, assert_equal, cost, piped, serial
 from torch import Tensor, nn
 
 from evener.errors import InvalidInput, InvalidValue
 from evener.models.transformer import Transformer
 from evener.models.unet import UNet
 from evener.parallel.pipeline.pipeline import Pipeline
+from support.pipeline_cases import CASES, assert_equal, cost, piped, serial
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_cases import CASES, assert_equal, piped, serial
 from torch import nn
 
 from evener.oracle.schedule import SCHEDULES
@@ -16,6 +15,7 @@ from evener.parallel.pipeline import pipeline, stage_program
 from evener.parallel.pipeline.partition_plan import POLICIES
 from evener.parallel.pipeline.partition_problem import partition_problem, trace_micro_batch
 from evener.tracer.nested import tensors_in
+from support.pipeline_cases import CASES, assert_equal, piped, serial
 
 CPU = torch.device("cpu")
 WAYS = tuple(product(SCHEDULES, POLICIES))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_cases import CASES, cost
 from torch import Tensor
 
 from evener.parallel.pipeline.pipeline import Pipeline
+from support.pipeline_cases import CASES, cost
 
 CPU = torch.device("cpu")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pipeline_cases import CASES, TOLERANCE, Result, assert_equal, cost, descend, joined, piped, serial, start
 
 from evener.comm.group import leave_group
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.micro_batches import divided
 from evener.parallel.pipeline.pipeline import Pipeline
+from support.pipeline_cases import CASES, TOLERANCE, Result, assert_equal, cost, descend, joined, piped, serial, start
 
 Options = dict[str, Any]
 

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from pipeline_cases import CASES, joined, start
-from pipeline_peaks import DIM, TOKENS, Size, fitted, grid, measure_peaks
 from torch import Tensor, nn
 
 from evener.benchmark.live_bytes import LiveBytes
@@ -26,6 +24,8 @@ from evener.oracle.schedule import bubble
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.partition_plan import IN_FLIGHT
 from evener.parallel.pipeline.pipeline import Pipeline
+from support.pipeline_cases import CASES, joined, start
+from support.pipeline_peaks import DIM, TOKENS, Size, fitted, grid, measure_peaks
 
 CPU = torch.device("cpu")
 SPEED = 1.0

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from star_cluster import cluster, wait_until
 
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
 from evener.schema import read_noun
+from support.command_cluster import cluster, wait_until
 from support.commands import TINY, evener
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from linear import Mood, build
 from safetensors.numpy import load
 
 from evener.events import RunEvent
@@ -33,6 +32,7 @@ from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits
 from evener.wire.identity import Address, make_identity
+from support.linear_engine import Mood, build
 
 VERSIONS = Versions("0", "3.11", "")
 WAIT_SECONDS = 30.0

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from division_networks import CASES
 from evener.comm.group import Group
 from evener.oracle.division.plan import Arrangement, plan_replica
 from evener.oracle.division.traffic import step_traffic
@@ -21,6 +20,7 @@ from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.redistribute import part_of
 from evener.parallel.sharded import ShardedModel
+from support.division_networks import CASES
 
 STEPS = 3
 

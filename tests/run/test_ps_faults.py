@@ -11,12 +11,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from star_cluster import Cluster, cluster, wait_until
-from star_storm import Storm
-from star_task import SAMPLES, UPDATES_AN_EPOCH, write_pausing_task
 
 from evener.record import TrainRecord
 from evener.schema import read_noun
+from support.command_cluster import Cluster, cluster, wait_until
+from support.fault_storm import Storm
+from support.idle_task import SAMPLES, UPDATES_AN_EPOCH, write_pausing_task
 
 pytestmark = pytest.mark.slow
 NODES = ("one", "two", "three", "four")

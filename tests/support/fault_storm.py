@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from star_cluster import Cluster
+from support.command_cluster import Cluster
 
 EVERY_SECONDS = 1.0
 _LONGEST_STOP = 2.0

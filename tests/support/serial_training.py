@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from numpy_engine import MOMENTUM, Problem, gradient
 
 from evener.data.sampler import permutation
+from support.numpy_engine import MOMENTUM, Problem, gradient
 
 MakeOptimiser = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from numpy_engine import NumpyEngine
-
 from evener.sync.messages import Answer, Lease, Push, ServerOutput, Update
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import SyncProtocol
 from evener.sync.worker import WorkerReplica
+from support.numpy_engine import NumpyEngine
 
 
 class Hand:

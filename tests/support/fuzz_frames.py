@@ -1,7 +1,7 @@
 """Fuzzes the frame reader: mutated streams of frames go in, frames or one final refusal come out, and nothing else.
 
-    python tests/wire/fuzz_frames.py --runs 1000000 --seed 1        # coverage-guided where atheris is installed
-    python tests/wire/fuzz_frames.py --runs 1000000 --plain         # mutations alone
+    python tests/support/fuzz_frames.py --runs 1000000 --seed 1        # coverage-guided where atheris is installed
+    python tests/support/fuzz_frames.py --runs 1000000 --plain         # mutations alone
 
 Checks after every input: only `BadFrame` was raised; it is raised again by whatever follows; no place was asked for
 more than the limit; the reader has not made its own buffer larger than a head may be; every frame handed out was paid
