@@ -1,8 +1,7 @@
 """Evener trains one PyTorch model on uneven machines. What is named here is imported when it is first asked for."""
 
-from typing import TYPE_CHECKING
-
-from evener.lazy import lazily
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evener.errors import EvenerError
@@ -26,4 +25,8 @@ _HOMES = {
     "TrainRecord": "record",
 }
 
-__getattr__ = lazily(__name__, _HOMES)
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

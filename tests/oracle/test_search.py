@@ -80,7 +80,7 @@ def test_the_base_install_can_plan_for_a_network_of_the_zoo() -> None:
         "from evener.oracle.profiles import imagine\n"
         "from evener.oracle.cost.model import CostModel, TrainingJob\n"
         "from evener.oracle.search import search\n"
-        "from evener.zoo.registry import draw\n"
+        "from evener.zoo.networks import draw\n"
         "job = TrainingJob(graph=draw('resnet152'), batch_size=256)\n"
         "print(advice(search(CostModel(job, imagine('4xv100', '100gbe')), ['data'])))\n"
     )

@@ -11,8 +11,7 @@ from evener.errors import InvalidValue
 from evener.graph import Layer, ModelGraph
 from evener.tracer.model_graph import trace_model_graph
 from evener.zoo.amoebanet import amoebanet_d
-from evener.zoo.networks import cosmoflow, transformer, unet, vgg16, yolov8n
-from evener.zoo.registry import draw
+from evener.zoo.networks import cosmoflow, draw, transformer, unet, vgg16, yolov8n
 from evener.zoo.sketch import Sketch
 
 

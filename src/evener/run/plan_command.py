@@ -21,7 +21,7 @@ from evener.report.forecast import parts_table, ranking_table, scale_figure, sca
 from evener.run.console import open_console, print_line
 from evener.run.options import PlanConfig
 from evener.schema import read_noun, write_noun
-from evener.zoo.registry import ZOO, draw
+from evener.zoo.networks import ZOO, draw
 
 
 def plan(config: PlanConfig, *, as_json: bool) -> None:

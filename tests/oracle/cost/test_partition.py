@@ -15,7 +15,7 @@ from evener.oracle.cost.layers import columns
 from evener.oracle.cost.partition import MODES, DividedLayers, ModelSplit
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
-from evener.zoo.registry import draw
+from evener.zoo.networks import draw
 from evener.zoo.sketch import Sketch
 from support.imagined_machines import convolutions
 

@@ -16,7 +16,7 @@ from evener.oracle.division.network import Network
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
-from evener.zoo.registry import draw
+from evener.zoo.networks import draw
 from evener.zoo.sketch import Sketch
 
 ELSEWHERE = ("statistics", "gradients")

@@ -1,6 +1,5 @@
 """Optimisers: one fused pass over the flat buffers."""
 
-from evener.autodiff.optim.algorithms import SGD, Adam, AdamW
-from evener.autodiff.optim.optimizer import Optimizer
+from evener.autodiff.optim.optimizer import SGD, Adam, AdamW, Optimizer
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
