@@ -37,7 +37,7 @@ class Assignment(Part, frozen=True, kw_only=True):
         device: as PyTorch names it.
         samples: of every full micro-batch; ranks of one replica work on the same ones.
         fixed_seconds: of a step on this rank whatever its samples (update, start of kernels).
-        sample_seconds: for each further sample, forward and backward.
+        sample_seconds: for each further sample, forward and backward; 0 where the node was not timed.
         max_samples: largest micro-batch that fits; None if nothing bounds it.
         reason: why this share, in words.
         replica: number of the whole model that this rank holds a part of; None: it holds a model of its own.

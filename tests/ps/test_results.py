@@ -38,6 +38,7 @@ def test_a_batch_is_divided_among_those_who_are_there_and_the_others_are_named()
 def test_when_nobody_is_left_the_plan_is_an_even_one() -> None:
     plan = plan_of(job(SYNC), ["a", "b"], {}, {})
     assert [one.samples for one in plan.assignments] == [BATCH / 2, BATCH / 2]
+    assert [one.sample_seconds for one in plan.assignments] == [0.0, 0.0]  # nobody was timed
 
 
 def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> None:

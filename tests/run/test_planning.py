@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from evener.plan import Plan
+from evener.plan import Assignment, Plan
 from evener.record import TrainRecord
+from evener.report.bars import plan_figure
+from evener.report.html import write_page
 from evener.run.commands import perform
 from evener.run.config import RunConfig
-from evener.schema import read_noun
+from evener.schema import read_noun, write_noun
 from support.commands import TINY, evener, evener_here
 
 
@@ -88,3 +90,21 @@ def test_a_pipeline_says_before_the_first_step_what_it_will_send(tmp_path: Path)
 
 def test_replicas_that_are_cut_elsewhere_predict_nothing(tmp_path: Path) -> None:
     assert staged("data+pipeline", "1,1,1", tmp_path / "run", "equal").plan.prediction is None
+
+
+def test_the_plan_and_the_page_of_a_node_that_was_not_timed_predict_no_seconds(tmp_path: Path) -> None:
+    perform(RunConfig(task=TINY, output=tmp_path / "run"))
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    [assignment] = read_noun(tmp_path / "run" / "plan.json", Plan).assignments
+    assert (assignment.sample_seconds, assignment.fixed_seconds, record.plan.prediction) == (0.0, 0.0, None)
+    assert [axes.get_xlabel() for axes in plan_figure(record.plan).axes] == ["samples"]
+    write_page(tmp_path / "page.html", {"alone": record}, title="alone")
+    assert "Nothing to compare: the plan holds no prediction" in (tmp_path / "page.html").read_text()
+
+
+def test_a_plan_without_seconds_is_performed_by_its_samples(tmp_path: Path) -> None:
+    parts = [Assignment(rank=rank, node=f"node-{rank}", device="cpu", samples=n) for rank, n in enumerate((7, 3))]
+    write_noun(Plan(strategy="data", batch_size=10, assignments=tuple(parts)), tmp_path / "plan.json")
+    perform(RunConfig(task=TINY, plan=tmp_path / "plan.json", epochs=1, local_nodes="1,1", output=tmp_path / "run"))
+    step = read_noun(tmp_path / "run" / "record.json", TrainRecord).steps[0]
+    assert [node.samples for node in step.nodes] == [7, 3]

@@ -10,6 +10,7 @@ import typer
 
 from evener.cli.fields import Json, option_of
 from evener.run.config import RunConfig
+from evener.run.options import PATIENCE, PORT
 
 Home = Annotated[Path | None, option_of(RunConfig, "home")]
 Master = Annotated[str | None, option_of(RunConfig, "master")]
@@ -19,12 +20,13 @@ TokenFile = Annotated[Path | None, option_of(RunConfig, "token_file")]
 
 def up(
     listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT, or :PORT for all interfaces; as the last time, or :7117.")
+        str | None, typer.Option(help=f"HOST:PORT, or :PORT for all interfaces; as the last time, or :{PORT}.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without encryption.")] = False,
     home: Home = None,
     patience: Annotated[
-        float | None, typer.Option(help="Seconds of silence after which a node is given up; as the last time, or 15.")
+        float | None,
+        typer.Option(help=f"Seconds of silence after which a node is given up; as the last time, or {PATIENCE:g}."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -34,6 +34,7 @@ from evener.ps.master_client import MasterClient
 from evener.ps.thin_backend import ThinBackend
 from evener.record import TrainRecord
 from evener.run.console import open_console, print_line
+from evener.run.options import PATIENCE
 from evener.run.ps_local import local_cluster
 from evener.schema import parse_noun
 from evener.signals import sigterm_is_ctrl_c
@@ -137,9 +138,6 @@ class NfnnMaster:
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
 
-_PATIENCE = 15.0
-"""Seconds of silence after which a worker is given up: the default of `evener up`."""
-
 _ALLOWED_MODES = (["sync"], ["async"], sorted(MODES))
 
 
@@ -186,8 +184,8 @@ def nfnn(
         for count in counts:
             nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(count)]
             with (
-                local_cluster(nodes, _PATIENCE, thin=True, data=source) as cluster,
-                MasterClient(cluster.address, cluster.token, _PATIENCE) as client,
+                local_cluster(nodes, PATIENCE, thin=True, data=source) as cluster,
+                MasterClient(cluster.address, cluster.token, PATIENCE) as client,
             ):
                 cluster.wait_for_nodes(client)
                 master = NfnnMaster(task, source, client, cluster.check_all)

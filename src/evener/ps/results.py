@@ -26,7 +26,7 @@ _WEIGHTS, _RECORD, _END = "model.safetensors", "record.json", "end.json"
 
 def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], costs: Mapping[str, Worker]) -> Plan:
     """How a batch is divided among the nodes; those of `names` that are not there get nothing, unless nobody is."""
-    costs = costs or dict.fromkeys(names, Worker(unit_seconds=1.0))
+    timed, costs = costs, costs or dict.fromkeys(names, Worker(unit_seconds=1.0))
     present = [name for name in names if name in costs]
     sizes = dict(zip(present, apportion(job.agreement.batch, [costs[name] for name in present]), strict=True))
     return Plan(
@@ -38,7 +38,7 @@ def plan_of(job: Job, names: Sequence[str], nodes: Mapping[str, NodeRecord], cos
                 node=name,
                 device=nodes[name].device if name in nodes else "",
                 samples=sizes.get(name, 0),
-                sample_seconds=costs[name].unit_seconds if name in costs else 0.0,
+                sample_seconds=timed[name].unit_seconds if name in timed else 0.0,
                 reason=_reason(name, costs),
             )
             for rank, name in enumerate(names)

@@ -13,6 +13,13 @@ from evener.profile import PRECISIONS, Precision
 from evener.schema import Part
 from evener.wire.frame import Limits
 
+PATIENCE = Limits().patience
+"""Seconds, where the user says nothing."""
+PORT = 7117
+"""Of a master, likewise."""
+PROFILE = Path("cluster.json")
+"""What `evener benchmark` writes and `evener plan` reads, likewise."""
+
 
 class NodesConfig(Part, frozen=True, kw_only=True):
     """On which nodes of this machine a command computes: options that several commands have."""
@@ -23,9 +30,7 @@ class NodesConfig(Part, frozen=True, kw_only=True):
     ] = None
     devices: Annotated[str, Meta(description="all, cpu, or devices such as cuda:0,cuda:1.")] = "all"
     memory: Annotated[str | None, Meta(description="Memory of every node, such as 4GB or 4GB,512MB.")] = None
-    patience: Annotated[float, Meta(description="Seconds of silence after which a node is given up.")] = (
-        Limits().patience
-    )
+    patience: Annotated[float, Meta(description="Seconds of silence after which a node is given up.")] = PATIENCE
 
     def __post_init__(self) -> None:
         require(self.patience > 0, "--patience", self.patience, "positive seconds")
@@ -36,7 +41,7 @@ class BenchmarkConfig(NodesConfig, frozen=True, kw_only=True):
 
     task: Annotated[str | None, Meta(description="Also time this task's model by batch size.")] = None
     data: Annotated[Path | None, Meta(description="Folder of the task's data.")] = None
-    output: Annotated[Path, Meta(description="File of the profile.")] = Path("cluster.json")
+    output: Annotated[Path, Meta(description="File of the profile.")] = PROFILE
 
 
 class PlanConfig(Part, frozen=True, kw_only=True):
@@ -48,7 +53,7 @@ class PlanConfig(Part, frozen=True, kw_only=True):
 
     model: Annotated[str, Meta(description="resnet152, vgg16 ... (see docs/oracle.md), graph.json, or a task.")]
     option: Annotated[dict[str, str], Meta(description="key=value for the network or task; may be repeated.")] = {}
-    profile: Annotated[Path | None, Meta(description="A ClusterProfile; cluster.json by default.")] = None
+    profile: Annotated[Path | None, Meta(description=f"A ClusterProfile; {PROFILE} by default.")] = None
     machines: Annotated[str | None, Meta(description="Machines to imagine instead, such as 4xv100-node,h200.")] = None
     network: Annotated[str, Meta(description="That joins them: 1gbe, 10gbe, 100gbe or infiniband.")] = "10gbe"
     devices: Annotated[str, Meta(description="Nodes of the profile to take, such as ada,bob; all by default.")] = ""

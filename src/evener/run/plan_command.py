@@ -19,7 +19,7 @@ from evener.profile import ClusterProfile
 from evener.record import TrainRecord
 from evener.report.forecast import parts_table, ranking_table, scale_figure, scale_table
 from evener.run.console import open_console, print_line
-from evener.run.options import PlanConfig
+from evener.run.options import PROFILE, PlanConfig
 from evener.schema import read_noun, write_noun
 from evener.zoo.networks import ZOO, draw
 
@@ -63,7 +63,7 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
 
 
 def _profile(config: PlanConfig) -> ClusterProfile:
-    path = config.profile or (Path("cluster.json") if config.machines is None else None)
+    path = config.profile or (PROFILE if config.machines is None else None)
     profile = imagine(config.machines or "", config.network) if path is None else read_noun(path, ClusterProfile)
     for record in config.learn:
         profile = fit_profile(profile, read_noun(record, TrainRecord))

@@ -40,8 +40,8 @@ from evener.tracer.model_graph import trace_model_graph
 
 MUCH = 1.25
 """A model is divided if that is predicted to be so many times as fast: data parallelism is the better known."""
-_STAND_IN = Worker(unit_seconds=1.0)
-"""A node of which nothing was measured."""
+_UNTIMED = Worker(unit_seconds=1.0)
+"""A node of which nothing was measured: all are taken to be equally fast, and the plan names no seconds."""
 
 Ring = tuple[float, float]
 """(alpha [s], beta [s/byte]) of the ring of all ranks."""
@@ -60,8 +60,7 @@ def make_plan(context: RankContext) -> Plan:
     names = candidate_strategies(config, len(nodes))
     shape = shape_of(config, names[0], len(nodes), context.batch_size)
     if _is_alone(context, shape):
-        plan = divide(shape, nodes, [_STAND_IN], context.batch_size, GradientSync(gradient_bytes=0))
-        return msgspec.structs.replace(plan, prediction=None)
+        return divide(shape, nodes, (), context.batch_size, GradientSync(gradient_bytes=0))
     costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples)
     ring = measure_ring(context) if shape.strategy == "data" and costs.workers else (0.0, 0.0)
     chosen = choose(names, costs.misfit, price(context, names, costs, ring))
@@ -142,26 +141,31 @@ def divide(
     Args:
         shape: who holds a model together, in how many micro-batches.
         nodes: one a rank.
-        workers: what a micro-batch costs each; a pipeline measures its parts by itself.
+        workers: what a micro-batch costs each; empty if nothing was measured. A pipeline measures its parts by itself.
         batch_size: samples of a step.
         exchange: what whole models exchange; None where models are divided.
 
     Raises:
         InvalidValue: there is not a sample for every replica, or a replica has no speed.
     """
-    if shape.strategy == "pipeline":
-        workers = [_STAND_IN] * len(nodes)
-    ranks = [Candidate(node=n.name, device=n.device, worker=w) for n, w in zip(nodes, workers, strict=True)]
+    is_timed = bool(workers) and shape.strategy != "pipeline"
+    costs = workers if is_timed else [_UNTIMED] * len(nodes)
+    ranks = [Candidate(node=n.name, device=n.device, worker=w) for n, w in zip(nodes, costs, strict=True)]
     if exchange is not None:
-        return plan_data_parallel(ranks, batch_size, exchange, accumulate=shape.micro_batches, shares=shape.shares)
-    return plan_divided(
-        shape.strategy,  # type: ignore[arg-type]  # is checked
-        ranks,
-        shape.rows,
-        shape.shares or [1 / worker.seconds(shape.samples) for worker in workers],
-        batch_size,
-        accumulate=shape.micro_batches,
-    )
+        plan = plan_data_parallel(ranks, batch_size, exchange, accumulate=shape.micro_batches, shares=shape.shares)
+    else:
+        plan = plan_divided(
+            shape.strategy,  # type: ignore[arg-type]  # is checked
+            ranks,
+            shape.rows,
+            shape.shares or [1 / worker.seconds(shape.samples) for worker in costs],
+            batch_size,
+            accumulate=shape.micro_batches,
+        )
+    if is_timed:
+        return plan
+    untimed = tuple(msgspec.structs.replace(a, sample_seconds=0.0) for a in plan.assignments)
+    return msgspec.structs.replace(plan, prediction=None, assignments=untimed)
 
 
 def _optimizer_name(context: RankContext) -> str:

@@ -19,12 +19,11 @@ from evener.ps.node_config import versions_here
 from evener.ps.state_dir import Beacon, StateDir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.text import grid, human_bytes
+from evener.run.options import PATIENCE, PORT
 from evener.run.ps_node import print_notice
 from evener.signals import sigterm_is_ctrl_c
-from evener.wire.frame import Limits
 from evener.wire.identity import Address
 
-DEFAULT_PORT = 7117
 _WIDTH_IN_FILES = 160
 _HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
 
@@ -36,11 +35,11 @@ def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None
     """
     place = StateDir(home)
     last = _last_beacon(place)
-    patience = (last.patience if last else Limits().patience) if patience is None else patience
+    patience = (last.patience if last else PATIENCE) if patience is None else patience
     require(patience > 0, "--patience", patience, "positive seconds")
     with place.occupied(), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure)
-        wanted = Address.parse(listen or (last.listen if last else f":{DEFAULT_PORT}"))
+        wanted = Address.parse(listen or (last.listen if last else f":{PORT}"))
         config = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice)
         master = Master(config)
         try:

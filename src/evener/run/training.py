@@ -103,7 +103,7 @@ def _is_cut_alike(plan: Plan) -> bool:
 def _workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
     """What batches are divided by, one a replica: measured costs if shares follow them, else the plan's shares."""
     firsts = [plan.assignments[ranks[0]] for ranks in plan.replica_ranks]
-    if not is_balanced:
+    if not is_balanced or not all(a.sample_seconds for a in firsts):
         return tuple(weights_to_workers([a.samples for a in firsts], [a.max_samples for a in firsts]))
     return tuple(
         Worker(unit_seconds=a.sample_seconds, fixed_seconds=a.fixed_seconds, most=a.max_samples) for a in firsts
