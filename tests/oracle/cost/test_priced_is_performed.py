@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from division_networks import residual_net
 from evener.graph import ModelGraph
 from evener.oracle.cost.layers import columns
 from evener.oracle.cost.operations import operations_of
@@ -16,8 +20,11 @@ from evener.oracle.division.network import Network
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
-from evener.zoo.networks import draw
+from evener.parallel.op_graph import op_graph
+from evener.tracer.model_graph import trace_model_graph
+from evener.zoo.registry import draw
 from evener.zoo.sketch import Sketch
+from imagined import convolutions
 
 ELSEWHERE = ("statistics", "gradients")
 """Kinds of exchanges that are not those of the layers' values."""
@@ -99,3 +106,21 @@ def plain() -> nn.Module:
         nn.Flatten(),
         nn.Linear(16 * 16 * 16, 8),
     )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [(1.0, 1.0), (1.0,) * 4, (3.0, 1.0, 2.0), (1.0, 0.0, 2.5, 0.4)])
+@pytest.mark.parametrize("build", [plain, residual_net])
+def test_a_traced_model_is_priced_as_its_modules_are_divided(
+    build: Callable[[], nn.Module], ranks: tuple[float, ...], mode: Division
+) -> None:
+    model, images = build(), torch.zeros(6, 3, 16, 16)
+    expected = performed(op_graph(model, [images]).network, mode, ranks, samples=len(images))
+    assert priced(trace_model_graph(model, images), mode, ranks) == expected
+
+
+def test_a_narrow_network_on_many_ranks_sends_what_it_is_said_to() -> None:
+    graph = convolutions(depth=3, width=5, rows=3, norm=True)
+    for mode in MODES:
+        ranks = tuple(1.0 + 0.3 * i for i in range(9))
+        assert priced(graph, mode, ranks) == performed(operations_of(graph).network, mode, ranks)

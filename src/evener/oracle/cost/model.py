@@ -129,6 +129,11 @@ class CostModel:
         """Bytes of parameters, their gradients and what the optimiser keeps, with the model's buffers."""
         return parameter_bytes * (2 + OPTIMIZERS[self.job.optimizer]) + self.job.graph.buffer_bytes
 
+    @cached_property
+    def layer_state_bytes(self) -> Numbers:
+        """Bytes of every layer's parameters, gradients and optimiser state."""
+        return self.layers.weight_bytes * (2 + OPTIMIZERS[self.job.optimizer])
+
     def sample_bytes(self, kept: Numbers, parts: Numbers) -> float:
         """Bytes of one sample: what is kept for backward, and the largest layer's tensors while it computes."""
         passing = (self.layers.input_bytes + self.layers.output_bytes) * parts

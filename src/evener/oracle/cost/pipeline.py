@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -55,7 +56,7 @@ def make_pipeline(model: CostModel, devices: Sequence[int], samples: int, micro_
         DoesNotFit: no cut of the model fits the devices, not even if stages recompute.
     """
     stages = len(devices)
-    waiting = tuple(max_held(SCHEDULES["1f1b"](k, stages, micro_batches)) for k in range(stages))
+    waiting = _waiting(stages, micro_batches)
     for recomputes in (False, True):
         load = _load(model, devices, samples, recomputes)
         held = Held(waiting=waiting, kept=(1,) * stages if recomputes else waiting)
@@ -63,6 +64,12 @@ def make_pipeline(model: CostModel, devices: Sequence[int], samples: int, micro_
         if cut is not None:
             return _simulated(model, devices, load, held, cut, micro_batches)
     raise DoesNotFit(f"no division of the model into {stages} stages fits the devices' memory")
+
+
+@lru_cache(maxsize=256)
+def _waiting(stages: int, micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches that every stage holds at once, at most."""
+    return tuple(max_held(SCHEDULES["1f1b"](k, stages, micro_batches)) for k in range(stages))
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ def _load(model: CostModel, devices: Sequence[int], samples: int, recomputes: bo
     return _Load(
         forward=forward,
         backward=np.stack([one.backward(samples) for one in seconds]) + forward * recomputes,
-        state=np.array([model.state_bytes(n) - model.job.graph.buffer_bytes for n in layers.weight_bytes]),
+        state=model.layer_state_bytes,
         kept=samples * layers.kept_bytes,
         boundary=samples * layers.boundary_bytes,
     )
