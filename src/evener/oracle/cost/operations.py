@@ -53,7 +53,7 @@ class Published:
 
 def operations_of(graph: ModelGraph, published: Published | None = None) -> LayerOperations:
     """The operations of `graph`, as Evener performs them or as they were `published`."""
-    builder = _Builder(published)
+    builder = _OperationList(published)
     for index, layer in enumerate(graph.layers):
         builder.add_layer(index, layer)
     read = {i for operation in builder.operations for i in operation.inputs}
@@ -63,7 +63,7 @@ def operations_of(graph: ModelGraph, published: Published | None = None) -> Laye
 
 
 @dataclass
-class _Builder:
+class _OperationList:
     """Operations so far, with the layer that each belongs to."""
 
     published: Published | None

@@ -133,10 +133,10 @@ class _Columns:
         self.layer = np.array([one.layer for one in transfers], dtype=np.int64)
         self.volume = np.array([float(prod(one.shape) * element_bytes) for one in transfers])
         self.split = np.array([_number(splits, one.owners, one.shape) for one in transfers], dtype=np.int64)
-        self.ways = tuple(_Way(transfers, way) for way in (0, 1))
+        self.ways = tuple(_PassPatterns(transfers, way) for way in (0, 1))
 
 
-class _Way:
+class _PassPatterns:
     """Of the forward (0) or backward (1) pass, which transfers follow which pattern, and which take their part."""
 
     def __init__(self, transfers: Sequence[_Transfer], way: int) -> None:
