@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from division_networks import residual_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from imagined import convolutions
 from torch import nn
 
 from evener.graph import ModelGraph
@@ -25,6 +23,8 @@ from evener.parallel.op_graph import op_graph
 from evener.tracer.model_graph import trace_model_graph
 from evener.zoo.registry import draw
 from evener.zoo.sketch import Sketch
+from support.division_networks import residual_net
+from support.imagined_machines import convolutions
 
 ELSEWHERE = ("statistics", "gradients")
 """Kinds of exchanges that are not those of the layers' values."""
