@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from evener.zoo.registry import draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -22,6 +21,7 @@ from evener.oracle.division.rules import Division
 from evener.oracle.division.traffic import step_traffic
 from evener.parallel.op_graph import op_graph
 from evener.tracer.model_graph import trace_model_graph
+from evener.zoo.networks import draw
 from evener.zoo.sketch import Sketch
 from support.division_networks import residual_net
 from support.imagined_machines import convolutions
