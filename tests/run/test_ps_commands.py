@@ -42,49 +42,49 @@ def task(data_dir: Path) -> Task:
 
 
 def test_code_and_data_travel_to_the_nodes_and_everything_ends(tmp_path: Path) -> None:
-    with cluster() as star:
+    with cluster() as ps:
         for name in ("one", "two"):
-            star.join(name)
-        nodes = star.wait_for_nodes()
+            ps.join(name)
+        nodes = ps.wait_for_nodes()
         assert {node.state for node in nodes.values()} == {"present"}
         assert all((node.score or 0) > 1 for node in nodes.values())
-        said = json.loads(star.evener("nodes", "--json", "--home", str(star.home)).stdout)
+        said = json.loads(ps.evener("nodes", "--json", "--home", str(ps.home)).stdout)
         assert [node["name"] for node in said["nodes"]] == ["one", "two"]
-        assert re.search(r"one .* cpu .* waits .* present", star.evener("nodes", "--home", str(star.home)).stdout)
-        profile = read_noun(star.home / "cluster.json", ClusterProfile)
+        assert re.search(r"one .* cpu .* waits .* present", ps.evener("nodes", "--home", str(ps.home)).stdout)
+        profile = read_noun(ps.home / "cluster.json", ClusterProfile)
         assert {device.node for device in profile.devices} == {"one", "two"}
         for file in ("identity.json", "master.json"):
-            assert stat.S_IMODE((star.home / file).stat().st_mode) == 0o600
+            assert stat.S_IMODE((ps.home / file).stat().st_mode) == 0o600
 
         code = tmp_path / "code"  # gone before the next run: what the nodes have is what was sent
         code.mkdir()
         for file in ("smooth.py", "smooth_parts.py"):
             shutil.copy(TASKS / file, code)
-        summary = star.train(str(code / "smooth.py"), "--agreement", "sync", "--epochs", "8", "--output", "smooth")
+        summary = ps.train(str(code / "smooth.py"), "--agreement", "sync", "--epochs", "8", "--output", "smooth")
         assert summary["validation_accuracy"] > 0.6
         assert {node["name"] for node in summary["nodes"]} == {"one", "two"}
         assert all(node["bytes_sent"] > 0 for node in summary["nodes"])
         assert {"seconds", "samples_per_second", "final_loss", "agreement", "bytes_saved"} <= summary.keys()
-        with safe_open(star.folder / "smooth" / "model.safetensors", framework="numpy") as weights:
+        with safe_open(ps.folder / "smooth" / "model.safetensors", framework="numpy") as weights:
             assert set(weights.keys()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-        assert read_noun(star.folder / "smooth" / "record.json", TrainRecord).agreement == "sync"
-        assert len(list((star.folder / "cache-one" / "blobs").iterdir())) == 1
+        assert read_noun(ps.folder / "smooth" / "record.json", TrainRecord).agreement == "sync"
+        assert len(list((ps.folder / "cache-one" / "blobs").iterdir())) == 1
 
         data = write_data(tmp_path / "data")
         (tmp_path / "reader.py").write_text(READER)
         words = (str(tmp_path / "reader.py"), "--data", str(data), "--ship-data", "--agreement", "average")
-        star.train(*words)
-        blobs = sorted((star.folder / "cache-one" / "blobs").iterdir())
+        ps.train(*words)
+        blobs = sorted((ps.folder / "cache-one" / "blobs").iterdir())
         assert len(blobs) == 3
         before = [(path.name, path.stat().st_ctime_ns) for path in blobs]
-        star.train(*words)
-        assert [(p.name, p.stat().st_ctime_ns) for p in sorted((star.folder / "cache-one" / "blobs").iterdir())] == (
+        ps.train(*words)
+        assert [(p.name, p.stat().st_ctime_ns) for p in sorted((ps.folder / "cache-one" / "blobs").iterdir())] == (
             before
         )
-        star.down()
-        assert [process.wait() for process in star.nodes.values()] == [0, 0]
-        assert star.master.wait() == 0
-        assert "says goodbye: `evener down` was typed" in star.said("one")
+        ps.down()
+        assert [process.wait() for process in ps.nodes.values()] == [0, 0]
+        assert ps.master.wait() == 0
+        assert "says goodbye: `evener down` was typed" in ps.said("one")
 
 
 def write_data(folder: Path) -> Path:
@@ -99,29 +99,29 @@ def write_data(folder: Path) -> Path:
 
 def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None:
     words = (str(TASKS / "smooth.py"), "--option", "samples=4000", "--agreement", "sync", "--output", "out")
-    with cluster("--patience", "3") as star:
+    with cluster("--patience", "3") as ps:
         for name in ("killed", "stopped", "steady"):
-            star.join(name)
-        star.wait_for_nodes()
-        training = star.start_training(*words, "--epochs", "60")
-        wait_until(lambda: star.version() > 20, "that work begins")
-        star.nodes["killed"].kill()
-        star.nodes["stopped"].send_signal(signal.SIGSTOP)
-        wait_until(lambda: star.state("stopped") == star.state("killed") == "benched", "that both are benched")
-        star.nodes["stopped"].send_signal(signal.SIGCONT)
-        wait_until(lambda: star.state("stopped") == "present", "that the stopped one is taken back")
-        version = star.version()
-        star.master.kill()
-        star.master.wait()
-        star.up()
-        wait_until(lambda: star.version() > version, "that the run goes on")
-        star.join("late")
-        wait_until(lambda: star.state("late") == "present", "that another one joins")
+            ps.join(name)
+        ps.wait_for_nodes()
+        training = ps.start_training(*words, "--epochs", "60")
+        wait_until(lambda: ps.version() > 20, "that work begins")
+        ps.nodes["killed"].kill()
+        ps.nodes["stopped"].send_signal(signal.SIGSTOP)
+        wait_until(lambda: ps.state("stopped") == ps.state("killed") == "benched", "that both are benched")
+        ps.nodes["stopped"].send_signal(signal.SIGCONT)
+        wait_until(lambda: ps.state("stopped") == "present", "that the stopped one is taken back")
+        version = ps.version()
+        ps.master.kill()
+        ps.master.wait()
+        ps.up()
+        wait_until(lambda: ps.version() > version, "that the run goes on")
+        ps.join("late")
+        wait_until(lambda: ps.state("late") == "present", "that another one joins")
         training.send_signal(signal.SIGINT)
         assert training.wait(60) == 130
-        record = read_noun(star.folder / "out" / "record.json", TrainRecord)
-        star.down()
-        said = (star.folder / "train.out").read_text()
+        record = read_noun(ps.folder / "out" / "record.json", TrainRecord)
+        ps.down()
+        said = (ps.folder / "train.out").read_text()
     happened = {event.kind for event in record.events}
     assert {"joined", "away", "benched", "back", "master restarted"} <= happened
     assert "master lost" in said
@@ -131,42 +131,42 @@ def test_killed_and_stopped_nodes_and_a_killed_master_do_not_end_a_run() -> None
 
 def test_a_killed_command_does_not_harm_the_run() -> None:
     words = (str(TASKS / "smooth.py"), "--agreement", "sync", "--option", "samples=2000", "--epochs", "12")
-    with cluster("--patience", "120") as star:
-        star.join("one")
-        star.wait_for_nodes()
-        training = star.start_training(*words, "--output", "out")
-        wait_until(lambda: star.version() > 0, "that work begins")
-        run = star.ask().run
+    with cluster("--patience", "120") as ps:
+        ps.join("one")
+        ps.wait_for_nodes()
+        training = ps.start_training(*words, "--output", "out")
+        wait_until(lambda: ps.version() > 0, "that work begins")
+        run = ps.ask().run
         assert run is not None
         training.kill()
         training.wait()
-        star.nodes["one"].send_signal(signal.SIGSTOP)  # so that the run cannot end before the next command has begun
-        again = star.evener("train", *words, "--home", str(star.home))
+        ps.nodes["one"].send_signal(signal.SIGSTOP)  # so that the run cannot end before the next command has begun
+        again = ps.evener("train", *words, "--home", str(ps.home))
         assert again.returncode == 2
         assert re.search(rf"the master is busy with run {run.run}, \d+ updates so far: wait for it", again.stderr)
-        star.nodes["one"].send_signal(signal.SIGCONT)
+        ps.nodes["one"].send_signal(signal.SIGCONT)
         folder = Path(run.folder)
         wait_until(lambda: (folder / "end.json").exists(), "that the run ends")
         assert read_noun(folder / "record.json", TrainRecord).steps[-1].step == 12 * 200
         assert (folder / "model.safetensors").exists()
-        star.down()
+        ps.down()
 
 
 def test_without_pytorch_thin_tasks_are_submitted_and_computed_and_others_refused_with_a_reason() -> None:
-    with cluster() as star:
-        star.join("thin", has_torch=False)
-        assert (star.wait_for_nodes()["thin"].score or 0) > 1
+    with cluster() as ps:
+        ps.join("thin", has_torch=False)
+        assert (ps.wait_for_nodes()["thin"].score or 0) > 1
         small = ("--option", "channels=4", "--option", "blocks=1", "--epochs", "1", "--output", "digits")
-        summary = star.train("digits", "--agreement", "sync", *small, has_torch=False)
+        summary = ps.train("digits", "--agreement", "sync", *small, has_torch=False)
         assert [node["name"] for node in summary["nodes"]] == ["thin"]
-        with safe_open(star.folder / "digits" / "model.safetensors", framework="numpy") as weights:
+        with safe_open(ps.folder / "digits" / "model.safetensors", framework="numpy") as weights:
             assert "0.weight" in set(weights.keys())
-        result = star.evener("train", TINY, "--agreement", "sync", "--home", str(star.home))
+        result = ps.evener("train", TINY, "--agreement", "sync", "--home", str(ps.home))
         assert result.returncode == 3
         sentence = "node thin cannot take part: task tiny has no thin twin, so this node needs PyTorch: pip install"
         assert sentence in result.stderr
-        star.down()
-        assert star.nodes["thin"].wait(20) == 0
+        ps.down()
+        assert ps.nodes["thin"].wait(20) == 0
 
 
 def test_who_cannot_join_is_told_why_within_ten_seconds(
@@ -174,18 +174,18 @@ def test_who_cannot_join_is_told_why_within_ten_seconds(
 ) -> None:
     from evener.cli.commands import main
 
-    with cluster() as star, socket.socket() as silent:
+    with cluster() as ps, socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        host, _, port = star.address.rpartition(":")
+        host, _, port = ps.address.rpartition(":")
         other = "evener1-" + "A" * 70
         nobody = free_port()
         cases = {
-            (star.address, other): "the token is mistyped: its last characters do not fit",
-            (f"{host}:{nobody}", star.token): rf"{host}, port {nobody}: .*nothing listens at that port; start `evener",
-            (f"{host}:{silent.getsockname()[1]}", star.token): rf"port {silent.getsockname()[1]}: .*then silence",
-            ("no-such-machine.invalid:7117", star.token): "no-such-machine.invalid, port 7117: no machine of that name",
-            (f"{host}:{port}x", star.token): "address must be HOST:PORT",
+            (ps.address, other): "the token is mistyped: its last characters do not fit",
+            (f"{host}:{nobody}", ps.token): rf"{host}, port {nobody}: .*nothing listens at that port; start `evener",
+            (f"{host}:{silent.getsockname()[1]}", ps.token): rf"port {silent.getsockname()[1]}: .*then silence",
+            ("no-such-machine.invalid:7117", ps.token): "no-such-machine.invalid, port 7117: no machine of that name",
+            (f"{host}:{port}x", ps.token): "address must be HOST:PORT",
         }
         for (address, token), sentence in cases.items():
             words = ["evener", "join", address, "--token", token, "--device", "cpu", "--cache", str(tmp_path)]
@@ -196,7 +196,7 @@ def test_who_cannot_join_is_told_why_within_ten_seconds(
             assert time.monotonic() - begun < 10.5
             assert stop.value.code in (2, 4)
             assert re.search(sentence, said := capsys.readouterr().err), said
-        star.down()
+        ps.down()
 
 
 def free_port() -> int:
@@ -206,34 +206,34 @@ def free_port() -> int:
 
 
 def test_a_token_of_another_master_is_refused() -> None:
-    with cluster() as star, cluster() as other:
-        result = star.evener("join", star.address, "--token", other.token, "--cache", str(star.folder))
+    with cluster() as ps, cluster() as other:
+        result = ps.evener("join", ps.address, "--token", other.token, "--cache", str(ps.folder))
         assert result.returncode == 4
         assert "its certificate is not the one of the token" in result.stderr
         assert "copy the token that this master printed" in result.stderr
-        star.down()
+        ps.down()
         other.down()
 
 
 def test_without_encryption_both_sides_have_to_say_so(tmp_path: Path) -> None:
-    with cluster("--insecure") as star:
-        assert "warning: --insecure: nothing is encrypted" in star.said("up")
-        result = star.evener("join", star.address, "--token", star.token, "--cache", str(tmp_path))
+    with cluster("--insecure") as ps:
+        assert "warning: --insecure: nothing is encrypted" in ps.said("up")
+        result = ps.evener("join", ps.address, "--token", ps.token, "--cache", str(tmp_path))
         assert result.returncode == 2
         assert "add --insecure if that is what you want" in result.stderr
-        star.join("open", "--insecure")
-        star.wait_for_nodes()
-        star.down()
+        ps.join("open", "--insecure")
+        ps.wait_for_nodes()
+        ps.down()
 
 
 def test_two_nodes_without_names_join_from_one_machine_side_by_side() -> None:
-    with cluster() as star:
+    with cluster() as ps:
         for number in range(2):
-            star.join_unnamed(f"node-{number}")
-        wait_until(lambda: sum(node.score is not None for node in star.ask().nodes) == 2, "that both nodes join")
-        names = sorted(node.name for node in star.ask().nodes)
-        assert all(process.poll() is None for process in star.nodes.values())
-        star.down()
+            ps.join_unnamed(f"node-{number}")
+        wait_until(lambda: sum(node.score is not None for node in ps.ask().nodes) == 2, "that both nodes join")
+        names = sorted(node.name for node in ps.ask().nodes)
+        assert all(process.poll() is None for process in ps.nodes.values())
+        ps.down()
     base = names[0].removesuffix("-2")
     assert re.fullmatch(rf"{re.escape(base)}(-\d+)?", names[1])
     assert names[0] != names[1]
@@ -241,31 +241,31 @@ def test_two_nodes_without_names_join_from_one_machine_side_by_side() -> None:
 
 
 def test_a_home_has_one_master(tmp_path: Path) -> None:
-    with cluster() as star:
-        second = star.evener("up", "--home", str(star.home))
+    with cluster() as ps:
+        second = ps.evener("up", "--home", str(ps.home))
         assert second.returncode == 2
         assert "a master lives in" in second.stderr
         assert "`evener down`" in second.stderr
-        star.down()
+        ps.down()
     nobody = evener("nodes", "--home", str(tmp_path / "none"), cwd=tmp_path)
     assert nobody.returncode == 2
     assert "no master was ever started in" in nobody.stderr
 
 
 def test_a_master_that_is_told_to_stop_leaves_its_nodes_waiting_for_it() -> None:
-    with cluster() as star:
-        star.join("one")
-        star.wait_for_nodes()
-        star.master.send_signal(signal.SIGTERM)
-        assert star.master.wait(20) == 0
-        assert "its nodes wait for `evener up`" in star.said("up")
-        star.up()
-        star.wait_for_nodes()
-        assert star.nodes["one"].poll() is None
-        os.kill(star.nodes["one"].pid, signal.SIGINT)
-        assert star.nodes["one"].wait(20) == 130
-        wait_until(lambda: star.state("one") == "left", "that the master knows")
-        star.down()
+    with cluster() as ps:
+        ps.join("one")
+        ps.wait_for_nodes()
+        ps.master.send_signal(signal.SIGTERM)
+        assert ps.master.wait(20) == 0
+        assert "its nodes wait for `evener up`" in ps.said("up")
+        ps.up()
+        ps.wait_for_nodes()
+        assert ps.nodes["one"].poll() is None
+        os.kill(ps.nodes["one"].pid, signal.SIGINT)
+        assert ps.nodes["one"].wait(20) == 130
+        wait_until(lambda: ps.state("one") == "left", "that the master knows")
+        ps.down()
 
 
 @pytest.mark.parametrize(

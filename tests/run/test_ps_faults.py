@@ -27,7 +27,7 @@ SLACK = 0.5
 
 
 @pytest.fixture
-def star(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     with cluster("--patience", str(PATIENCE)) as one:
@@ -43,12 +43,12 @@ def words(task: str, epochs: int, pause: float, seed: int, output: str) -> list[
     return [task, "--agreement", "sync", "--patience", str(PATIENCE), *options]
 
 
-def undisturbed(star: Cluster, task: str, epochs: int) -> list[float]:
+def undisturbed(ps: Cluster, task: str, epochs: int) -> list[float]:
     """Losses on the validation data of undisturbed runs from different first weights, the storm's first."""
     records = []
     for seed in range(4):
-        star.train(*words(task, epochs, 0.0, seed, f"calm-{seed}"))
-        records.append(read_noun(star.folder / f"calm-{seed}" / "record.json", TrainRecord))
+        ps.train(*words(task, epochs, 0.0, seed, f"calm-{seed}"))
+        records.append(read_noun(ps.folder / f"calm-{seed}" / "record.json", TrainRecord))
     return [record.validations[-1].loss for record in records]
 
 
@@ -65,16 +65,16 @@ def check_samples(record: TrainRecord, epochs: int) -> None:
 
 @pytest.mark.timeout(900)
 def test_two_hundred_nodes_killed_or_stopped_cost_no_sample_and_nobody_more_than_the_patience(
-    star: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ps: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task, epochs = write_pausing_task(tmp_path), 190
-    calm = undisturbed(star, task, epochs)
-    training = star.start_training(*words(task, epochs, 0.06, 0, "storm"))
-    wait_until(lambda: star.version() > 0, "that work begins")
-    storm = Storm(star, NODES, ["--thin"], PATIENCE, seed=7)
+    calm = undisturbed(ps, task, epochs)
+    training = ps.start_training(*words(task, epochs, 0.06, 0, "storm"))
+    wait_until(lambda: ps.version() > 0, "that work begins")
+    storm = Storm(ps, NODES, ["--thin"], PATIENCE, seed=7)
     storm.rage(FAULTS, lambda: training.poll() is None)
-    assert training.returncode == 0, (star.folder / "train.err").read_text()
-    record = read_noun(star.folder / "storm" / "record.json", TrainRecord)
+    assert training.returncode == 0, (ps.folder / "train.err").read_text()
+    record = read_noun(ps.folder / "storm" / "record.json", TrainRecord)
     loss, longest = record.validations[-1].loss, max(step.seconds for step in record.steps)
     happened = Counter(event.kind for event in record.events)
     with capsys.disabled():
@@ -92,20 +92,20 @@ def test_two_hundred_nodes_killed_or_stopped_cost_no_sample_and_nobody_more_than
 
 @pytest.mark.timeout(400)
 def test_a_master_killed_five_times_completes_the_run(
-    star: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ps: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     task, epochs = write_pausing_task(tmp_path), 40
-    calm = undisturbed(star, task, epochs)
-    training = star.start_training(*words(task, epochs, 0.06, 0, "killed"))
+    calm = undisturbed(ps, task, epochs)
+    training = ps.start_training(*words(task, epochs, 0.06, 0, "killed"))
     random = Random(5)
     for kill in range(5):
-        wait_until(lambda kill=kill: star.version() > (kill + 1) * 3 * UPDATES_AN_EPOCH, "that the run goes on")  # type: ignore[misc]
+        wait_until(lambda kill=kill: ps.version() > (kill + 1) * 3 * UPDATES_AN_EPOCH, "that the run goes on")  # type: ignore[misc]
         time.sleep(random.uniform(0.0, 1.0))  # at any moment
-        star.master.send_signal(signal.SIGKILL)
-        star.master.wait()
-        star.up()
-    assert training.wait(120) == 0, (star.folder / "train.err").read_text()
-    record = read_noun(star.folder / "killed" / "record.json", TrainRecord)
+        ps.master.send_signal(signal.SIGKILL)
+        ps.master.wait()
+        ps.up()
+    assert training.wait(120) == 0, (ps.folder / "train.err").read_text()
+    record = read_noun(ps.folder / "killed" / "record.json", TrainRecord)
     loss = record.validations[-1].loss
     with capsys.disabled():
         sys.stdout.write(f"\nin {record.seconds:.0f} s: validation loss {loss:.5f}, undisturbed {calm}\n")

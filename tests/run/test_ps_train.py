@@ -39,7 +39,7 @@ def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -
     words: dict[str, Any] = {"precision": "fp64", "option": {"optimizer": optimizer}}
     perform(RunConfig(task=SMOOTH, seed=3, output=tmp_path / "alone", **words))
     alone = load_file(tmp_path / "alone" / "model.safetensors")
-    record, together = train(tmp_path / "star", "1.0,0.5,0.25", agreement="sync", **words)
+    record, together = train(tmp_path / "ps", "1.0,0.5,0.25", agreement="sync", **words)
     assert distance(alone, together) < 1e-10
     alone_record = read_noun(tmp_path / "alone" / "record.json", TrainRecord)
     assert record.validation_accuracy == alone_record.validation_accuracy

@@ -32,16 +32,16 @@ def digits(tmp_path: Path) -> Path:
 def test_both_kinds_of_workers_train_one_model_as_one_process_does(digits: Path) -> None:
     data = ("--data", str(digits))
     train = ("nfnn", *data, "--agreement", "sync", "--batch-size", str(BATCH), "--epochs", str(EPOCHS))
-    with cluster() as star:
-        star.join("torch", *data)
-        star.wait_for_nodes()
-        alone = star.train(*train, "--output", "alone")
-        star.join("thin", *data, "--thin")
-        star.wait_for_nodes()
-        together = star.train(*train, "--output", "together")
-        record = read_noun(star.folder / "together" / "record.json", TrainRecord)
-        weights = [load_file(star.folder / name / "model.safetensors") for name in ("alone", "together")]
-        star.down()
+    with cluster() as ps:
+        ps.join("torch", *data)
+        ps.wait_for_nodes()
+        alone = ps.train(*train, "--output", "alone")
+        ps.join("thin", *data, "--thin")
+        ps.wait_for_nodes()
+        together = ps.train(*train, "--output", "together")
+        record = read_noun(ps.folder / "together" / "record.json", TrainRecord)
+        weights = [load_file(ps.folder / name / "model.safetensors") for name in ("alone", "together")]
+        ps.down()
     assert [node["name"] for node in alone["nodes"]] == ["torch"]
     contributions = {node.name: node.contributions for node in record.nodes}
     assert min(contributions["thin"], contributions["torch"]) > 10, contributions

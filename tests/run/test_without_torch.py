@@ -36,6 +36,6 @@ def test_a_report_needs_no_pytorch(tmp_path: Path) -> None:
     assert result.stderr == "evener: cannot read none.json: No such file or directory\n"
 
 
-def test_a_private_star_needs_none() -> None:
+def test_a_private_parameter_server_needs_none() -> None:
     code = "import sys; sys.modules['torch'] = None; import evener.run.ps_local, evener.run.ps_train"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -22,7 +22,7 @@ class Storm:
     """See the first line.
 
     Attributes:
-        star: whose nodes suffer.
+        ps: whose nodes suffer.
         names: of the nodes.
         words: with which they are started anew.
         patience: of the master.
@@ -30,7 +30,7 @@ class Storm:
         done: how often each kind of fault was made.
     """
 
-    star: Cluster
+    ps: Cluster
     names: Sequence[str]
     words: Sequence[str]
     patience: float
@@ -56,16 +56,16 @@ class Storm:
         name = self._random.choice(self.names)
         if self._random.random() < 0.5:
             self.done["killed"] += 1
-            node = self.star.nodes[name]
+            node = self.ps.nodes[name]
             node.kill()
             node.wait()
-            self.star.join(name, *self.words)
+            self.ps.join(name, *self.words)
         else:
             self.done["stopped"] += 1
-            self.star.nodes[name].send_signal(signal.SIGSTOP)
+            self.ps.nodes[name].send_signal(signal.SIGSTOP)
             seconds = self._random.uniform(0.1, _LONGEST_STOP * self.patience)
             heapq.heappush(self._sleepers, (time.monotonic() + seconds, name))
 
     def _wake(self, now: float) -> None:
         while self._sleepers and self._sleepers[0][0] <= now:
-            self.star.nodes[heapq.heappop(self._sleepers)[1]].send_signal(signal.SIGCONT)
+            self.ps.nodes[heapq.heappop(self._sleepers)[1]].send_signal(signal.SIGCONT)

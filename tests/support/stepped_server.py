@@ -44,7 +44,7 @@ class Hand:
         return True
 
 
-class Star:
+class SteppedServer:
     """A server and hands; every message takes one call."""
 
     def __init__(self, server: ParameterServer, agreement: SyncProtocol) -> None:
@@ -101,15 +101,15 @@ class Star:
         return self.hands[name].move()
 
 
-def run_star(
+def run_stepped(
     server: ParameterServer,
     agreement: SyncProtocol,
     engines: Mapping[str, NumpyEngine],
     seconds: Mapping[str, float] | None = None,
-) -> Star:
+) -> SteppedServer:
     """A whole run with `engines` by name, to its end."""
-    star = Star(server, agreement)
+    stepped = SteppedServer(server, agreement)
     for name, engine in engines.items():
-        star.join(name, engine, (seconds or {}).get(name))
-    star.run()
-    return star
+        stepped.join(name, engine, (seconds or {}).get(name))
+    stepped.run()
+    return stepped

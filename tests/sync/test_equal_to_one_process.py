@@ -16,7 +16,7 @@ from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
 from support.numpy_engine import NumpyEngine, Problem
 from support.serial_training import MakeOptimiser, difference, train
-from support.stepped_server import Star, run_star
+from support.stepped_server import SteppedServer, run_stepped
 
 BATCH, EPOCHS = 21, 3
 UNEVEN = {"a": 1.0, "b": 2.3, "c": 9.0}
@@ -36,37 +36,37 @@ OPTIMISERS: list[tuple[Outer, MakeOptimiser]] = [
 
 def run(
     agreement: SyncProtocol, problem: Problem, names: str = "abc", num_epochs: int = EPOCHS, rate: float = 0.1
-) -> Star:
+) -> SteppedServer:
     workload = Workload(num_samples=problem.num_samples, num_epochs=num_epochs, seed=problem.seed)
     server = ParameterServer(agreement, workload, problem.start.copy(), quorum=len(names))
     engines = {name: NumpyEngine(problem, agreement.batch, rate) for name in names}
-    return run_star(server, agreement, engines, UNEVEN)
+    return run_stepped(server, agreement, engines, UNEVEN)
 
 
 @pytest.mark.parametrize(("outer", "optimiser"), OPTIMISERS)
 def test_synchronous_gradients_equal_one_process_with_the_whole_batch(outer: Outer, optimiser: MakeOptimiser) -> None:
     problem = Problem()
-    star = run(synchronous(batch=BATCH, outer=outer), problem)
-    assert len({tally.num_samples for tally in [worker.totals for worker in star.server.workers.values()]}) == 3, (
+    stepped = run(synchronous(batch=BATCH, outer=outer), problem)
+    assert len({tally.num_samples for tally in [worker.totals for worker in stepped.server.workers.values()]}) == 3, (
         "the shares are uneven"
     )
     expected = train(problem, BATCH, EPOCHS, optimiser)
-    assert difference(star.server.weights.views(), expected) < 1e-10
+    assert difference(stepped.server.weights.views(), expected) < 1e-10
 
 
 def test_averaging_after_one_step_equals_one_process() -> None:
     problem = Problem()
-    star = run(averaging(batch=BATCH, local_steps=1), problem, rate=0.3)
+    stepped = run(averaging(batch=BATCH, local_steps=1), problem, rate=0.3)
     expected = train(problem, BATCH, EPOCHS, partial(torch.optim.SGD, lr=0.3))
-    assert difference(star.server.weights.views(), expected) < 1e-10
+    assert difference(stepped.server.weights.views(), expected) < 1e-10
 
 
 def test_one_worker_alone_with_many_local_steps_is_one_process() -> None:
     problem = Problem()
-    star = run(averaging(batch=8, local_steps=5), problem, names="a", rate=0.3)
+    stepped = run(averaging(batch=8, local_steps=5), problem, names="a", rate=0.3)
     expected = train(problem, 8, EPOCHS, partial(torch.optim.SGD, lr=0.3))
-    assert difference(star.server.weights.views(), expected) < 1e-10
-    assert star.server.weights.counters == expected["num_batches_tracked"]
+    assert difference(stepped.server.weights.views(), expected) < 1e-10
+    assert stepped.server.weights.counters == expected["num_batches_tracked"]
 
 
 @pytest.mark.parametrize("local_steps", [1, 5])
@@ -74,45 +74,45 @@ def test_one_worker_alone_that_overlaps_is_one_process_too(local_steps: int) -> 
     problem = Problem()
     outer = Sgd(learning_rate=1.0)
     agreement = SyncProtocol(batch=8, outer=outer, contribution="delta", local_steps=local_steps, is_overlapped=True)
-    star = run(agreement, problem, names="a", rate=0.3)
+    stepped = run(agreement, problem, names="a", rate=0.3)
     expected = train(problem, 8, EPOCHS, partial(torch.optim.SGD, lr=0.3))
-    assert difference(star.server.weights.views(), expected) < 1e-10
+    assert difference(stepped.server.weights.views(), expected) < 1e-10
 
 
 def test_an_asynchronous_worker_alone_is_one_process() -> None:
     problem = Problem()
     agreement = SyncProtocol(batch=8, outer=Sgd(learning_rate=0.3, momentum=0.9), staleness=None)
-    star = run(agreement, problem, names="a")
+    stepped = run(agreement, problem, names="a")
     expected = train(problem, 8, EPOCHS, partial(torch.optim.SGD, lr=0.3, momentum=0.9))
-    assert difference(star.server.weights.views(), expected) < 1e-10
-    assert star.server.weights.counters == expected["num_batches_tracked"]
+    assert difference(stepped.server.weights.views(), expected) < 1e-10
+    assert stepped.server.weights.counters == expected["num_batches_tracked"]
 
 
 def test_the_average_of_an_epoch_is_the_mean_of_what_each_learned_alone_weighted_by_samples() -> None:
     problem = Problem()
-    star = run(averaging(batch=4), problem, num_epochs=1, rate=0.3)
+    stepped = run(averaging(batch=4), problem, num_epochs=1, rate=0.3)
     states, weights, tracked = [], [], 0
-    for name, hand in star.hands.items():
+    for name, hand in stepped.hands.items():
         lease = next(answer.lease for answer in hand.answers if answer.lease)
         alone = NumpyEngine(problem, 4, rate=0.3)
         state = problem.start.copy()
         alone.local_steps(lease, state)
         states.append(state.floats[0])
-        weights.append(star.server.workers[name].totals.num_samples)
+        weights.append(stepped.server.workers[name].totals.num_samples)
         tracked += int(state.counters[0])
     assert sum(weights) == problem.num_samples
     assert len(set(weights)) == 3
     np.testing.assert_allclose(
-        star.server.weights.floats[0], np.average(states, axis=0, weights=weights), rtol=0, atol=1e-12
+        stepped.server.weights.floats[0], np.average(states, axis=0, weights=weights), rtol=0, atol=1e-12
     )
-    assert star.server.weights.counters == tracked == sum(-(-n // 4) for n in weights)
+    assert stepped.server.weights.counters == tracked == sum(-(-n // 4) for n in weights)
 
 
 def test_float32_workers_agree_to_its_precision() -> None:
     problem = Problem(dtype="float32")
-    star = run(synchronous(batch=BATCH, outer=Sgd(learning_rate=0.3)), problem)
+    stepped = run(synchronous(batch=BATCH, outer=Sgd(learning_rate=0.3)), problem)
     expected = train(problem, BATCH, EPOCHS, partial(torch.optim.SGD, lr=0.3))
-    assert difference(star.server.weights.views(), expected) < 1e-5
+    assert difference(stepped.server.weights.views(), expected) < 1e-5
 
 
 def test_the_comparison_notices_a_mean_that_is_not_weighted_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +121,6 @@ def test_the_comparison_notices_a_mean_that_is_not_weighted_by_samples(monkeypat
 
     monkeypatch.setattr("evener.sync.aggregator.Merging", unweighted)
     problem = Problem()
-    star = run(synchronous(batch=BATCH, outer=Sgd(learning_rate=0.3)), problem)
+    stepped = run(synchronous(batch=BATCH, outer=Sgd(learning_rate=0.3)), problem)
     expected = train(problem, BATCH, EPOCHS, partial(torch.optim.SGD, lr=0.3))
-    assert difference(star.server.weights.views(), expected) > 1e-4
+    assert difference(stepped.server.weights.views(), expected) > 1e-4

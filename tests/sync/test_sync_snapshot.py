@@ -19,7 +19,7 @@ from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Adam, Sgd, SyncProtocol, Workload, synchronous
 from evener.sync.snapshot import load_snapshot, save_snapshot
 from support.numpy_engine import NumpyEngine, Problem
-from support.stepped_server import Star, run_star
+from support.stepped_server import SteppedServer, run_stepped
 
 AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
 
@@ -33,26 +33,26 @@ def totals(server: ParameterServer) -> dict[str, WorkerTotals]:
     return {name: worker.totals for name, worker in server.workers.items()}
 
 
-def begun(problem: Problem, steps: int) -> Star:
-    star = Star(new_server(problem), AGREEMENT)
+def begun(problem: Problem, steps: int) -> SteppedServer:
+    stepped = SteppedServer(new_server(problem), AGREEMENT)
     for name in "ab":
-        star.join(name, NumpyEngine(problem))
+        stepped.join(name, NumpyEngine(problem))
     for _ in range(steps):
         for name in "ab":
-            star.turn(name)
-    return star
+            stepped.turn(name)
+    return stepped
 
 
 @pytest.mark.parametrize("steps", [0, 7, 16])
 def test_a_killed_server_goes_on_bit_for_bit(tmp_path: Path, steps: int) -> None:
     problem = Problem()
-    star = begun(problem, steps)
-    save_snapshot(star.server.snapshot(), tmp_path / "run" / "master.safetensors")
+    stepped = begun(problem, steps)
+    save_snapshot(stepped.server.snapshot(), tmp_path / "run" / "master.safetensors")
     snapshot = load_snapshot(tmp_path / "run" / "master.safetensors")
     server = ParameterServer.resume(snapshot, first_number=10**6, quorum=2)
-    assert server.version == star.server.version
-    after = run_star(server, AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
-    whole = run_star(new_server(problem), AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
+    assert server.version == stepped.server.version
+    after = run_stepped(server, AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
+    whole = run_stepped(new_server(problem), AGREEMENT, {name: NumpyEngine(problem) for name in "ab"})
     np.testing.assert_array_equal(after.server.weights.memory, whole.server.weights.memory)
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["master.safetensors"]
 
@@ -97,10 +97,10 @@ def test_the_speeds_are_remembered() -> None:
 
 def test_a_snapshot_is_a_copy() -> None:
     problem = Problem()
-    star = begun(problem, 8)
-    snapshot = star.server.snapshot()
+    stepped = begun(problem, 8)
+    snapshot = stepped.server.snapshot()
     weights, state = snapshot.weights.memory.copy(), {name: a.copy() for name, a in snapshot.optimiser.items()}
-    star.run()
+    stepped.run()
     np.testing.assert_array_equal(snapshot.weights.memory, weights)
     for name, array in snapshot.optimiser.items():
         np.testing.assert_array_equal(array, state[name])
@@ -108,10 +108,10 @@ def test_a_snapshot_is_a_copy() -> None:
 
 def test_the_weights_in_the_file_have_their_own_names(tmp_path: Path) -> None:
     problem = Problem()
-    star = begun(problem, 8)
-    save_snapshot(star.server.snapshot(), tmp_path / "x")
+    stepped = begun(problem, 8)
+    save_snapshot(stepped.server.snapshot(), tmp_path / "x")
     arrays = load_file(tmp_path / "x")
-    for name, view in star.server.weights.views().items():
+    for name, view in stepped.server.weights.views().items():
         np.testing.assert_array_equal(arrays[name], view)
     assert {"evener.outer/mean.float64", "evener.outer/square.float64"} == set(arrays) - set(problem.start.views())
 

@@ -13,7 +13,7 @@ from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload, diloco, synchronous
 from evener.sync.worker import WorkerReplica
 from support.numpy_engine import NumpyEngine, Problem
-from support.stepped_server import Star, run_star
+from support.stepped_server import SteppedServer, run_stepped
 
 SGD = Sgd(learning_rate=0.3)
 LEASES = [Lease(number=k, version=0, samples=SampleRange(epoch=0, ranges=((8 * k, 8),)), num_steps=2) for k in range(4)]
@@ -82,11 +82,11 @@ def test_a_loss_that_is_not_finite_is_told_as_none_and_time_is_the_engines_alone
     assert (push.loss, push.seconds, push.number) == (None, 2.5, 0)
 
 
-def trained(agreement: SyncProtocol, num_epochs: int = 15) -> tuple[Problem, Star]:
+def trained(agreement: SyncProtocol, num_epochs: int = 15) -> tuple[Problem, SteppedServer]:
     problem = Problem()
     workload = Workload(num_samples=96, num_epochs=num_epochs, seed=problem.seed)
     server = ParameterServer(agreement, workload, problem.start.copy(), quorum=3)
-    return problem, run_star(server, agreement, {name: NumpyEngine(problem) for name in "abc"})
+    return problem, run_stepped(server, agreement, {name: NumpyEngine(problem) for name in "abc"})
 
 
 @pytest.mark.parametrize("compression", ["bf16", "int8"])

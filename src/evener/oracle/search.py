@@ -33,7 +33,7 @@ _ALONE: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchr
 EVERY_STRATEGY: tuple[Strategy, ...] = get_args(Strategy)
 LEARNS_OTHERWISE: frozenset[Strategy] = frozenset(("averaging", "server", "asynchronous server"))
 """Strategies that do not give what one process would; chosen only where they are asked for. (A synchronous server does,
-but it is a star: it is for machines that come and go.)"""
+but it is a parameter server: it is for machines that come and go.)"""
 WORTH = 0.99
 """More devices have to bring a step to this fraction of what fewer take: a predicted gain below 1 % is noise."""
 

@@ -18,10 +18,10 @@ def summary(record: TrainRecord) -> dict[str, object]:
     Returns:
         `task`, `strategy`, `seconds` (of training), `samples_per_second`, `validation_accuracy` (in [0, 1], or None),
         `final_loss` (or None), and `nodes`: for every node its `name`, `share` (fraction of all samples),
-        `seconds_computing`, `seconds_waiting` and `bytes_sent`. Of a star also `agreement`, its name, and
-        `bytes_saved`, by sending fewer bits.
+        `seconds_computing`, `seconds_waiting` and `bytes_sent`. With a parameter server also
+        `agreement`, its name, and `bytes_saved`, by sending fewer bits.
     """
-    star = {"agreement": record.agreement, "bytes_saved": record.bytes_saved} if record.agreement else {}
+    of_ps = {"agreement": record.agreement, "bytes_saved": record.bytes_saved} if record.agreement else {}
     return {
         "task": record.task,
         "strategy": record.plan.strategy,
@@ -39,7 +39,7 @@ def summary(record: TrainRecord) -> dict[str, object]:
             }
             for node in record.nodes
         ],
-        **star,
+        **of_ps,
     }
 
 

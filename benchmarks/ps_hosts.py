@@ -1,6 +1,6 @@
 """Seconds until a network recognises 97 % of MNIST's digits, over machines whose links carry 100 Mbit/s.
 
-    python benchmarks/star_hosts.py --data FOLDER [--mbit 100] [--cores 0.6] [--target 0.97]
+    python benchmarks/ps_hosts.py --data FOLDER [--mbit 100] [--cores 0.6] [--target 0.97]
 
 Builds a master's host and three nodes' hosts (network namespaces, `tc tbf`, CPU quotas; needs root and iproute2), in
 which the real commands run: `evener up`, `evener join`, and `evener train` once for every way to agree. A run is ended
@@ -30,7 +30,7 @@ from hosts import Host, Machine, why_not
 from hosts.machines import Hosts
 from hosts.process import Process
 
-TASK = str(Path(__file__).with_name("star_hosts_task.py"))
+TASK = str(Path(__file__).with_name("ps_hosts_task.py"))
 NODES = ("one", "two", "three")
 WAYS: dict[str, Sequence[str]] = {
     "sync": ("--agreement", "sync"),

@@ -1,4 +1,4 @@
-"""The task of star_hosts.py: the network of task `mnist`, looked at every hundred steps instead of every 469."""
+"""The task of ps_hosts.py: the network of task `mnist`, looked at every hundred steps instead of every 469."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Small synchronous updates: master and nodes as they are, against bare sockets that carry the same bytes; in one run.
 
-    python benchmarks/star.py [--updates 5000] [--nodes 3] [--blocks 5] [--profile]
+    python benchmarks/ps.py [--updates 5000] [--nodes 3] [--blocks 5] [--profile]
 
 The model has 25 450 float32 parameters, as in the experiment of the NfNN monograph, whose C program took 232 s for 5000
 updates in a data centre. The gradient is a constant: what is measured is agreeing. Everything runs on one loopback:
 `bare` sends every node's bytes to a process that reads them with a select loop and sends as many back, and does nothing
-else; `bare tls` does so over Python's own SSL sockets; `star` is a master with its nodes, a whole run of it, without
-TLS; `star tls` is the same with it. Ratios are medians over the blocks, each of which runs all ways once: of seconds,
+else; `bare tls` does so over Python's own SSL sockets; `ps` is a master with its nodes, a whole run of it, without
+TLS; `ps tls` is the same with it. Ratios are medians over the blocks, each of which runs all ways once: of seconds,
 and of the processor time of all processes together, which does not depend on what else the machine does.
 """
 
@@ -150,7 +150,7 @@ def busy_seconds(processes: Sequence[BaseProcess]) -> list[float]:
     return [sum(psutil.Process(process.pid).cpu_times()[:2]) for process in processes]
 
 
-class Star:
+class MasterAndNodes:
     """A master and nodes that wait for runs."""
 
     def __init__(self, num_nodes: int, folder: str, *, tls: bool, profiled: bool = False) -> None:
@@ -277,8 +277,8 @@ def main() -> None:
         ways: dict[str, Any] = {
             "bare": Bare(given.nodes, tls=False),
             "bare tls": Bare(given.nodes, tls=True),
-            "star": Star(given.nodes, plain, tls=False, profiled=given.profile),
-            "star tls": Star(given.nodes, secret, tls=True),
+            "ps": MasterAndNodes(given.nodes, plain, tls=False, profiled=given.profile),
+            "ps tls": MasterAndNodes(given.nodes, secret, tls=True),
         }
         taken: dict[str, list[Measured]] = {name: [] for name in ways}
         for block in range(given.blocks + 1):
