@@ -35,8 +35,11 @@ class Mischief:
 
     @property
     def needed_bytes(self) -> int:
-        """How much has to be held back before the piece can be spoiled."""
-        return 2 * self.length if self.way == "swap" else self.length
+        """How much has to be held back before the piece can be spoiled; a delay begins with its first byte.
+
+        To wait for more would be a deadlock where a piece reaches beyond one flight of a handshake.
+        """
+        return {"swap": 2 * self.length, "delay": 1}.get(self.way, self.length)
 
     def apply(self, data: bytes) -> bytes:
         """`data`, which holds the whole piece, with the piece spoiled."""
