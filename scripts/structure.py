@@ -111,7 +111,7 @@ def main() -> None:
     """Print every count; with `--check`, end with 1 where one is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where a limit is passed")
-    parser.add_argument("--room", default="", help="list only what concerns evener.ROOM")
+    parser.add_argument("--room", default="", help="list what concerns evener.ROOM, modules with one importer too")
     arguments = parser.parse_args()
     modules = sources()
     graph = grimp.build_graph("evener", cache_dir=None)
@@ -126,7 +126,7 @@ def main() -> None:
     print(f"{lines} lines in {len(modules)} files")
     for what, found in counted.items():
         print(f"{len(found)} {what}")
-        for item in found:
+        for item in found if what in LIMITS or arguments.room else ():
             if f"evener.{arguments.room}" in item:
                 print(f"    {item}")
     over = [what for what, limit in LIMITS.items() if len(counted[what]) > limit]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,3 +21,24 @@ def test_the_drawing_of_the_rooms_is_what_the_import_law_and_the_rooms_say() -> 
         timeout=60,
     )
     assert checked.returncode == 0, checked.stderr
+
+
+FILES = [
+    f"/{path.relative_to(ROOT)}"
+    for room in ("src", "tests", "benchmarks", "examples", "scripts")
+    for path in (ROOT / room).rglob("*.py")
+]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`([\w/]+/\w+\.py)\b", page.read_text())
+    assert [name for name in named if not any(file.endswith(f"/{name}") for file in FILES)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_name_that_a_page_looks_for_in_a_file_is_there(page: Path) -> None:
+    for name, symbol in re.findall(r"`([\w/]+\.py): (\w+)", page.read_text()):
+        texts = [(ROOT / file[1:]).read_text() for file in FILES if file.endswith(f"/{name}")]
+        assert any(re.search(rf"\b{symbol}\b", text) for text in texts), f"{symbol} in {name}"
