@@ -15,8 +15,15 @@ from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
 from evener.run.console import run_folder
 from evener.run.ps_master import join_line, reachable_address
-from evener.run.ps_node import KNOWN_SECONDS, choose_device, join, known_profile, own_name
-from evener.run.ps_token import check_security, given_token
+from evener.run.ps_node import (
+    KNOWN_SECONDS,
+    check_security,
+    choose_device,
+    given_token,
+    join,
+    known_profile,
+    own_name,
+)
 from evener.wire.identity import Address, Token
 
 

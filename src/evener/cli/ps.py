@@ -75,7 +75,7 @@ def nodes(
 ) -> None:
     """Show the nodes of a master, and the run that goes on."""
     from evener.run import ps_master
-    from evener.run.ps_token import given_token
+    from evener.run.ps_node import given_token
 
     token = given_token(token, token_file, os.environ if master else {})
     ps_master.nodes(home=_state_dir(home), master=master, token=token, as_json=as_json)
@@ -84,7 +84,7 @@ def nodes(
 def down(home: Home = None, master: Master = None, token: Token = None, token_file: TokenFile = None) -> None:
     """End a master's run, its nodes, and the master."""
     from evener.run import ps_master
-    from evener.run.ps_token import given_token
+    from evener.run.ps_node import given_token
 
     token = given_token(token, token_file, os.environ if master else {})
     ps_master.down(home=_state_dir(home), master=master, token=token)

@@ -61,9 +61,9 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train digits three ways on uneven local nodes: the best node alone, equal shares, Evener."""
-    from evener.run.demo import demo as run_demo
+    from evener.run import commands
 
-    run_demo(epochs=epochs, speeds=local_nodes, output=output, as_json=as_json)
+    commands.demo(epochs=epochs, speeds=local_nodes, output=output, as_json=as_json)
 
 
 def report(

@@ -7,13 +7,16 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
+from rich.console import Console
 
+from evener.atomic import atomic_write
 from evener.benchmark.device import environment, profile_device
 from evener.benchmark.links import measure_links
 from evener.comm.group import leave_group
@@ -25,19 +28,23 @@ from evener.launch.rank_environment import Program, RankEnvironment, run_inproce
 from evener.launch.ranks import run_local
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.record import TrainRecord
+from evener.report.bars import comparison_figure
+from evener.report.canvas import png, require_matplotlib
+from evener.report.html import write_page
 from evener.report.profile_tables import layers_table, links_table, profile_table, timing_table
-from evener.report.tables import summary
+from evener.report.tables import comparison_table, summary
+from evener.report.text import percent
 from evener.run.config import RunConfig
 from evener.run.console import RunView, open_console, print_line, run_folder
-from evener.run.context import join_world, make_context
+from evener.run.context import join_world, make_context, read_plan
 from evener.run.costs import time_here
 from evener.run.options import BenchmarkConfig, NodesConfig
-from evener.run.plan_file import read_plan
 from evener.run.rank import train_rank
 from evener.schema import write_noun
 from evener.tasks.load import load_task
 from evener.tracer.model_graph import trace_model_graph
 
+WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*$", re.IGNORECASE)
 
@@ -153,6 +160,45 @@ def trace(task: str, data: Path | None, option: Mapping[str, str], output: Path)
     write_noun(graph, output)
     open_console(to_stderr=False).print(layers_table(graph))
     print_line(f"wrote {output}")
+
+
+def demo(
+    *, epochs: int | None, speeds: str, output: Path, as_json: bool, task: str = "digits"
+) -> dict[str, TrainRecord]:
+    """`evener demo`: train `task` on the best node alone, with equal shares, and with Evener's; compare.
+
+    Args:
+        epochs: of each run; None for the task's own.
+        speeds: of the local nodes.
+        output: folder of records, picture and page.
+        as_json: print one object with the three summaries as the last line.
+        task: built-in name or path.
+    """
+    require_matplotlib()
+    nodes = parse_local_nodes(speeds)
+    best = max(nodes, key=lambda node: node.speed_at(0))
+    console = open_console(as_json)
+    records = {}
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for way, shares in WAYS.items():
+        console.rule(way.replace("_", " "))
+        config = RunConfig(task=task, output=output / f"{way}-{stamp}", shares=shares, epochs=epochs)
+        records[way] = perform(config, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
+    _compare(records, console, output, ideal_factor=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
+    if as_json:
+        print_line(json.dumps({way: summary(record) for way, record in records.items()}))
+    return records
+
+
+def _compare(records: dict[str, TrainRecord], console: Console, output: Path, ideal_factor: float) -> None:
+    ideal = ideal_factor * records["best_node_alone"].samples_per_second
+    reached = records["evener"].samples_per_second / ideal if ideal else 0.0
+    titled = {way.replace("_", " "): record for way, record in records.items()}
+    console.print(comparison_table(titled))
+    console.print(f"evener reached {percent(reached)} of the ideal: {ideal_factor:.2f} times the best node alone")
+    atomic_write(output / "demo.png", png(comparison_figure(titled, ideal=ideal)))
+    write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes")
+    console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")
 
 
 def choose_nodes(config: NodesConfig) -> list[LocalNode]:

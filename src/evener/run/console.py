@@ -7,23 +7,21 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from evener.errors import InvalidInput
+from evener.events import RunEvent
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
 from evener.report.tables import plan_table, predicted_table, record_table
 from evener.report.tensorboard import ScalarWriter, open_scalars
+from evener.report.text import human_bytes
 from evener.schema import write_noun
 
-if TYPE_CHECKING:
-    from evener.events import RunEvent  # imports PyTorch, which a thin machine lacks
-
 _PLAIN_INTERVAL = 5.0
-_WIDTH_IN_FILES = 120
 _SMOOTHING = 0.2
 
 
@@ -50,24 +48,24 @@ class RunView:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._stop_bar()
-        if self._scalars is not None:
-            self._scalars.close()
+        self._close()
 
-    def __call__(self, word: RunEvent) -> None:
-        """Show `word`."""
-        if isinstance(word, Plan):
-            self._on_plan(word)
-        elif isinstance(word, Step):
-            self._on_step(word)
-        elif isinstance(word, Validation):
-            self._on_validation(word)
-        elif isinstance(word, Event):
-            self._on_event(word)
-        elif isinstance(word, TrainRecord):
-            self._on_record(word)
+    def __call__(self, event: RunEvent) -> None:
+        """Show `event`."""
+        if isinstance(event, Plan):
+            self._on_plan(event)
+        elif isinstance(event, Step):
+            self._on_step(event)
+        elif isinstance(event, Validation):
+            self._on_validation(event)
+        elif isinstance(event, Event):
+            self._on_event(event)
+        elif isinstance(event, TrainRecord):
+            self._on_record(event)
 
     def _on_plan(self, plan: Plan) -> None:
+        """Begin a table and columns; a master's run has another plan when a node has come."""
+        self._close()
         self._plan = plan
         write_noun(plan, self._output / "plan.json")
         self._scalars = open_scalars(self._output / "scalars", [a.node for a in plan.assignments])
@@ -115,18 +113,23 @@ class RunView:
             self.console.print(f"step {event.step}  {event.kind}: {event.message}")
 
     def _on_record(self, record: TrainRecord) -> None:
-        self._stop_bar()
+        self._close()
         self.record = record
         write_noun(record, self._output / "record.json")
         self.console.print(record_table(record))
-        if len(record.nodes) > 1:
+        if record.agreement:
+            self.console.print(f"agreement {record.agreement}: {_agreement_words(record)}")
+        elif len(record.nodes) > 1:
             self.console.print(predicted_table(record))
-        self.console.print(f"record, weights and checkpoints are in {self._output}")
+        self.console.print(f"record and weights are in {self._output}")
 
-    def _stop_bar(self) -> None:
+    def _close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if self._scalars is not None:
+            self._scalars.close()
+            self._scalars = None
 
 
 def run_folder(folder: Path) -> Path:
@@ -142,11 +145,11 @@ def run_folder(folder: Path) -> Path:
     return folder
 
 
-def open_console(to_stderr: bool) -> Console:
+def open_console(to_stderr: bool, width_in_files: int = 120) -> Console:
     """Where tables are printed: as wide as the terminal; in a file as wide as they need."""
     console = Console(stderr=to_stderr, highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDTH_IN_FILES
+        console.width = width_in_files
     return console
 
 
@@ -158,3 +161,19 @@ def print_line(text: str) -> None:
 
 def _percent(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
+
+
+def _agreement_words(record: TrainRecord) -> str:
+    contributions = sum(node.contributions for node in record.nodes)
+    stale = sum(node.contributions * node.staleness for node in record.nodes)
+    words = [f"{contributions} contributions"]
+    if stale:
+        most = max(node.most_stale for node in record.nodes)
+        words.append(f"{stale / contributions:.2f} versions stale on average, {most} at most")
+    sent, received = (sum(getattr(node, field) for node in record.nodes) for field in ("bytes_sent", "bytes_received"))
+    words.append(f"{human_bytes(sent)} to the master, {human_bytes(received)} back")
+    if record.bytes_saved:
+        words.append(f"{human_bytes(record.bytes_saved)} saved by compression")
+    refused, late = (sum(getattr(node, field) for node in record.nodes) for field in ("refused", "late"))
+    words += [f"{count} {name}" for name, count in (("refused", refused), ("late", late)) if count]
+    return ", ".join(words)

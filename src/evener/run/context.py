@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,54 @@ from torch.utils.data import Dataset
 from evener.comm.group import Group, join_group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import collect, seed_all, split_batch
+from evener.errors import InvalidInput
 from evener.launch.rank_environment import RankEnvironment
 from evener.plan import Plan
-from evener.run.config import RunConfig, require_samples
-from evener.run.plan_file import read_plan
-from evener.run.precision import Arithmetic
+from evener.profile import Precision
+from evener.run.config import RunConfig, require_samples, strategy_conflict
+from evener.schema import read_noun
 from evener.task import Task
 from evener.tasks.load import load_task
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AGREEMENTS = {"averaging": "average", "server": "sync", "asynchronous server": "async"}
+"""By strategy, the agreement under which a master's nodes train so."""
+
+
+class Arithmetic:
+    """The arithmetic of one rank at one precision.
+
+    Args:
+        precision: fp32 and fp64 compute as they say; bf16 and fp16 by autocast over float32 weights.
+        device: that computes.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self._precision, self._device = precision, device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, operations choose their type as the precision says."""
+        if self._precision in _AUTOCAST:
+            return torch.autocast(self._device.type, dtype=_AUTOCAST[self._precision])
+        return nullcontext()
+
+    def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
+        """The model with weights of the precision's type, on the device or left where it is."""
+        dtype = torch.float64 if self._precision == "fp64" else None
+        return model.to(self._device if on_device else None, dtype=dtype)
+
+    def prepare(self, value: Any) -> Any:
+        """`value` with floating-point tensors widened where the whole run is fp64."""
+        if self._precision != "fp64":
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.double() if value.is_floating_point() else value
+        if isinstance(value, dict):
+            return {key: self.prepare(v) for key, v in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self.prepare(v) for v in value)
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,3 +175,25 @@ def join_world(env: RankEnvironment, backend: str | None = None) -> Group:
         backend=backend or env.backend,
         timer=StepTimer(env.device, env.node.speed_at(0)),
     )
+
+
+def read_plan(config: RunConfig) -> Plan | None:
+    """The plan to perform; None if there is none.
+
+    Raises:
+        MissingFile, InvalidFile: it cannot be read.
+        InvalidInput: what is asked for says otherwise, or a master would have to perform the plan.
+    """
+    if config.plan is None:
+        return None
+    plan = read_noun(config.plan, Plan)
+    if plan.strategy in _AGREEMENTS:
+        raise InvalidInput(
+            f"the plan's strategy is {plan.strategy}, which a master performs: start `evener up`, let the nodes join, "
+            f"and train with --agreement {_AGREEMENTS[plan.strategy]}"
+        )
+    if config.batch_size not in (None, plan.batch_size):
+        raise InvalidInput("--batch-size does not go with --plan, which says it already")
+    if sentence := strategy_conflict(config, plan.strategy):
+        raise InvalidInput(sentence)
+    return plan

@@ -29,16 +29,6 @@ _WARM_UP = 1
 """Steps that say nothing of a node's speed: the first one allocates memory."""
 
 
-def train(training: Training) -> History:
-    """Train to the end; returns the history (complete on every rank).
-
-    Raises:
-        NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
-        Interrupted: a rank was asked to stop; a checkpoint is written.
-    """
-    return Loop(training).run()
-
-
 class Loop:
     """The state of one rank's loop; `run` goes through it, `one_step` performs a single step of it."""
 
@@ -62,7 +52,12 @@ class Loop:
         self._lag = 1 if training.group.device.type == "cuda" else 0
 
     def run(self) -> History:
-        """All steps from the first, or from the checkpoint to resume from, to the last."""
+        """All steps from the first, or from the checkpoint to resume from, to the last; the same history on every rank.
+
+        Raises:
+            NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
+            Interrupted: a rank was asked to stop; a checkpoint is written.
+        """
         training = self._training
         first = self._first = self._start()
         loader = self.loader(first)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from evener.errors import DoesNotFit, TrainingFailed
+from evener.errors import DoesNotFit, InvalidInput, TrainingFailed
 from evener.launch.nodes import LocalNode
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
@@ -33,7 +33,6 @@ from evener.run.costs import (
     measure_ring,
     node_memories,
 )
-from evener.run.plan_file import fit_plan
 from evener.run.predict import predict_plan
 from evener.run.strategies import Shape, candidate_strategies, shape_of
 from evener.tracer.model_graph import trace_model_graph
@@ -70,6 +69,26 @@ def make_plan(context: RankContext) -> Plan:
         return _finish_data_plan(context, shape, costs, ring)
     plan = divide(shape, nodes, costs.workers, context.batch_size)
     return plan if is_pipeline(chosen) else predict_plan(context, plan)
+
+
+def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
+    """`plan` with its ranks in the order of the nodes `names`, some of which they are.
+
+    Raises:
+        InvalidInput: a node is missing, or ranks of one replica are not neighbours in that order.
+    """
+    missing = [a.node for a in plan.assignments if a.node not in names]
+    if missing:
+        raise InvalidInput(f"the plan is for node {missing[0]}, which is not here: there are {', '.join(names)}")
+    ordered = sorted(plan.assignments, key=lambda a: names.index(a.node))
+    fitted = msgspec.structs.replace(
+        plan, assignments=tuple(msgspec.structs.replace(a, rank=rank) for rank, a in enumerate(ordered))
+    )
+    ranks = [rank for row in fitted.replica_ranks for rank in row]
+    if not is_pipeline(plan.strategy) and ranks != sorted(ranks):
+        wanted = ", ".join(a.node for a in plan.assignments)
+        raise InvalidInput(f"nodes of one replica have to be neighbours; start the nodes in the order {wanted}")
+    return fitted
 
 
 def _is_alone(context: RankContext, shape: Shape) -> bool:

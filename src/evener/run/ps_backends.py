@@ -100,6 +100,6 @@ def _torch_backend(task: Task, seed: int, precision: Any, device: str) -> ModelB
     import torch
 
     from evener.ps.torch_backend import TorchBackend
-    from evener.run.precision import Arithmetic
+    from evener.run.context import Arithmetic
 
     return TorchBackend(task, seed, Arithmetic(precision, torch.device(device)), device)

@@ -23,7 +23,7 @@ from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.ps_node import connector
 from evener.wire.identity import Address, Identity, Token, make_identity
 
-_PRELOAD = ["torch", "evener.ps.torch_backend", "evener.run.ps_local", "evener.run.precision"]
+_PRELOAD = ["torch", "evener.ps.torch_backend", "evener.run.ps_local", "evener.run.context"]
 _PRELOAD_THIN = ["evener.ps.thin_backend", "evener.run.ps_local"]
 _START_SECONDS = 60.0
 _MEASURE_SECONDS = 0.2

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from evener.errors import InvalidInput, require
@@ -19,12 +18,12 @@ from evener.ps.node_config import versions_here
 from evener.ps.state_dir import Beacon, StateDir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.text import grid, human_bytes
+from evener.run.console import open_console
 from evener.run.options import PATIENCE, PORT
 from evener.run.ps_node import print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
 
-_WIDTH_IN_FILES = 160
 _HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
 
 
@@ -80,9 +79,7 @@ def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -
     if as_json:
         sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
         return
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDTH_IN_FILES
+    console = open_console(to_stderr=False, width_in_files=160)
     console.print(nodes_table(status))
     if status.run is not None:
         console.print(run_line(status.run))

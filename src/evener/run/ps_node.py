@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from evener.errors import InvalidInput, InvalidValue, require
+from evener.errors import InvalidInput, InvalidValue, MissingFile, require
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
@@ -25,7 +25,6 @@ from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.reconnecting_client import Dial
 from evener.ps.state_dir import default_cache
 from evener.run.ps_backends import build_engine, build_thin_engine
-from evener.run.ps_token import TOKEN_VARIABLE, check_security, given_token
 from evener.schema import read_noun, write_noun
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.connect import JOIN_SECONDS, open_connection
@@ -33,6 +32,8 @@ from evener.wire.connection import Connection
 from evener.wire.frame import Limits
 from evener.wire.identity import Address, Token
 
+TOKEN_VARIABLE = "EVENER_TOKEN"
+"""Environment variable with a token: unlike an option, it is not shown to everybody on the machine by `ps`."""
 MEASURE_SECONDS = 2.0
 KNOWN_SECONDS = 24 * 3600.0
 """After which a device is measured anew: a node that is restarted, however often, is of use at once."""
@@ -207,3 +208,33 @@ def _secret(token: str | None, token_file: Path | None, environment: Mapping[str
     if given is None:
         raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
     return Token.parse(given)
+
+
+def given_token(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """The token that the user gave in one of three ways; None if in none.
+
+    Args:
+        token: as an option.
+        token_file: that holds it.
+        environment: may hold it as $EVENER_TOKEN, which the other two come before.
+
+    Raises:
+        InvalidInput: both options are given.
+        MissingFile: the file cannot be read.
+    """
+    if token is not None and token_file is not None:
+        raise InvalidInput("--token and --token-file say the same: leave one of them out")
+    if token_file is None:
+        return token or environment.get(TOKEN_VARIABLE) or None
+    try:
+        return token_file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MissingFile(f"cannot read --token-file {token_file}: {error.strerror}") from error
+
+
+def check_security(token: Token, insecure: bool) -> None:
+    """Refuse what the user and the token disagree about. Raises InvalidInput."""
+    if insecure and not token.insecure:
+        raise InvalidInput("--insecure: this token is of a master that encrypts; leave --insecure out")
+    if token.insecure and not insecure:
+        raise InvalidInput("this token is of a master without encryption: add --insecure if that is what you want")

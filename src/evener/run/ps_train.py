@@ -27,10 +27,9 @@ from evener.ps.state_dir import StateDir, default_state_dir
 from evener.record import TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
-from evener.run.console import print_line, run_folder
+from evener.run.console import RunView, print_line, run_folder
 from evener.run.ps_backends import load_backend
-from evener.run.ps_token import given_token
-from evener.run.ps_view import MasterRunView
+from evener.run.ps_node import given_token
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.tasks.load import is_path, thin_twin
@@ -46,16 +45,18 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     blobs = _blobs(config)
     job = _job(config, backend, *config.sizes_of(task), blobs)
     folder = run_folder(config.folder)
-    with MasterRunView(folder, to_stderr=as_json) as view:
+    with RunView(folder, to_stderr=as_json) as view:
         with connect_master(config) as (client, check):
             client.submit(job, backend.initial_weights(), list(blobs.values()))
             result = client.watch(job.run, view, check)
-        record = _keep_results(result, backend, folder, view)
+        if result.record:
+            backend.write_weights(result.weights, folder / "model.safetensors")
+            view(parse_noun(result.record, TrainRecord, source="the master's record"))
     if result.exit_code:
         raise _error(result)
-    assert record is not None
+    assert view.record is not None
     if as_json:
-        print_line(json.dumps(summary(record)))
+        print_line(json.dumps(summary(view.record)))
 
 
 def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int, blobs: dict[str, Blob]) -> Job:
@@ -111,16 +112,6 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
     agreement = PROTOCOLS[config.agreement or ""](batch=batch, **given)
     compression = config.compress or "none"
     return replace(agreement, push=compression, pull=compression, is_overlapped=config.overlap)
-
-
-def _keep_results(result: RunResult, backend: ModelBackend, output: Path, view: MasterRunView) -> TrainRecord | None:
-    """Write record and weights into the run's folder, and show the record; None if the run never began."""
-    if not result.record:
-        return None
-    backend.write_weights(result.weights, output / "model.safetensors")
-    record = parse_noun(result.record, TrainRecord, source="the master's record")
-    view.finish(record)
-    return record
 
 
 @contextmanager

@@ -6,16 +6,30 @@ that no rank has to be sent the plan.
 
 from __future__ import annotations
 
+import resource
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
+import torch
+
+from evener.atomic import atomic_write
+from evener.benchmark.device import environment
 from evener.comm.group import leave_group
+from evener.errors import MissingExtra
+from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.parallel.pipeline.staged import StagedModel
+from evener.record import Event, NodeSummary, TrainRecord
+from evener.report.canvas import png
+from evener.report.timeline import timeline_figure
+from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
 from evener.run.context import join_run
-from evener.run.loop import train
+from evener.run.loop import Loop
 from evener.run.planning import make_plan
-from evener.run.records import write_results
-from evener.run.training import make_training
+from evener.run.training import Training, make_training
 
 
 def train_rank(env: RankEnvironment, config: RunConfig) -> None:
@@ -29,7 +43,80 @@ def train_rank(env: RankEnvironment, config: RunConfig) -> None:
     if training.group.is_leader:
         env.notify(training.plan)
     startup = time.time() - among.config.started
-    history = train(training)
+    history = Loop(training).run()
     write_results(training, history, startup)
     training.group.barrier()
     leave_group()
+
+
+def write_results(training: Training, history: History, startup: float) -> None:
+    """Write weights and timeline into the run's folder, and emit the record; every rank calls this.
+
+    Args:
+        training: that has ended.
+        history: of it.
+        startup: seconds before its first step.
+    """
+    folder = training.context.config.folder
+    record = build_record(training, history, startup)
+    if isinstance(training.model, StagedModel):
+        write_timeline(training.model, folder)
+    weights = training.model.gather_weights()
+    if training.group.is_leader:
+        save_weights(weights, folder / "model.safetensors")
+        training.context.env.notify(record)
+
+
+def build_record(training: Training, history: History, startup: float) -> TrainRecord:
+    """The record of a run; its nodes' figures are gathered from all ranks."""
+    context, plan = training.context, training.plan
+    history.events[:0] = [Event(step=0, kind="left out", message=f"{r.what}: {r.reason}") for r in plan.rejected]
+    return history.record(
+        list(_node_summaries(training, history)),
+        task=context.task.name,
+        plan=plan,
+        seed=context.config.seed,
+        epochs=context.epochs,
+        precision=context.config.precision,
+        seconds=history.wall_seconds,
+        startup_seconds=startup,
+        environment=environment(),
+    )
+
+
+def _node_summaries(training: Training, history: History) -> Iterator[NodeSummary]:
+    """What every node did, from the steps that all know and from each rank's own counts."""
+    group, works = training.group, list(history.totals.values())
+    samples = sum(entry.samples for entry in history.steps())
+    own = [group.traffic.sent_bytes, group.traffic.received_bytes, _peak_memory(group.device)]
+    rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    for work, assignment, (sent, received, peak) in zip(works, training.plan.assignments, rows, strict=True):
+        yield NodeSummary(
+            name=assignment.node,
+            device=assignment.device,
+            share=assignment.share * work.samples / samples if samples else 0.0,
+            seconds_computing=work.busy_seconds,
+            seconds_waiting=work.wait_seconds or 0.0,
+            bytes_sent=sent,
+            bytes_received=received,
+            peak_memory_bytes=peak,
+        )
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def write_timeline(model: StagedModel, folder: Path) -> None:
+    """Write the last step as `timeline.json` (for ui.perfetto.dev) and, with Matplotlib, `timeline.png`."""
+    timeline = model.pipeline.timeline()
+    if not model.group.is_leader:
+        return
+    atomic_write(folder / "timeline.json", timeline.chrome_trace())
+    try:
+        figure = timeline_figure(timeline)
+    except MissingExtra:  # the trace shows the same
+        return
+    atomic_write(folder / "timeline.png", png(figure))
