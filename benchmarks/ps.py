@@ -42,8 +42,8 @@ from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
-from evener.ps.node_config import NodeConfig
 from evener.ps.state_dir import StateDir
+from evener.ps.worker_session import NodeConfig
 from evener.record import TrainRecord
 from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.messages import Lease

@@ -12,10 +12,10 @@ from torch import nn
 
 from evener import memory as memory_module
 from evener.benchmark.dry_run import capacity, dry_run_of
+from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import DoesNotFit, InvalidValue
 from evener.memory import Memory, memory_limits, usable_memory
 from evener.parallel.pipeline.pipeline import Pipeline
-from evener.ps.numpy_benchmark import profile_numpy
 
 CPU = torch.device("cpu")
 TREES = {

@@ -9,9 +9,8 @@ import pytest
 
 from evener.history import History
 from evener.ps.job import Job
-from evener.ps.messages import Contribution, ServerReply, Validate
+from evener.ps.messages import Contribution, Outbox, ServerReply, Validate
 from evener.ps.nodes import Nodes
-from evener.ps.outbox import Outbox
 from evener.ps.training_run import TrainingRun
 from evener.sync.layout import Flat, layout_of
 from evener.sync.messages import Lease, Push

@@ -12,8 +12,7 @@ from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
 from evener.ps.blob import Blob
 from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
-from evener.ps.node_config import NodeConfig
-from evener.ps.worker_session import WorkerSession
+from evener.ps.worker_session import NodeConfig, WorkerSession
 from evener.sync import protocol
 from evener.sync.messages import Answer, Lease, SampleRange
 from evener.sync.protocol import Sgd, SyncProtocol

@@ -11,7 +11,7 @@
                               training_run                   <- Ready ----------
                               training_run -> sync.Server    -- ServerReply --->  works on a lease
                               handlers (bytes as they come)  <- Contribution ---  its gradient, or its progress
-      <- RunEvents ---------  subscribers, validation        -- Validate ------>
+      <- RunEvents ---------  scheduler, validation          -- Validate ------>
                                                              <- Validated ------
       <- RunFinished -------  results                        -- Release ------->  the session ends
                               effects                        -- Quarantine, Dismiss ->
@@ -19,6 +19,6 @@
 
 Where to read what: `messages` is the language; `membership` decides who is in, a pure function of time and messages;
 `effects` does what follows; `training_run` joins the server's decisions (`sync`), validation and the history;
-`checkpointing` writes a run down, so that a master that was killed goes on with it. `node`, `worker_session`, `inbox`
-and `reconnecting_client` are the other side; `engine` computes there, over `thin_backend` or `torch_backend`.
+`checkpointing` writes a run down, so that a master that was killed goes on with it. `node`, `worker_session` and
+`reconnecting_client` are the other side; `engine` computes there, over `thin_backend` or `torch_backend`.
 """

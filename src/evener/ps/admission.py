@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from typing import NamedTuple
 
+from evener import __version__
+from evener.host import version_of
 from evener.ps.messages import PROTOCOL, Join
 
 CLOCK_SECONDS = 3.0
@@ -17,6 +20,11 @@ class Versions(NamedTuple):
     evener: str
     python: str
     torch: str
+
+
+def versions_here() -> Versions:
+    """What runs on this machine; PyTorch is not imported."""
+    return Versions(__version__, platform.python_version(), version_of("torch"))
 
 
 class Admission(NamedTuple):

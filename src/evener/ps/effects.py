@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from evener.ps.messages import Dismiss, Quarantine
+from evener.ps.messages import Dismiss, Outbox, Quarantine
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.outbox import Outbox
 from evener.ps.scheduler import Scheduler
 
 EVENTS: dict[TransitionKind, str] = {

@@ -19,13 +19,13 @@ from evener.ps import messages as m
 from evener.ps.admission import Versions, admission_of
 from evener.ps.blob import CHUNK_BYTES
 from evener.ps.effects import Effects
-from evener.ps.messages import Header
+from evener.ps.messages import Header, Outbox
 from evener.ps.node_state import Transition
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.outbox import Outbox
 from evener.ps.scheduler import Scheduler
 from evener.ps.state_dir import StateDir
-from evener.ps.status import ClusterStatus, encode_status
+from evener.ps.status import ClusterStatus, RunStatus, encode_status
+from evener.ps.training_run import TrainingRun
 from evener.schema import write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
@@ -202,8 +202,22 @@ class Handlers:
     def _get_status(self, peer: int, _: object, __: m.GetStatus, ___: object) -> None:
         run = self._scheduler.run
         nodes = self._nodes.status(run.history.totals if run else {}, self._clock())
-        status = ClusterStatus(address=self.address, nodes=nodes, run=self._scheduler.status())
+        status = ClusterStatus(address=self.address, nodes=nodes, run=self._run_status(run) if run else None)
         self._outbox.send(peer, m.StatusReply(), (encode_status(status),))
+
+    def _run_status(self, run: TrainingRun) -> RunStatus:
+        validations = run.history.validations
+        return RunStatus(
+            run=run.job.run,
+            task=run.job.title,
+            protocol=run.job.protocol,
+            version=run.server.version,
+            epoch=run.history.epoch,
+            epochs=run.job.workload.num_epochs,
+            loss=run.history.loss,
+            accuracy=validations[-1].accuracy if validations else None,
+            folder=str(self._home.runs / run.job.run),
+        )
 
     def _shut_down(self, _: int, __: object, ___: m.ShutDown, ____: object) -> None:
         self.is_ending = True

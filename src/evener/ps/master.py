@@ -17,9 +17,8 @@ from evener.heartbeat import is_due
 from evener.ps.admission import Versions
 from evener.ps.effects import Effects
 from evener.ps.handlers import Handlers
-from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, ToMaster
+from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, Outbox, ToMaster
 from evener.ps.nodes import Nodes
-from evener.ps.outbox import Outbox
 from evener.ps.scheduler import Scheduler
 from evener.ps.state_dir import StateDir
 from evener.wire.frame import Buffer, Limits

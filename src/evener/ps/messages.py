@@ -6,12 +6,14 @@ each other; a field that is added gets a default.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from evener.profile import DeviceProfile
 from evener.sync.messages import Answer, Push
+from evener.wire.frame import Buffer
 
 PROTOCOL = 1
 MASTER_ENDED = "the master ends, and its nodes with it"
@@ -202,7 +204,7 @@ class GetStatus(Header, frozen=True, kw_only=True):
 
 
 class StatusReply(Header, frozen=True, kw_only=True):
-    """One buffer: a `Situation`."""
+    """One buffer: a `ClusterStatus`."""
 
 
 class ShutDown(Header, frozen=True, kw_only=True):
@@ -238,7 +240,7 @@ class StopRun(Header, frozen=True, kw_only=True):
 
 
 class RunEvents(Header, frozen=True, kw_only=True):
-    """What happened in a run; one buffer: a list of `Word`s."""
+    """What happened in a run; one buffer: a list of events."""
 
 
 class RunFinished(Header, frozen=True, kw_only=True):
@@ -262,3 +264,33 @@ ToNode: TypeAlias = (
 ToCommand: TypeAlias = (
     StatusReply | RunAccepted | RunRejected | RunEvents | RunFinished | Heartbeat | FetchBlob | BlobChunk
 )
+
+
+class Outgoing(NamedTuple):
+    """A message for a connection; or the end of it, with a reason, if there is no header."""
+
+    peer: int
+    header: Header | None
+    buffers: Sequence[Buffer] = ()
+    reason: str = ""
+
+
+class Outbox:
+    """Messages in the order in which they are to leave."""
+
+    def __init__(self) -> None:
+        self._messages: list[Outgoing] = []
+
+    def send(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        """Have a message sent; to nobody if there is no connection."""
+        if peer is not None:
+            self._messages.append(Outgoing(peer, header, buffers))
+
+    def disconnect(self, peer: int, reason: str) -> None:
+        """Have a connection closed."""
+        self._messages.append(Outgoing(peer, None, (), reason))
+
+    def drain(self) -> list[Outgoing]:
+        """All that has to leave now; forgotten here."""
+        messages, self._messages = self._messages, []
+        return messages

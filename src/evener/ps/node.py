@@ -20,7 +20,6 @@ from typing import Any
 
 from evener.errors import EvenerError, NodeLost
 from evener.profile import DeviceProfile
-from evener.ps.inbox import Inbox, RunEnded, ThreadedInbox
 from evener.ps.job import decode_job
 from evener.ps.messages import (
     PROTOCOL,
@@ -39,9 +38,8 @@ from evener.ps.messages import (
     Validate,
     Welcome,
 )
-from evener.ps.node_config import NodeConfig
-from evener.ps.reconnecting_client import Dial, ReconnectingClient
-from evener.ps.worker_session import WorkerSession
+from evener.ps.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
+from evener.ps.worker_session import NodeConfig, WorkerSession
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer
 

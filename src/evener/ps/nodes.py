@@ -206,3 +206,18 @@ class Nodes:
 def _score(profile: DeviceProfile | None) -> float | None:
     flops = [one.matmul_flops for one in profile.throughputs if one.precision == "fp32"] if profile else []
     return flops[0] / 1e9 if flops and flops[0] else None
+
+
+def stragglers(step_seconds: Mapping[NodeRecord, float], patience: float, now: float) -> list[NodeRecord]:
+    """Who keeps the others waiting: those who should have given a sign of getting on the patience ago.
+
+    Work may take much longer than the patience: an epoch of local steps, a large batch, weights over a thin line. So
+    what counts is the time since the last sign: bytes that went or came, a step done, work taken or finished. A step
+    itself is without signs: it may take what it is believed to take, and the patience on top.
+
+    Args:
+        step_seconds: that one step is believed to take, of each who is at work.
+        patience: seconds that everybody waits for one.
+        now: seconds.
+    """
+    return [node for node, seconds in step_seconds.items() if now - node.progress_at > patience + seconds]

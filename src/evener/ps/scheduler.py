@@ -7,17 +7,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evener.errors import EvenerError, Interrupted
+from evener.events import encode_events
 from evener.history import History
 from evener.ps.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer
-from evener.ps.messages import BlobChunk, FetchBlob, Release, RunAccepted, RunFinished, RunRejected, StopRun
+from evener.ps.messages import (
+    BlobChunk,
+    FetchBlob,
+    Outbox,
+    Release,
+    RunAccepted,
+    RunEvents,
+    RunFinished,
+    RunRejected,
+    StopRun,
+)
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.outbox import Outbox
-from evener.ps.results import RunResult, encode_record, load_result, record_of, save_result, weights_of
+from evener.ps.results import RunResult, encode_record, load_result, plan_of, record_of, save_result, weights_of
 from evener.ps.state_dir import StateDir
-from evener.ps.status import RunStatus
 from evener.ps.submission import Submission, Submissions
-from evener.ps.subscribers import Subscribers
 from evener.ps.training_run import TrainingRun
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.threads import ThreadPool
@@ -167,24 +175,6 @@ class Scheduler:
         self._notify(f"run {run.job.run} is over{f': {error}' if error else ''}; results are in {self._folder(run)}")
         self.run = None
 
-    def status(self) -> RunStatus | None:
-        """How the run is doing."""
-        run = self.run
-        if run is None:
-            return None
-        validations = run.history.validations
-        return RunStatus(
-            run=run.job.run,
-            task=run.job.title,
-            protocol=run.job.protocol,
-            version=run.server.version,
-            epoch=run.history.epoch,
-            epochs=run.job.workload.num_epochs,
-            loss=run.history.loss,
-            accuracy=validations[-1].accuracy if validations else None,
-            folder=str(self._folder(run)),
-        )
-
     def close(self) -> None:
         """Write down the run in progress and end threads."""
         if self.run is not None:
@@ -235,3 +225,72 @@ class Scheduler:
             f"the master is busy with run {run}, {version} updates so far: wait for it (`evener nodes` shows it, "
             f"its results will be in {self._folder(self.run)}), or end all with `evener down`"
         )
+
+
+_SECONDS = 0.25
+"""For which events are collected."""
+
+
+class Subscribers:
+    """The commands that watch a run: what happens is collected for a moment, and then sent to all of them.
+
+    Args:
+        nodes: of which the plan names the devices.
+        outbox: takes what has to leave.
+    """
+
+    def __init__(self, nodes: Nodes, outbox: Outbox) -> None:
+        self._nodes, self._outbox = nodes, outbox
+        self._peers: set[int] = set()
+        self._columns = 0
+        self._sent = 0.0
+
+    def begin(self, peers: Sequence[int], columns: int) -> None:
+        """A run begins, or goes on: watched by `peers`, with so many nodes known already."""
+        self._peers, self._columns = set(peers), columns
+
+    def add(self, peer: int, run: TrainingRun) -> None:
+        """Another one subscribes to the run: from now on, and first how the work is divided."""
+        self.flush(run)
+        self._peers.add(peer)
+        self._add_plan(run)
+
+    def remove(self, peer: int) -> bool:
+        """A connection is gone; whether it watched."""
+        watched = peer in self._peers
+        self._peers.discard(peer)
+        return watched
+
+    def tick(self, run: TrainingRun, now: float) -> None:
+        """Send what has happened, if the time has come; at once how the work is divided when another node came."""
+        if len(run.history.totals) != self._columns and run.server.members:
+            self._add_steps(run)
+            self._add_plan(run)
+        if now - self._sent >= _SECONDS:
+            self._sent = now
+            self.flush(run)
+
+    def flush(self, run: TrainingRun) -> None:
+        """Send what has happened until now."""
+        self._add_steps(run)
+        if run.events and self._peers:
+            data = encode_events(run.events)
+            for peer in self._peers:
+                self._outbox.send(peer, RunEvents(), (data,))
+        run.events.clear()
+
+    def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
+        """The run is over."""
+        for peer in self._peers:
+            self._outbox.send(peer, header, buffers)
+        self._peers.clear()
+
+    def _add_plan(self, run: TrainingRun) -> None:
+        self._columns = len(run.history.totals)
+        if self._columns:
+            run.events.append(plan_of(run.job, run.history.names, self._nodes.by_name, run.costs))
+
+    def _add_steps(self, run: TrainingRun) -> None:
+        step = run.history.news(self._columns)
+        if step is not None and self._columns:
+            run.events.append(step)

@@ -15,11 +15,9 @@ from evener.events import RunEvent
 from evener.history import Entry, History, NodeWork
 from evener.oracle.apportion import Worker
 from evener.ps.job import Job, encode_job
-from evener.ps.messages import Contribution, Prepare, ServerReply, Validated
+from evener.ps.messages import Contribution, Outbox, Prepare, ServerReply, Validated
 from evener.ps.node_state import Occurrence
-from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.outbox import Outbox
-from evener.ps.stragglers import stragglers
+from evener.ps.nodes import NodeRecord, Nodes, stragglers
 from evener.ps.validation import SliceForNode, Validations
 from evener.record import Event
 from evener.sync.messages import Judgement, ServerOutput, Update

@@ -13,18 +13,43 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from evener.profile import DeviceProfile
+from evener.ps.admission import Versions
 from evener.ps.blob_transfer import BlobReceiver
-from evener.ps.engine import EngineSetup, NodeEngine
+from evener.ps.engine import Build, EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
-from evener.ps.node_config import NodeConfig
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat
 from evener.sync.messages import Lease, Push
 from evener.sync.worker import WorkerReplica
 from evener.wire.frame import Buffer
+
+
+class NodeConfig(NamedTuple):
+    """What a node is and has.
+
+    Attributes:
+        name: of the node.
+        device: that computes.
+        speed: 1, or the fraction to which it is slowed down.
+        data: folder of its own data; None if it has none.
+        cache: folder of what is sent to it.
+        versions: of what runs on it.
+        measure: the profile of its device; takes a few seconds.
+        build: makes engines.
+    """
+
+    name: str
+    device: str
+    speed: float
+    data: Path | None
+    cache: Path
+    versions: Versions
+    measure: Callable[[], DeviceProfile]
+    build: Build
 
 
 class SendToMaster(Protocol):

@@ -9,16 +9,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import NodeLost
 from evener.host import environment
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
+from evener.ps.admission import versions_here
 from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient
 from evener.ps.node import Node
-from evener.ps.node_config import NodeConfig, versions_here
-from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.state_dir import StateDir
+from evener.ps.worker_session import NodeConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.ps_node import connector
 from evener.wire.identity import Address, Identity, Token, make_identity

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from evener.errors import InvalidInput, require
 from evener.host import environment, own_address
+from evener.ps.admission import versions_here
 from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient, find_master
-from evener.ps.node_config import versions_here
 from evener.ps.state_dir import Beacon, StateDir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.text import grid, human_bytes

@@ -16,14 +16,15 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
+from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import InvalidInput, InvalidValue, MissingFile, require
 from evener.profile import ClusterProfile, DeviceProfile
+from evener.ps.admission import versions_here
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
-from evener.ps.node_config import NodeConfig, versions_here
-from evener.ps.numpy_benchmark import profile_numpy
 from evener.ps.reconnecting_client import Dial
 from evener.ps.state_dir import default_cache
+from evener.ps.worker_session import NodeConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.schema import read_noun, write_noun
 from evener.signals import sigterm_is_ctrl_c

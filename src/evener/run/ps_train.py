@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from evener.errors import EvenerError, InvalidInput
 from evener.ps.blob import Blob, whole_folder
 from evener.ps.engine import ModelBackend
-from evener.ps.imports import files_needed
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.results import RunResult
@@ -32,6 +31,7 @@ from evener.run.ps_backends import load_backend
 from evener.run.ps_node import given_token
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
+from evener.tasks.imports import files_needed
 from evener.tasks.load import is_path, thin_twin
 
 

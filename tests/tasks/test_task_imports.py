@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evener.errors import MissingFile, TrainingFailed
-from evener.ps.imports import files_needed
+from evener.tasks.imports import files_needed
 
 
 def write(folder: Path, **files: str) -> Path:

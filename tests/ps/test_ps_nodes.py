@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.ps.nodes import NodeRecord
-from evener.ps.stragglers import stragglers
+from evener.ps.nodes import NodeRecord, stragglers
 
 PATIENCE = 15.0
 
