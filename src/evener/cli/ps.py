@@ -33,7 +33,7 @@ def up(
     """Be a master that nodes join, until `evener down` or Ctrl-C; started again it is the same one."""
     from evener.run import ps_master
 
-    ps_master.up(listen=listen, insecure=insecure, home=_state_dir(home), patience=patience, as_json=as_json)
+    ps_master.up(listen=listen, insecure=insecure, home=home, patience=patience, as_json=as_json)
 
 
 def join(
@@ -75,23 +75,12 @@ def nodes(
 ) -> None:
     """Show the nodes of a master, and the run that goes on."""
     from evener.run import ps_master
-    from evener.run.ps_node import given_token
 
-    token = given_token(token, token_file, os.environ if master else {})
-    ps_master.nodes(home=_state_dir(home), master=master, token=token, as_json=as_json)
+    ps_master.nodes(ps_master.open_master(home, master, token, token_file), as_json=as_json)
 
 
 def down(home: Home = None, master: Master = None, token: Token = None, token_file: TokenFile = None) -> None:
     """End a master's run, its nodes, and the master."""
     from evener.run import ps_master
-    from evener.run.ps_node import given_token
 
-    token = given_token(token, token_file, os.environ if master else {})
-    ps_master.down(home=_state_dir(home), master=master, token=token)
-
-
-def _state_dir(home: Path | None) -> Path:
-    """The folder of a master: what the user named, or the default."""
-    from evener.ps.state_dir import default_state_dir
-
-    return home or default_state_dir(os.environ)
+    ps_master.down(ps_master.open_master(home, master, token, token_file))

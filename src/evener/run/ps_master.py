@@ -15,24 +15,24 @@ from evener.host import environment, own_address
 from evener.ps.admission import versions_here
 from evener.ps.master import Master, MasterConfig
 from evener.ps.master_client import MasterClient, find_master
-from evener.ps.state_dir import Beacon, StateDir
+from evener.ps.state_dir import Beacon, StateDir, default_state_dir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.text import grid, human_bytes
 from evener.run.console import open_console
 from evener.run.options import PATIENCE, PORT
-from evener.run.ps_node import print_notice
+from evener.run.ps_node import given_token, print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
 
 _HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
 
 
-def up(*, listen: str | None, insecure: bool, home: Path, patience: float | None, as_json: bool) -> None:
-    """`evener up`: be the master of `home` until `evener down`, Ctrl-C or SIGTERM.
+def up(*, listen: str | None, insecure: bool, home: Path | None, patience: float | None, as_json: bool) -> None:
+    """`evener up`: be the master of `home` (of this user by default) until `evener down`, Ctrl-C or SIGTERM.
 
     What is not said is as it was the last time: so the nodes find a master again that was killed.
     """
-    place = StateDir(home)
+    place = StateDir(home or default_state_dir(os.environ))
     last = _last_beacon(place)
     patience = (last.patience if last else PATIENCE) if patience is None else patience
     require(patience > 0, "--patience", patience, "positive seconds")
@@ -72,9 +72,15 @@ def join_line(address: Address, token: str) -> str:
     return f"evener join {address} --token {token}"
 
 
-def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -> None:
+def open_master(home: Path | None, master: str | None, token: str | None, token_file: Path | None) -> MasterClient:
+    """A connection to the master that the user named, or to that of this machine. Raises InvalidInput, MissingFile."""
+    given = given_token(token, token_file, os.environ if master else {})
+    return MasterClient(*find_master(StateDir(home or default_state_dir(os.environ)), master, given))
+
+
+def nodes(client: MasterClient, *, as_json: bool) -> None:
     """`evener nodes`: who is here, and what goes on."""
-    with MasterClient(*find_master(StateDir(home), master, token)) as client:
+    with client:
         status = client.ask()
     if as_json:
         sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
@@ -85,9 +91,9 @@ def nodes(*, home: Path, master: str | None, token: str | None, as_json: bool) -
         console.print(run_line(status.run))
 
 
-def down(*, home: Path, master: str | None, token: str | None) -> None:
+def down(client: MasterClient) -> None:
     """`evener down`: end the run, the nodes and the master."""
-    with MasterClient(*find_master(StateDir(home), master, token)) as client:
+    with client:
         client.down()
     sys.stdout.write("the master and its nodes have ended\n")
 

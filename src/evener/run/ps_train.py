@@ -6,7 +6,6 @@ load the task -> how to agree -> pack code and data -> submit -> watch -> record
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -20,15 +19,14 @@ from evener.errors import EvenerError, InvalidInput
 from evener.ps.blob import Blob, whole_folder
 from evener.ps.engine import ModelBackend
 from evener.ps.job import Job
-from evener.ps.master_client import MasterClient, find_master
+from evener.ps.master_client import MasterClient
 from evener.ps.results import RunResult
-from evener.ps.state_dir import StateDir, default_state_dir
 from evener.record import TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.ps_backends import load_backend
-from evener.run.ps_node import given_token
+from evener.run.ps_master import open_master
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.tasks.imports import files_needed
@@ -118,10 +116,8 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
 def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
     """The master that is to do it, and a check that somebody is left to do it."""
     if config.local_nodes is None:
-        token = given_token(config.token, config.token_file, os.environ if config.master else {})
-        home = StateDir(config.home or default_state_dir(os.environ))
-        with MasterClient(*find_master(home, config.master, token)) as client:
-            yield client, _trust
+        with open_master(config.home, config.master, config.token, config.token_file) as client:
+            yield client, lambda: None  # nodes of a master may come back at any time
         return
     from evener.launch.nodes import parse_local_nodes
     from evener.run.ps_local import local_cluster
@@ -132,10 +128,6 @@ def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[
     ):
         cluster.wait_for_nodes(client)
         yield client, cluster.check_any
-
-
-def _trust() -> None:
-    """Nodes of a master may come back at any time."""
 
 
 def _blobs(config: RunConfig) -> dict[str, Blob]:
