@@ -87,13 +87,13 @@ class Checkpointer:
             raise InvalidFile(f"cannot go on with the run in {path}: {error}; remove the file to leave it") from error
         return checkpoint, load_snapshot(self._folder / checkpoint.server)
 
-    def save_if_due(self, run: TrainingRun, nodes: Nodes, *, begun: float, submitted: float) -> None:
+    def save_if_due(self, run: TrainingRun, nodes: Nodes) -> None:
         """Begin to write down the run, if it has gone on and the time has come."""
         is_busy = self._writing is not None and not self._writing.done()
         if run.server.version != self._version and self._clock() >= self._after and not is_busy:
-            self.save(run, nodes, begun=begun, submitted=submitted)
+            self.save(run, nodes)
 
-    def save(self, run: TrainingRun, nodes: Nodes, *, begun: float, submitted: float) -> None:
+    def save(self, run: TrainingRun, nodes: Nodes) -> None:
         """Begin to write down the run; see `RunCheckpoint`."""
         now, version = self._clock(), run.server.version
         checkpoint = RunCheckpoint(
@@ -102,8 +102,8 @@ class Checkpointer:
             history=run.history.state(),
             used=run.used,
             due=run.due,
-            begun=begun,
-            submitted=submitted,
+            begun=run.begun,
+            submitted=run.submitted,
             nodes=nodes.snapshot(now),
         )
         try:

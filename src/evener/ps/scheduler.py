@@ -61,7 +61,6 @@ class Scheduler:
         self._subscribers = Subscribers(nodes, outbox)
         self._checkpointer = Checkpointer(home.run, clock, notify)
         self._cores = ThreadPool()
-        self._submitted = self._begun = 0.0
         self.run: TrainingRun | None = None
 
     def resume(self) -> None:
@@ -78,7 +77,7 @@ class Scheduler:
         self._nodes.resume(checkpoint.nodes, self._clock())
         history = History(checkpoint.history)
         self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._outbox, self._clock)
-        self._begun, self._submitted = checkpoint.begun, checkpoint.submitted
+        self.run.begun, self.run.submitted = checkpoint.begun, checkpoint.submitted
         self._subscribers.begin((), len(history.totals))
         self.run.resume(checkpoint.used, checkpoint.due)
         self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
@@ -146,15 +145,13 @@ class Scheduler:
             return
         run.begin(self._nodes.present)
         run.tick(is_sending)
-        if not self._begun and run.server.members:
-            self._begun = time.time()
         self._subscribers.tick(run, now)
         if run.failure is not None:
             self.finish(run.failure)
         elif run.is_complete:
             self.finish(None)
         else:
-            self._checkpointer.save_if_due(run, self._nodes, begun=self._begun, submitted=self._submitted)
+            self._checkpointer.save_if_due(run, self._nodes)
 
     def finish(self, error: EvenerError | None) -> None:
         """The run is over: keep what remains of it, tell those who watch, release the nodes."""
@@ -178,7 +175,7 @@ class Scheduler:
     def close(self) -> None:
         """Write down the run in progress and end threads."""
         if self.run is not None:
-            self._checkpointer.save(self.run, self._nodes, begun=self._begun, submitted=self._submitted)
+            self._checkpointer.save(self.run, self._nodes)
         self._checkpointer.close()
         self._submissions.close()
         self._cores.close()
@@ -192,7 +189,7 @@ class Scheduler:
             job.agreement, job.workload, submission.weights, cores=self._cores, first_number=time.time_ns()
         )
         self.run = TrainingRun(job, server, History(), self._nodes, self._outbox, self._clock)
-        self._submitted, self._begun = submission.submitted, 0.0
+        self.run.submitted = submission.submitted
         self._subscribers.begin((submission.peer,), 0)
         self._outbox.send(submission.peer, RunAccepted(run=job.run))
         self._notify(f"run {job.run} begins")
@@ -207,8 +204,8 @@ class Scheduler:
                 run.history,
                 self._nodes.by_name,
                 run.costs,
-                seconds=time.time() - self._begun if self._begun else 0.0,
-                startup=self._begun - self._submitted if self._begun else 0.0,
+                seconds=time.time() - run.begun if run.begun else 0.0,
+                startup=run.begun - run.submitted if run.begun else 0.0,
                 environment=self._environment,
             )
         )

@@ -6,6 +6,7 @@ late one) it puts into `observations`, for membership to decide upon; it never d
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
@@ -46,6 +47,7 @@ class TrainingRun:
         failure: why the run cannot go on, if it cannot.
         has_begun: whether work is given out.
         used: samples used of each epoch that has begun and not ended.
+        submitted, begun: clock when it was asked for, and when somebody first worked; 0 before.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TrainingRun:
         self.failure: EvenerError | None = None
         self.has_begun = False
         self.used: dict[int, int] = {}
+        self.submitted = self.begun = 0.0
         self._nodes, self._outbox, self._clock = nodes, outbox, clock
         self._validations = Validations(job)
         self._bytes_saved = job.layout.num_bytes - server.push_bytes
@@ -186,6 +189,8 @@ class TrainingRun:
             is_sending: whether something is still on its way to a connection.
         """
         now, patience = self._clock(), self._nodes.patience
+        if self.server.members and not self.begun:
+            self.begun = time.time()
         busy = self._step_seconds()
         for node in busy:
             if node.peer is not None and is_sending(node.peer):
@@ -236,14 +241,11 @@ class TrainingRun:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:
                 node.progress_at = self._progress_at = self._clock()
-            if image is None:
-                self._outbox.send(node.peer, ServerReply(run=self.job.run, answer=answer))
-                continue
-            work, size = self.history.totals.get(reply.worker), len(image)
-            if work is not None:
-                work.received += size
-                work.saved += self.job.layout.num_bytes - size
-            self._outbox.send(node.peer, ServerReply(run=self.job.run, answer=answer), (image,))
+            if image is not None and (work := self.history.totals.get(reply.worker)) is not None:
+                work.received += len(image)
+                work.saved += self.job.layout.num_bytes - len(image)
+            buffers = () if image is None else (image,)
+            self._outbox.send(node.peer, ServerReply(run=self.job.run, answer=answer), buffers)
 
     def _applied(self, judgement: Judgement) -> NodeWork:
         self._refused_in_a_row = 0
@@ -270,9 +272,8 @@ class TrainingRun:
         if update.loss is not None:
             history.loss = update.loss
         seconds, loss = now - self._updated_at, history.loss * n
-        history.add(
-            Entry(update.version, update.epoch, n, loss, seconds, 1, len(stale), sum(stale.values()), works)
-        )  # fmt: skip
+        staleness = sum(stale.values())
+        history.add(Entry(update.version, update.epoch, n, loss, seconds, 1, len(stale), staleness, works))
         self._updated_at = now
         self._use_up(update.epoch, n)
 
