@@ -73,11 +73,6 @@ class OpContext:
         """This rank's part of the module that computes the operation."""
         return resolved(self.call.function, self.model)
 
-    @property
-    def is_image_divided(self) -> bool:
-        """Whether ranks have rectangles of the output."""
-        return self.gives.along(2) is not None
-
     def rectangles(self, reach: Layout) -> tuple[Rectangle, Rectangle]:
         """What this rank has of the input, when it comes in layout `reach`, and what of the output."""
         return held_by(reach, self.rank, self.inputs[0].shape), held_by(self.gives, self.rank, self.operation.shape)
@@ -225,7 +220,7 @@ def _transposed(ctx: OpContext) -> LocalOp:
 
 def _pool(ctx: OpContext) -> LocalOp:
     """Pooling or resizing of a rectangle, or of all pixels of some channels."""
-    if not ctx.is_image_divided:
+    if ctx.gives.along(2) is None:
         return _layer(ctx)
     held, outputs = ctx.rectangles(ctx.step.choice.needs[0])
     compute = _rectangle_function(ctx)

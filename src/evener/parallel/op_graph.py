@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -187,7 +187,11 @@ class _Builder:
         settings = dict(found.kwargs) if found is not None else {}
         x = settings.pop("input", None)
         known = inspect.signature(kind).parameters
-        values = {key: self._value(value) for key, value in settings.items() if key in known and key != "inplace"}
+        values = {
+            key: fx.node.map_arg(value, self._argument)
+            for key, value in settings.items()
+            if key in known and key != "inplace"
+        }
         others = {key: value for key, value in settings.items() if key not in known and key != "training" and value}
         if not isinstance(x, fx.Node) or others:
             return self._add_call(node, "other", _computation(node))
@@ -234,7 +238,7 @@ class _Builder:
         return self._add(f"{node.name}()", kind, shape, self._call(node, function))
 
     def _add(self, name: str, kind: Kind, shape: Shape, call: Call, **fields: Any) -> Slot:
-        inputs = tuple(slot.operation for slot in slots_in((call.args, call.kwargs)))
+        inputs = tuple(leaf.operation for leaf in values_in((call.args, call.kwargs)) if isinstance(leaf, Slot))
         self._operations.append(Operation(name=name, kind=kind, inputs=inputs, shape=shape, **fields))
         self._calls.append(call)
         return Slot(len(self._operations) - 1)
@@ -253,9 +257,6 @@ class _Builder:
             return tuple(self._element(node, i) for i in range(len(value)))
         return value
 
-    def _value(self, argument: Any) -> Any:
-        return fx.node.map_arg(argument, self._argument)
-
     def _keeps_shape(self, node: fx.Node, plain: Any) -> bool:
         return plain in op_registry.RESHAPES and self._given(node)[:1] == [self._shape(node)]
 
@@ -265,11 +266,6 @@ class _Builder:
     def _given(self, node: fx.Node) -> list[Shape]:
         """Shapes of the tensors that `node` reads."""
         return [self._shape(one) for one in node.all_input_nodes if isinstance(record(one).value, Tensor)]
-
-
-def slots_in(nest: Nest) -> list[Slot]:
-    """The Slots in a nest, in order."""
-    return [leaf for leaf in values_in(nest) if isinstance(leaf, Slot)]
 
 
 def filled(nest: Nest, tensors: Iterator[Tensor]) -> Nest:
@@ -299,10 +295,5 @@ def _computation(node: fx.Node) -> Any:
 
 
 def _function(target: Any) -> Callable[..., Any]:
-    if not isinstance(target, str):
-        return cast("Callable[..., Any]", target)
-
-    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(x, target)(*args, **kwargs)
-
-    return method
+    found: Callable[..., Any] = getattr(Tensor, target) if isinstance(target, str) else target
+    return found

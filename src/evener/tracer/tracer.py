@@ -12,8 +12,7 @@ followed. Tensors that the model makes itself keep their numbers as long as no i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -103,11 +102,6 @@ class Tracer(TorchFunctionMode):
         return self._modules[-1] if self._modules else ""
 
     @property
-    def innermost_module(self) -> nn.Module:
-        """The module that runs now."""
-        return self._model.get_submodule(self.innermost)
-
-    @property
     def is_in_operation(self) -> bool:
         """Whether an operation is under way."""
         return self._operation is not None
@@ -181,17 +175,12 @@ class Tracer(TorchFunctionMode):
                 return
             if self._operation is not None:
                 self._end("call_module", path, self._operation.args, outputs)
-            with self._not_listening():
-                map_tensors(outputs, self._node_of)  # that the module can be followed is known before it is left
+            self._listening = False
+            map_tensors(outputs, self._node_of)  # that the module can be followed is known before it is left
+            self._listening = True
             self._modules.pop()
 
         return leave
-
-    @contextmanager
-    def _not_listening(self) -> Iterator[None]:
-        self._listening = False
-        yield
-        self._listening = True
 
     def _begin(self, args: Any, kwargs: Any, path: str = "") -> _Operation:
         self._operation, self._listening = _Operation(args, kwargs, self._user_line(), path), False

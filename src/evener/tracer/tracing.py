@@ -67,7 +67,8 @@ def trace(
         try:
             return _with_inputs_kept(tracer.run(inputs, whole))
         except Exception as error:
-            path, module = tracer.innermost, tracer.innermost_module
+            path = tracer.innermost
+            module = copied.get_submodule(path)
             reason = f"{_place(error, module)}: {first_line(error)}"
             is_over = not path or path in whole or path in opened
             if not tracer.is_in_operation or isinstance(error, NotFollowed):
