@@ -157,7 +157,7 @@ def test_a_process_ends_when_the_one_that_started_it_is_killed() -> None:
         [sys.executable, "-c", STARTER],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
     )
     with starter:
         assert starter.stdout is not None
