@@ -38,9 +38,8 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.gradient_sums import GradientSums
+from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.sharded import ShardedModel
 from support.division_networks import UNet
 
 MIB = 2**20
@@ -75,7 +74,6 @@ def divided(group: Group, division: Any, order: dict[str, Any]) -> tuple[nn.Modu
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(1.0,) * group.size),))
     part = ShardedModel(model, form_process_mesh(group, arrangement), [x])
     del model
-    GradientSums(part)
     return part, stepper(part, x, y)
 
 

@@ -22,8 +22,8 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
 from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
-from evener.parallel.batch_norm import synchronise_batch_norm
 from evener.parallel.divided import DividedModel
+from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.replicated import ReplicatedModel

@@ -16,9 +16,8 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.gradient_sums import GradientSums
+from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.sharded import ShardedModel
 
 
 class Dropping(nn.Module):
@@ -65,8 +64,6 @@ def hold(env: RankEnvironment, _order: None) -> None:
         start = sum(samples[: place.index])
         own = x[start : start + samples[place.index]]
         part = ShardedModel(made()[0], place, [own])
-        sums = GradientSums(part)
-        assert sums is not None
         torch.manual_seed(7)
         found = part(own)
         assert torch.allclose(found, expected[start : start + len(own)], atol=1e-12), arrangement

@@ -13,9 +13,8 @@ from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.gradient_sums import GradientSums
+from evener.parallel.divided import ShardedModel
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.sharded import ShardedModel
 from support.compare_divided import close
 from support.division_networks import residual_net
 from support.thread_ranks import together
@@ -69,7 +68,6 @@ class Trainer:
         start = sum(count[: place.index])
         self.own = slice(start, start + count[place.index])
         self.model = ShardedModel(NETWORK, place, [BATCHES[0][self.own]])
-        self.sums = GradientSums(self.model)
         self.optimizer = adam(self.model.part.parameters())
 
     def train(self, batches: list[Tensor]) -> None:
@@ -197,8 +195,6 @@ def test_under_autocast_layers_compute_in_bf16_as_in_one_process(way: str) -> No
     def work(group: Group) -> None:
         place = form_process_mesh(group, arrangement)
         part = ShardedModel(model, place, [x])
-        sums = GradientSums(part)
-        assert sums is not None
         with torch.autocast("cpu", torch.bfloat16):
             found = part(x)
             loss = found.float().square().mean() * part.share

@@ -32,8 +32,8 @@ from evener.models.resnet import resnet152
 from evener.oracle.data_parallel import samples_of_replicas
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.batch_norm import synchronise_batch_norm
 from evener.parallel.divided import DividedModel
+from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh

@@ -1,20 +1,212 @@
-"""Filter, channel and spatial parallelism, and their hybrids with data parallelism, as the training loop sees them."""
+"""Filter, channel and spatial parallelism, and their hybrids with data parallelism.
+
+    ShardedModel    this rank's part of a model: outputs, gradients and weights are those of one process
+    DividedModel    the same as the training loop sees it
+
+Every rank of a replica gives the whole batch of its replica, gets the whole outputs, and computes the loss of all of
+its samples; gradients of its own weights are complete when `backward()` returns.
+"""
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from evener.errors import InvalidInput
+from evener.oracle.division.layout import ALIKE, Layout, length
+from evener.oracle.division.plan import ReplicaPlan, plan_replica, plan_replicas
+from evener.oracle.division.weights import Shard
+from evener.parallel.full_state import OptimizerState, gather_tensors, own_part
 from evener.parallel.gradient_sums import GradientSums
+from evener.parallel.norm_statistics import DataAxis
+from evener.parallel.norms import GroupBatchNorm, uncounted
+from evener.parallel.op_graph import Nest, OpGraph, op_graph
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.sharded import ShardedModel
+from evener.parallel.rank_program import RankProgram
+from evener.parallel.redistribute import part_of
+from evener.parallel.refusals import Pass, agree, refuse_ties, tensors_in_order
+from evener.tracer.meta_model import on_meta
+
+
+class ShardedModel(nn.Module):
+    """This rank's part of a model.
+
+    Args:
+        model: whole, on this rank's device; it is copied as far as this rank needs it.
+        mesh: of this rank.
+        inputs: an example of what the model will be called with; its shape decides how layers are divided.
+        recompute: whether backward keeps little of the forward pass, and computes the rest again.
+        compiles: whether what lies between exchanges is compiled.
+
+    Attributes:
+        part: this rank's part of the model, with the names of the model.
+        plans: what every replica does, for the example.
+        shards: by name, the weights that operations have.
+        share: of the last batch's samples that this replica had: what its mean loss counts in the whole batch.
+        sums: completes gradients during backward.
+
+    Raises:
+        InvalidInput: the model cannot be followed, or has a weight that cannot be divided.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: ProcessMesh,
+        inputs: Sequence[Tensor],
+        recompute: bool = False,
+        compiles: bool = False,
+    ) -> None:
+        super().__init__()
+        self.mesh, self._recompute, self._compiles = mesh, recompute, compiles
+        self._op_graph = partial(op_graph, on_meta(model), device=mesh.group.device)
+        graph = self._op_graph(inputs)
+        self.plans = plan_replicas(graph.network, mesh.arrangement)
+        self.shards = self.plan.shards
+        self.part = divided_copy(model, self.plan, mesh.group.rank)
+        self._normalise()
+        self._programs = {_key(inputs): self._program(graph, self.plan)}
+        self._random = any(call.is_random or isinstance(call.function, nn.Dropout) for call in graph.calls)
+        self._random |= any(isinstance(module, nn.Dropout) for module in model.modules())
+        self._samples = (0, len(inputs[0]))
+        self._present = True
+        self.share = 1.0
+        self.sums = GradientSums(self.part, self.plans, mesh)
+
+    @property
+    def plan(self) -> ReplicaPlan:
+        """What this replica does, for the example."""
+        return self.plans[self.mesh.index]
+
+    def forward(self, *inputs: Tensor) -> Nest:
+        """The model's outputs for the samples of this replica, whole on every rank of it.
+
+        Raises:
+            InvalidInput: ranks of the replica were given different shapes, modes or random generators.
+        """
+        self._agree(inputs)
+        key = _key(inputs)
+        if key not in self._programs:
+            graph = self._op_graph(inputs)
+            replica, division = self.mesh.replica, self.mesh.arrangement.division
+            plan = plan_replica(graph.network, division, replica, before=self.plan)
+            self._programs[key] = self._program(graph, plan)
+        return self._programs[key](inputs)
+
+    @contextmanager
+    def without_samples(self) -> Iterator[None]:
+        """Inside, this replica passes a stand-in sample that counts for nothing, so that it joins every collective."""
+        self._present = False
+        with uncounted(self):
+            yield
+        self._present = True
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """The state dict of the whole model on the first rank of the replica, else an empty one.
+
+        Every rank of the replica calls this.
+        """
+        return gather_tensors(self.mesh.group, self.part.state_dict(), self._state_shards())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take this rank's part of every weight from a state dict of the whole model.
+
+        Raises:
+            InvalidInput: a weight is missing, unknown, or of another shape.
+        """
+        own = self.part.state_dict()
+        if own.keys() != weights.keys():
+            missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+            raise InvalidInput(f"the state dict lacks {missing or 'nothing'} and has {unknown or 'nothing'} besides")
+        for name, shard in self._state_shards().items():
+            own[name].copy_(own_part(shard, weights[name], self.mesh.group.rank))
+
+    @property
+    def optimizer_state(self) -> OptimizerState:
+        """Gathers and loads the state of an optimiser of the parameters of `part`, within the replica."""
+        parameters = dict(self.part.named_parameters())
+        return OptimizerState(self.mesh.group, parameters, self._state_shards(), parameters)
+
+    def _state_shards(self) -> dict[str, Shard]:
+        """By name, how every tensor of the state dict is held; what no operation has is alike on all ranks."""
+        own = self.part.state_dict(keep_vars=True)
+        by_tensor = {id(own[name]): shard for name, shard in self.shards.items() if name in own}
+        return {
+            name: by_tensor.get(id(tensor), Shard(name, tuple(tensor.shape), ALIKE, tensor.requires_grad))
+            for name, tensor in own.items()
+        }
+
+    def _agree(self, inputs: Sequence[Tensor]) -> None:
+        """Compare what the ranks are about to do; in training, replicas also need each other's number of samples."""
+        group, index = (self.mesh.world if self.training else self.mesh.group), self.mesh.index
+        own = len(inputs[0]) if self._present else 0
+        counts = agree(group, Pass.of(index, own, inputs, self.training, self._random and self.training))
+        if not self.training:
+            counts, index = [own], 0
+        self._samples = sum(counts[:index]), sum(counts)
+        self.share = counts[index] / sum(counts)
+
+    def _program(self, graph: OpGraph, plan: ReplicaPlan) -> RankProgram:
+        return RankProgram(graph, plan, self.part, self.mesh, lambda: self._samples, self._recompute, self._compiles)
+
+    def _normalise(self) -> None:
+        """Let BatchNorms whose samples or pixels are divided have the statistics of all."""
+        network = self.plan.network
+        for i, operation in enumerate(network.operations):
+            layer = self.part.get_submodule(operation.name) if operation.kind == "batch_norm" else None
+            if isinstance(layer, _BatchNorm):
+                layouts = tuple(plan.steps[i].choice.gives for plan in self.plans)
+                self.part.set_submodule(operation.name, self._over_ranks(layer, layouts, operation.shape[1]))
+
+    def _over_ranks(self, layer: _BatchNorm, layouts: tuple[Layout, ...], channels: int) -> nn.Module:
+        mesh = self.mesh
+        if layouts[mesh.index].along(2) is not None:
+            return GroupBatchNorm(layer, mesh.world, mesh.group) if mesh.world.size > 1 else layer
+        return layer if len(layouts) == 1 else GroupBatchNorm(layer, DataAxis(mesh, layouts, channels))
+
+
+def _key(inputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(x.shape) for x in inputs)
+
+
+def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
+    """A copy of `model` in which every layer has only the filters or channels of `rank`; nothing in it works in place.
+
+    Names of parameters and buffers stay those of the model, only their shapes shrink.
+
+    Raises:
+        InvalidInput: two layers share a weight that would be divided.
+    """
+    shards = plan.shards
+    refuse_ties(model, shards)
+    memo: dict[int, Any] = {}
+    for name, shard in shards.items():
+        if shard.layout.state == "split":
+            tensor: Tensor = operator.attrgetter(name)(model)
+            own = part_of(tensor.detach(), shard.layout.region(rank, shard.shape)).clone()
+            memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
+    copied = copy.deepcopy(model, memo)
+    modules: list[Any] = list(copied.modules())
+    for module in modules:
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    for operation, step in zip(plan.network.operations, plan.steps, strict=True):
+        reads = step.choice.needs[0].along(1) if step.choice.mode == "filter" else None
+        if operation.groups > 1 and reads is not None:
+            width = plan.network.operations[operation.inputs[0]].shape[1] // operation.groups
+            layer: Any = copied.get_submodule(operation.name)
+            layer.groups = max(1, length(reads[rank]) // width)
+    return copied
 
 
 class DividedModel:
@@ -27,6 +219,9 @@ class DividedModel:
         criterion: how the loss is computed.
         recompute: whether backward keeps little of the forward pass, and computes the rest again.
         compiles: whether what lies between exchanges is compiled.
+
+    Attributes:
+        model: this rank's part.
     """
 
     rng_stream = 0
@@ -43,38 +238,23 @@ class DividedModel:
     ) -> None:
         self.group, self.replica, self.is_reporter = mesh.world, mesh.index, mesh.group.is_leader
         self._criterion = criterion
-        self._model = ShardedModel(model, mesh, self.tensors(example), recompute, compiles)
-        self._sums = GradientSums(self._model)
-
-    @property
-    def model(self) -> ShardedModel:
-        """This rank's part."""
-        return self._model
-
-    @staticmethod
-    def tensors(inputs: Any) -> Sequence[Tensor]:
-        """`inputs` as the tensors that the model takes in order. Raises InvalidInput if they are no such."""
-        if isinstance(inputs, Tensor):
-            return [inputs]
-        if isinstance(inputs, tuple | list) and all(isinstance(x, Tensor) for x in inputs):
-            return inputs
-        raise InvalidInput(f"layers are divided of models that take tensors in order, not a {type(inputs).__name__}")
+        self.model = ShardedModel(model, mesh, tensors_in_order(example), recompute, compiles)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank's part."""
-        return self._model.part.parameters()
+        return self.model.part.parameters()
 
     def train(self, mode: bool = True) -> nn.Module:
         """From now on the model trains, or evaluates."""
-        return self._model.train(mode)
+        return self.model.train(mode)
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
         """As `ParallelModel`; every rank computes the loss of all samples of its replica."""
-        travelling = nullcontext() if is_last else self._sums.accumulating()
-        present = nullcontext() if samples else self._model.without_samples()
+        travelling = nullcontext() if is_last else self.model.sums.accumulating()
+        present = nullcontext() if samples else self.model.without_samples()
         with travelling, present:
             with self._criterion.autocast():
-                outputs = self._model(*self.tensors(inputs))
+                outputs = self.model(*tensors_in_order(inputs))
                 loss = self._criterion.loss(outputs, targets) * (samples / total)
             torch.autograd.backward(self._criterion.scale(loss))
         return loss.detach().double() * self.is_reporter
@@ -83,26 +263,26 @@ class DividedModel:
     def predict(self, inputs: Any) -> Any:
         """The outputs; all ranks of the replica have to call this, the first one gets them."""
         with self._criterion.autocast():
-            outputs = self._model(*self.tensors(inputs))
+            outputs = self.model(*tensors_in_order(inputs))
         return outputs if self.is_reporter else None
 
     def clip(self, largest: float) -> None:
         """As `ParallelModel`."""
-        self._sums.clip(largest)
+        self.model.sums.clip(largest)
 
     def gather_weights(self) -> dict[str, Tensor]:
         """As `ParallelModel`."""
-        weights = self._model.gather_weights() if self.replica == 0 else {}
+        weights = self.model.gather_weights() if self.replica == 0 else {}
         return weights if self.group.is_leader else {}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """As `ParallelModel`."""
-        self._model.load_weights(weights)
+        self.model.load_weights(weights)
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
         """As `ParallelModel`."""
-        return self._model.optimizer_state.gather(optimizer) if self.replica == 0 else {}
+        return self.model.optimizer_state.gather(optimizer) if self.replica == 0 else {}
 
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """As `ParallelModel`."""
-        self._model.optimizer_state.load(optimizer, whole)
+        self.model.optimizer_state.load(optimizer, whole)

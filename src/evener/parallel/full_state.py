@@ -1,6 +1,6 @@
 """Weights and optimiser's state, of which ranks hold parts, as those of one process: gathered, and loaded.
 
-    weights divided among ranks (`sharded.py`)     every part travels to the first rank
+    weights divided among ranks (`divided.py`)     every part travels to the first rank
     weights on some ranks only (`pipeline/`)       the first rank that holds one sends it to the first of all
 
 What is gathered is the model's ordinary state dict, and that of an optimiser of the whole model: any other division, on

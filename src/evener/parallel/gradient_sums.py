@@ -1,7 +1,7 @@
 """Gradients are sums: that of a weight is the sum of what all ranks that hold it have computed.
 
     sum_bucket        of DistributedDataParallel's buckets: every rank has the whole model (`replicated.py`)
-    GradientSums      during backward, of a model whose layers are divided (`sharded.py`)
+    GradientSums      during backward, of a model whose layers are divided (`divided.py`)
     GradientBucket    of some weights over some ranks, when asked to: what stages and their replicas share (`pipeline/`)
 
 The loss is a sum: a rank's loss is the sum over its samples divided by the number of samples of the *whole* batch.
@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
+from evener.oracle.division.plan import ReplicaPlan
 from evener.oracle.division.weights import holders, owners
-from evener.parallel.sharded import ShardedModel
+from evener.parallel.process_mesh import ProcessMesh
 
 _BUCKET_BYTES = 25 * 2**20
 
@@ -121,11 +122,14 @@ class GradientSums:
     the same order. What is divided among the ranks of a replica is complete there, and summed over replicas at the end.
 
     Args:
-        model: this rank's part.
+        part: of the model, that this rank has.
+        plans: what every replica does.
+        mesh: of this rank.
     """
 
-    def __init__(self, model: ShardedModel) -> None:
-        self._model, self._world = model, model.mesh.world
+    def __init__(self, part: nn.Module, plans: Sequence[ReplicaPlan], mesh: ProcessMesh) -> None:
+        self._part, self._plans, self._mesh, self._world = part, plans, mesh, mesh.world
+        self._shards = plans[mesh.index].shards
         self._sums = True
         self._started = False
         self._launched = 0
@@ -153,34 +157,33 @@ class GradientSums:
 
         Every rank of the replica calls this after backward.
         """
-        group = self._model.mesh.group
+        group = self._mesh.group
         counted = list(self._grads(divided_only=not group.is_leader))
         return clip_gradients(counted, list(self._grads()), largest, group.all_gather_bytes)
 
     def _grads(self, divided_only: bool = False) -> Iterator[Tensor]:
         """Gradients of this rank's weights, or only of those of which other ranks have other parts."""
-        for name, weight in self._model.part.named_parameters():
-            shard = self._model.shards.get(name)
+        for name, weight in self._part.named_parameters():
+            shard = self._shards.get(name)
             divided = shard is not None and shard.layout.state == "split"
             if weight.grad is not None and (divided or not divided_only):
                 yield weight.grad
 
     def _sort(self) -> None:
         """Put the weights that ranks share into buckets, those that the forward pass uses last first."""
-        model = self._model
-        several = len(model.plans) > 1
-        for name, shard in reversed(model.shards.items()):
+        several = len(self._plans) > 1
+        for name, shard in reversed(self._shards.items()):
             if not shard.trainable:
                 continue
-            weight: nn.Parameter = operator.attrgetter(name)(model.part)
+            weight: nn.Parameter = operator.attrgetter(name)(self._part)
             whole = prod(shard.shape) * weight.element_size()  # the own part's size would make other buckets elsewhere
             if shard.layout.state == "split":
                 if several:
-                    layouts = [plan.shards[name].layout for plan in model.plans]
+                    layouts = [plan.shards[name].layout for plan in self._plans]
                     route = Route(owners(layouts, shard.shape), holders(layouts, shard.shape))
                     self._last(self._divided, _DividedBucket, weight, whole).add(weight, whole, route)
             elif shard.layout.state == "whole" or several:
-                copies = model.mesh.group.size if shard.layout.state == "alike" else 1
+                copies = self._mesh.group.size if shard.layout.state == "alike" else 1
                 self._last(self._buckets, GradientBucket, weight, whole).add(weight, whole, 1 / copies)
 
     def _last(self, buckets: list[_B], kind: type[_B], weight: nn.Parameter, nbytes: int) -> _B:

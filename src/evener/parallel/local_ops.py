@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from evener.oracle.division.layout import Layout, Region, Shape, length
 from evener.oracle.division.network import Kind, Linear, Nearest, Operation, Spreading
 from evener.oracle.division.plan import OperationPlan
 from evener.parallel import rectangle_ops
-from evener.parallel.batch_norm import GroupBatchNorm
-from evener.parallel.divided_layers import ChannelParallel, FilterParallel, dropout, empty_output, group_norm
+from evener.parallel.norms import GroupBatchNorm, group_norm
 from evener.parallel.op_graph import At, Call, Item, filled
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.rectangle_ops import Rectangle, held_by
-from evener.parallel.redistribute import mover
+from evener.parallel.rectangle_ops import Rectangle, empty_output, held_by
+from evener.parallel.redistribute import mover, part_of
 from evener.parallel.spatial_convolution import StripConvolution
 
 LocalOp: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
@@ -32,7 +33,7 @@ class OpContext:
 
     Attributes:
         operation: to be done.
-        inputs: the operations whose outputs it reads.
+        inputs: operations whose outputs it reads.
         step: how the plan does it.
         call: what computes it in one process.
         model: this rank's part of the model.
@@ -54,28 +55,24 @@ class OpContext:
         return self.mesh.group.rank
 
     @property
-    def gives(self) -> Layout:
-        """Layout of the output."""
-        return self.step.choice.gives
-
-    @property
     def region(self) -> Region:
         """What this rank has of the output."""
-        return self.gives.region(self.rank, self.operation.shape)
+        return self.step.choice.gives.region(self.rank, self.operation.shape)
 
     @property
     def shape(self) -> Shape:
-        """Shape of this rank's output."""
+        """Of this rank's output."""
         return tuple(length(intervals) for intervals in self.region)
 
     @property
     def layer(self) -> Any:
         """This rank's part of the module that computes the operation."""
-        return resolved(self.call.function, self.model)
+        return _resolved(self.call.function, self.model)
 
     def rectangles(self, reach: Layout) -> tuple[Rectangle, Rectangle]:
         """What this rank has of the input, when it comes in layout `reach`, and what of the output."""
-        return held_by(reach, self.rank, self.inputs[0].shape), held_by(self.gives, self.rank, self.operation.shape)
+        own = held_by(self.step.choice.gives, self.rank, self.operation.shape)
+        return held_by(reach, self.rank, self.inputs[0].shape), own
 
 
 def local_op(ctx: OpContext) -> LocalOp:
@@ -91,23 +88,23 @@ def local_op(ctx: OpContext) -> LocalOp:
     return in_modes
 
 
-def resolved(function: Any, model: nn.Module) -> Any:
+def _resolved(function: Any, model: nn.Module) -> Any:
     """The function itself, with modules of `model` where it stands for some."""
     if isinstance(function, At):
         return model.get_submodule(function.path)
     if isinstance(function, Item):
-        inner = resolved(function.function, model)
+        inner = _resolved(function.function, model)
         return lambda *args, **kwargs: inner(*args, **kwargs)[function.index]
     return function
 
 
 def _call(ctx: OpContext) -> LocalOp:
-    function = ctx.layer
+    function, arguments = ctx.layer, (ctx.call.args, ctx.call.kwargs)
     if isinstance(function, nn.Dropout):
         return _dropout(ctx, function)
 
     def call(inputs: Sequence[Tensor]) -> Tensor:
-        args, kwargs = filled((ctx.call.args, ctx.call.kwargs), iter(inputs))
+        args, kwargs = filled(arguments, iter(inputs))
         result: Tensor = function(*args, **kwargs)
         return result
 
@@ -115,9 +112,20 @@ def _call(ctx: OpContext) -> LocalOp:
 
 
 def _dropout(ctx: OpContext, layer: nn.Dropout) -> LocalOp:
+    """Drops what one process would, which draws a mask for the samples of all replicas."""
     switch = layer if isinstance(ctx.call.function, At) else ctx.model
-    shape, region, samples = ctx.operation.shape, ctx.region, ctx.samples
-    return lambda inputs: dropout(inputs[0], layer.p, shape, region, samples()) if switch.training else inputs[0]
+    shape, region = ctx.operation.shape, ctx.region
+
+    def run(inputs: Sequence[Tensor]) -> Tensor:
+        x = inputs[0]
+        if not switch.training:
+            return x
+        first, total = ctx.samples()
+        mask = F.dropout(torch.ones((total, *shape[1:]), dtype=x.dtype, device=x.device), layer.p)
+        own = mask[first : first + shape[0]] if total >= first + shape[0] else mask[:1]  # a stand-in for no samples
+        return x * part_of(own, region).clone()  # a view would keep all of the mask
+
+    return run
 
 
 def _constant(ctx: OpContext) -> LocalOp:
@@ -126,14 +134,6 @@ def _constant(ctx: OpContext) -> LocalOp:
         return lambda _: function()
     find = operator.attrgetter(ctx.operation.name)
     return lambda _: find(ctx.model)
-
-
-def _concat(ctx: OpContext) -> LocalOp:
-    return lambda inputs: torch.cat(list(inputs), ctx.operation.concat_dim)
-
-
-def _flatten(_: OpContext) -> LocalOp:
-    return lambda inputs: inputs[0].flatten(1)
 
 
 def _part(ctx: OpContext) -> LocalOp:
@@ -154,10 +154,6 @@ def _average(ctx: OpContext) -> LocalOp:
     return lambda inputs: inputs[0].sum((2, 3), keepdim=True) / pixels
 
 
-def _convolution(ctx: OpContext) -> LocalOp:
-    return _CONVOLUTIONS[ctx.step.choice.mode](ctx)
-
-
 def _layer(ctx: OpContext) -> LocalOp:
     layer, shape = ctx.layer, ctx.shape
 
@@ -171,33 +167,35 @@ def _layer(ctx: OpContext) -> LocalOp:
 
 
 def _filter(ctx: OpContext) -> LocalOp:
-    own = FilterParallel(ctx.layer, ctx.shape)
-    return lambda inputs: own(inputs[0])
+    """y[own] = conv(x, w[own]), of all channels that the own filters read."""
+    layer, shape = ctx.layer, ctx.shape
+    if 0 in shape:
+        return lambda inputs: empty_output(shape, inputs[0], *layer.parameters())
+    return lambda inputs: layer(inputs[0])
 
 
 def _channel(ctx: OpContext) -> LocalOp:
-    adds = ctx.step.choice.adds
+    """This rank's addend of y = sum of conv(x[own], w[:, own]); one rank adds the bias of each filter."""
+    layer, shape, adds = ctx.layer, ctx.operation.shape, ctx.step.choice.adds
     assert adds is not None
-    own = ChannelParallel(ctx.layer, adds.region(ctx.rank, ctx.operation.shape)[1], ctx.operation.shape)
-    return lambda inputs: own(inputs[0])
+    own = torch.tensor([i for a, b in adds.region(ctx.rank, shape)[1] for i in range(a, b)], dtype=torch.long)
+
+    def run(inputs: Sequence[Tensor]) -> Tensor:
+        x, bias = inputs[0], layer.bias
+        if bias is not None:
+            bias = bias.new_zeros(shape[1]).index_copy(0, own.to(bias.device), bias)
+        if x.numel() == 0:
+            return _with_bias(empty_output(shape, x, *layer.parameters()), bias)
+        y: Tensor = layer(x) if bias is None else functional_call(layer, {"bias": bias}, (x,))
+        return y
+
+    return run
 
 
 def _strip(ctx: OpContext) -> LocalOp:
-    choice, windows, layer = ctx.step.choice, ctx.operation.windows, ctx.layer
-    have, reach = choice.needs[0], choice.reach or choice.needs[0]
-    if any(isinstance(one, Spreading) for one in windows):
+    if any(isinstance(one, Spreading) for one in ctx.operation.windows):
         return _transposed(ctx)
-    strip = StripConvolution(
-        ctx.mesh.group,
-        windows,  # type: ignore[arg-type]
-        ctx.operation.groups,
-        ctx.inputs[0].shape,
-        have,
-        reach,
-        ctx.gives,
-        ctx.operation.shape,
-        ctx.step.halo.kind if ctx.step.halo is not None else "halo",
-    )
+    strip, layer = StripConvolution(ctx.mesh.group, ctx.operation, ctx.inputs[0].shape, ctx.step), ctx.layer
     return lambda inputs: strip(inputs[0], layer.weight, layer.bias)
 
 
@@ -211,8 +209,7 @@ def _transposed(ctx: OpContext) -> LocalOp:
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x = bring(inputs[0]) if bring is not None else inputs[0]
         if outputs.is_empty or held.is_empty:
-            y = empty_output(shape, x, layer.weight)
-            return y if layer.bias is None else torch.add(y, layer.bias.to(y.dtype).view(-1, 1, 1))
+            return _with_bias(empty_output(shape, x, layer.weight), layer.bias)
         return rectangle_ops.transposed(x, layer, windows, held, outputs)
 
     return run
@@ -220,7 +217,7 @@ def _transposed(ctx: OpContext) -> LocalOp:
 
 def _pool(ctx: OpContext) -> LocalOp:
     """Pooling or resizing of a rectangle, or of all pixels of some channels."""
-    if ctx.gives.along(2) is None:
+    if ctx.step.choice.gives.along(2) is None:
         return _layer(ctx)
     held, outputs = ctx.rectangles(ctx.step.choice.needs[0])
     compute = _rectangle_function(ctx)
@@ -258,12 +255,12 @@ def _batch_norm(ctx: OpContext) -> LocalOp:
 
 
 def _group_norm(ctx: OpContext) -> LocalOp:
-    if ctx.gives.state != "split":
+    if ctx.step.choice.gives.state != "split":
         return _layer(ctx)
     layer, operation = ctx.layer, ctx.operation
     width = operation.shape[1] // operation.groups
     own = torch.tensor([c // width for a, b in ctx.region[1] for c in range(a, b)], dtype=torch.long)
-    belongs = torch.nn.functional.one_hot(own, operation.groups)
+    belongs = F.one_hot(own, operation.groups)
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
@@ -273,7 +270,11 @@ def _group_norm(ctx: OpContext) -> LocalOp:
     return run
 
 
-_CONVOLUTIONS: dict[str, Callable[[OpContext], LocalOp]] = {
+def _with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y + bias.to(y.dtype).view(-1, *[1] * (y.dim() - 2))
+
+
+_BY_MODE: dict[str, Callable[[OpContext], LocalOp]] = {
     "filter": _filter,
     "channel": _channel,
     "strip": _strip,
@@ -281,16 +282,16 @@ _CONVOLUTIONS: dict[str, Callable[[OpContext], LocalOp]] = {
 }
 _LOCAL_OPS: dict[Kind, Callable[[OpContext], LocalOp]] = {
     "constant": _constant,
-    "convolution": _convolution,
-    "linear": _convolution,
+    "convolution": lambda ctx: _BY_MODE[ctx.step.choice.mode](ctx),
+    "linear": lambda ctx: _BY_MODE[ctx.step.choice.mode](ctx),
     "pool": _pool,
     "resize": _pool,
     "average": _average,
     "pointwise": _call,
     "batch_norm": _batch_norm,
     "group_norm": _group_norm,
-    "concat": _concat,
+    "concat": lambda ctx: lambda inputs: torch.cat(list(inputs), ctx.operation.concat_dim),
     "part": _part,
-    "flatten": _flatten,
+    "flatten": lambda _: lambda inputs: inputs[0].flatten(1),
     "other": _call,
 }

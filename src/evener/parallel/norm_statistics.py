@@ -1,8 +1,7 @@
 """Mean and variance of values that lie in parts: on several ranks, in several micro-batches, strips or replicas.
 
 Every part is reduced to (mean, biased variance, count); `combine` puts parts together (Chan, Golub & LeVeque 1979),
-which loses no digits where a sum of squares would. `batch_norm.py` and `group_norm.py` differ in what a
-part is and in who gathers the parts.
+which loses no digits where a sum of squares would. The norms (`norms.py`) differ in what a part is and in who gathers.
 """
 
 from __future__ import annotations
@@ -61,6 +60,20 @@ def combine_channels(rows: Tensor) -> Statistics:
     """`combine` of what `channel_statistics` gave on p ranks, (p, 2 C + 1); the count is of shape (1,)."""
     channels = rows.shape[1] // 2
     return combine(Statistics(rows[:, :channels], rows[:, channels:-1], rows[:, -1:]))
+
+
+def group_statistics(rows: Tensor, belongs: Tensor) -> Tensor:
+    """Mean, biased variance and count (3, N, G) of the groups in `rows` (N, c, S); zeros for groups not there.
+
+    Args:
+        rows: N samples of c channels of S pixels.
+        belongs: (c, G), 1 where a channel belongs to a group.
+    """
+    count = (belongs.sum(0) * rows.shape[2]).expand(len(rows), -1)
+    divisor = count.clamp(min=1)
+    mean = (rows.sum(2) @ belongs) / divisor
+    centred = rows - (mean @ belongs.t())[:, :, None]
+    return torch.stack((mean, (centred.square().sum(2) @ belongs) / divisor, count))
 
 
 def _channel_sum(x: Tensor) -> Tensor:

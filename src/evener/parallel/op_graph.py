@@ -14,16 +14,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from evener.errors import InvalidInput
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Kind, Network, Operation, Weight
 from evener.parallel import op_registry
-from evener.parallel.aliases import refuse_partial_changes
+from evener.parallel.refusals import refuse_partial_changes, untraceable
 from evener.tracer.ir import TracedModel, item, record
 from evener.tracer.meta_model import attribute
 from evener.tracer.nested import map_values, values_in
 from evener.tracer.torch_modes import TorchModes
-from evener.tracer.tracing import CPU, NotTraceable, trace
+from evener.tracer.tracing import CPU, trace
 
 Nest: TypeAlias = Any
 """Values in tuples, lists and dicts."""
@@ -97,11 +96,8 @@ def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = 
     Raises:
         InvalidInput: the model cannot be followed, or changes parts of tensors in place.
     """
-    try:
+    with untraceable(f"{type(model).__name__} cannot be divided layer by layer"):
         traced = trace(model, list(inputs), device, training=None, is_leaf=_is_of_torch)
-    except NotTraceable as error:
-        text = f"{type(model).__name__} cannot be divided layer by layer, because of {error}"
-        raise InvalidInput(text) from error.__cause__
     refuse_partial_changes(traced, type(model).__name__)
     return _Builder(model, traced).build()
 

@@ -1,24 +1,37 @@
-"""A plan as instructions: which tensors to move, what to compute of them, and what is not needed any more."""
+"""A plan as instructions: which tensors to move, what to compute of them, and what is not needed any more.
+
+RankProgram    all instructions, for one shape of the inputs, in segments
+_Segment       consecutive instructions; where little is kept, backward computes a whole one again
+_Compiled      instructions of a segment between two exchanges, as one graph: an exchange cannot be compiled, as it
+               waits for others; what lies between (normalisation, activation, the next convolution) can be fused
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isqrt
+from types import FunctionType
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
-from evener.parallel.batch_norm import untracked
-from evener.parallel.compiled_segment import CompiledSegment, Held, Instruction, is_local
-from evener.parallel.local_ops import OpContext, local_op
+from evener.parallel.local_ops import LocalOp, OpContext, local_op
+from evener.parallel.norms import GroupBatchNorm, untracked
 from evener.parallel.op_graph import Nest, OpGraph, filled
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.redistribute import mover
+from evener.parallel.redistribute import Mover, mover
+
+Held: TypeAlias = tuple[int, Layout]
+"""A value in one of its layouts."""
+Run: TypeAlias = Callable[..., tuple[Tensor, ...]]
+_LOCAL = ("pointwise", "batch_norm", "concat", "part", "flatten", "average", "pool", "resize", "convolution", "linear")
 
 
 class RankProgram:
@@ -45,31 +58,13 @@ class RankProgram:
         recompute: bool = False,
         compiles: bool = False,
     ) -> None:
-        self._outputs, self._model = graph.outputs, model
-        operations = graph.network.operations
-        last = _last_uses(plan)
-        instructions: list[Instruction] = []
-        for index, (operation, step) in enumerate(zip(operations, plan.steps, strict=True)):
-            inputs = tuple(operations[i] for i in operation.inputs)
-            ctx = OpContext(operation, inputs, step, graph.calls[index], model, mesh, samples)
-            moves = tuple(((m.value, m.have), (m.value, m.need), mover(m, mesh.group)) for m in step.moves)
-            instructions.append(
-                Instruction(
-                    moves=moves,
-                    inputs=tuple(zip(operation.inputs, step.choice.needs, strict=True)),
-                    local_op=None if operation.kind in ("input", "output") else local_op(ctx),
-                    output=(index, step.choice.gives),
-                    done=tuple(held for held, user in last.items() if user == index),
-                    is_local=is_local(ctx) if operation.kind not in ("input", "output", "constant") else False,
-                )
-            )
-        self._given = [one.output for one, made in zip(instructions, operations, strict=True) if made.kind == "input"]
-        self._results = instructions[-1].inputs
-        length = -(-len(instructions) // (isqrt(len(instructions)) if recompute else 1))
-        self._recomputes = recompute
-        self._segments = [
-            ProgramSegment(instructions[i : i + length], compiles) for i in range(0, len(instructions), length)
-        ]
+        self._outputs, self._model, self._recomputes = graph.outputs, model, recompute
+        all_of_it = list(_instructions(graph, plan, model, mesh, samples))
+        kinds = [operation.kind for operation in graph.network.operations]
+        self._given = [one.output for one, kind in zip(all_of_it, kinds, strict=True) if kind == "input"]
+        self._results = all_of_it[-1].inputs
+        length = -(-len(all_of_it) // (isqrt(len(all_of_it)) if recompute else 1))
+        self._segments = [_Segment(all_of_it[i : i + length], compiles) for i in range(0, len(all_of_it), length)]
 
     def __call__(self, inputs: Sequence[Tensor]) -> Nest:
         """The model's outputs for `inputs`, whole on every rank."""
@@ -82,7 +77,7 @@ class RankProgram:
             held.update(zip(segment.makes, made, strict=True))
         return filled(self._outputs, iter([held[one] for one in self._results]))
 
-    def _recomputed(self, segment: ProgramSegment, held: dict[Held, Tensor]) -> tuple[Tensor, ...]:
+    def _recomputed(self, segment: _Segment, held: dict[Held, Tensor]) -> tuple[Tensor, ...]:
         """What `segment` makes; backward computes it once more, instead of keeping what is in between."""
         made: tuple[Tensor, ...] = checkpoint(
             segment.run,
@@ -93,12 +88,73 @@ class RankProgram:
         return made
 
 
-class ProgramSegment:
-    """Consecutive instructions.
+@dataclass(frozen=True)
+class Instruction:
+    """One operation of this rank.
 
-    Args:
-        instructions: in order.
-        compiles: whether what lies between exchanges is compiled.
+    Attributes:
+        moves: (from, to, how), in order.
+        inputs: of the local operation.
+        local_op: what is computed; None for an input of the model.
+        output: what it makes.
+        done: what nobody needs afterwards.
+        is_local: whether the local operation needs nothing of other ranks.
+    """
+
+    moves: tuple[tuple[Held, Held, Mover], ...]
+    inputs: tuple[Held, ...]
+    local_op: LocalOp | None
+    output: Held
+    done: tuple[Held, ...]
+    is_local: bool = False
+
+    def perform(self, held: dict[Held, Tensor]) -> None:
+        """Add what this operation brings and makes to what is there."""
+        for source, target, move in self.moves:
+            held[target] = move(held[source])
+        if self.local_op is not None:
+            held[self.output] = self.local_op([held[name] for name in self.inputs])
+
+
+def _instructions(
+    graph: OpGraph, plan: ReplicaPlan, model: nn.Module, mesh: ProcessMesh, samples: Callable[[], tuple[int, int]]
+) -> Iterator[Instruction]:
+    operations, last = graph.network.operations, _last_uses(plan)
+    for index, (operation, step) in enumerate(zip(operations, plan.steps, strict=True)):
+        inputs = tuple(operations[i] for i in operation.inputs)
+        ctx = OpContext(operation, inputs, step, graph.calls[index], model, mesh, samples)
+        computes = operation.kind not in ("input", "output")
+        yield Instruction(
+            moves=tuple(((m.value, m.have), (m.value, m.need), mover(m, mesh.group)) for m in step.moves),
+            inputs=tuple(zip(operation.inputs, step.choice.needs, strict=True)),
+            local_op=local_op(ctx) if computes else None,
+            output=(index, step.choice.gives),
+            done=tuple(held for held, user in last.items() if user == index),
+            is_local=operation.kind in _LOCAL and _is_local(ctx),
+        )
+
+
+def _is_local(ctx: OpContext) -> bool:
+    """Whether this rank computes the operation by itself, and draws no random numbers for it."""
+    waits = isinstance(ctx.layer, GroupBatchNorm | nn.Dropout) or ctx.call.is_random
+    return not waits and ctx.step.choice.mode != "strip" and ctx.step.halo is None
+
+
+def _last_uses(plan: ReplicaPlan) -> dict[Held, int]:
+    """By value and layout, the operation that needs it last."""
+    last: dict[Held, int] = {}
+    for index, (operation, step) in enumerate(zip(plan.network.operations, plan.steps, strict=True)):
+        last[index, step.choice.gives] = index
+        for move in step.moves:
+            last[move.value, move.have] = last[move.value, move.need] = index
+        for value, need in zip(operation.inputs, step.choice.needs, strict=True):
+            last[value, need] = index
+    final = len(plan.steps) - 1
+    return {held: index for held, index in last.items() if index < final}
+
+
+class _Segment:
+    """Consecutive instructions.
 
     Attributes:
         reads: what has to be there before.
@@ -106,8 +162,8 @@ class ProgramSegment:
         drops: what nobody needs any more.
     """
 
-    def __init__(self, instructions: Sequence[Instruction], compiles: bool = False) -> None:
-        self._parts = _compiled(instructions) if compiles else list(instructions)
+    def __init__(self, instructions: Sequence[Instruction], compiles: bool) -> None:
+        self._parts = _with_compiled(instructions) if compiles else list(instructions)
         reads: dict[Held, None] = {}
         made: dict[Held, None] = {}
         for one in instructions:
@@ -131,28 +187,59 @@ class ProgramSegment:
         return tuple(held[name] for name in self.makes)
 
 
-def _last_uses(plan: ReplicaPlan) -> dict[Held, int]:
-    """By value and layout, the operation that needs it last."""
-    last: dict[Held, int] = {}
-    for index, (operation, step) in enumerate(zip(plan.network.operations, plan.steps, strict=True)):
-        last[index, step.choice.gives] = index
-        for move in step.moves:
-            last[move.value, move.have] = last[move.value, move.need] = index
-        for value, need in zip(operation.inputs, step.choice.needs, strict=True):
-            last[value, need] = index
-    final = len(plan.steps) - 1
-    return {held: index for held, index in last.items() if index < final}
-
-
-def _compiled(instructions: Sequence[Instruction]) -> list[Instruction | CompiledSegment]:
+def _with_compiled(instructions: Sequence[Instruction]) -> list[Instruction | _Compiled]:
     """The same work, with what lies between exchanges compiled."""
     apart: list[Instruction] = []
     for one in instructions:
         if one.moves and one.is_local:
             apart.append(replace(one, inputs=(), local_op=None, done=(), is_local=False))
         apart.append(replace(one, moves=()) if one.is_local else one)
-    found: list[Instruction | CompiledSegment] = []
+    found: list[Instruction | _Compiled] = []
     for local, group in groupby(apart, lambda one: one.is_local):
         members = list(group)
-        found += [CompiledSegment(members)] if local else members
+        found += [_Compiled(members)] if local else members
     return found
+
+
+class _Compiled:
+    """Consecutive instructions that move nothing, compiled.
+
+    Attributes:
+        done: what nobody needs afterwards.
+    """
+
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
+        made = [one.output for one in instructions]
+        reads = dict.fromkeys(held for one in instructions for held in one.inputs if held not in made)
+        self.done = tuple(held for one in instructions for held in one.done)
+        self._reads, self._makes = tuple(reads), tuple(held for held in made if held not in self.done)
+        self._run: Run = torch.compile(self._function([*reads, *made], instructions))
+
+    def perform(self, held: dict[Held, Tensor]) -> None:
+        """Add what the instructions make to what is there."""
+        held.update(zip(self._makes, self._run(*(held[name] for name in self._reads)), strict=True))
+
+    def _function(self, all_values: Sequence[Held], instructions: Sequence[Instruction]) -> Run:
+        """A function from the values that are read to those that are made, which are numbered for the compiler."""
+        number = {held: i for i, held in enumerate(all_values)}
+        steps = tuple(
+            (one.local_op, tuple(number[held] for held in one.inputs), number[one.output])
+            for one in instructions
+            if one.local_op is not None
+        )
+        outputs = tuple(number[held] for held in self._makes)
+        unmade = len(all_values) - len(self._reads)
+
+        def segment(*tensors: Tensor) -> tuple[Tensor, ...]:
+            values: list[Any] = [*tensors, *([None] * unmade)]
+            for compute, reads, makes in steps:
+                values[makes] = compute([values[i] for i in reads])
+            return tuple(values[i] for i in outputs)
+
+        return cast(Run, _with_code_of_its_own(segment))
+
+
+def _with_code_of_its_own(function: Any) -> Any:
+    """A copy of `function`: compilers count what they have compiled by code object, and give up after a few."""
+    parts = (function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    return FunctionType(function.__code__.replace(), *parts)

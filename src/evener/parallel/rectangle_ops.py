@@ -1,4 +1,4 @@
-"""Rectangles of images: where one lies in another, and pooling, resizing and transposed convolution of one."""
+"""Rectangles of images: where one lies in another; pooling, resizing and transposed convolution of one, or of none."""
 
 from __future__ import annotations
 
@@ -93,6 +93,22 @@ def _within(inner: Interval, outer: Interval) -> Interval:
 
 def _one(intervals: Sequence[Interval]) -> Interval:
     return intervals[0] if intervals else (0, 0)
+
+
+def empty_output(shape: Sequence[int], *tensors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros of `shape` that depend (with gradients of zero) on all `tensors`, of which they would be computed.
+
+    `dtype` is by default the type in which layers with weights compute.
+    """
+    dtype = dtype or compute_dtype(tensors[0])
+    tie = torch.stack([tensor.flatten()[:0].sum().to(dtype) for tensor in tensors]).sum()
+    return tie.expand(tuple(shape))
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which convolutions and linear layers compute: that of autocast, if it is on."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def max_pool(x: Tensor, pool: nn.MaxPool2d, windows: Sequence[Sliding], held: Rectangle, outputs: Rectangle) -> Tensor:

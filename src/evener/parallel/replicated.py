@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
-from evener.parallel.batch_norm import GroupBatchNorm, uncounted
 from evener.parallel.gradient_sums import sum_bucket
+from evener.parallel.norms import GroupBatchNorm, uncounted
 from evener.parallel.parallel_model import Criterion
 from evener.tracer.nested import call
 

@@ -17,10 +17,10 @@ from torch.autograd.function import once_differentiable
 
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from evener.oracle.division.layout import Layout, Shape
-from evener.oracle.division.network import Sliding
-from evener.parallel.divided_layers import compute_dtype
-from evener.parallel.rectangle_ops import Rectangle, held_by, margins, reached, surround, touched
+from evener.oracle.division.layout import Shape
+from evener.oracle.division.network import Operation, Sliding
+from evener.oracle.division.plan import OperationPlan
+from evener.parallel.rectangle_ops import Rectangle, compute_dtype, held_by, margins, reached, surround, touched
 
 
 @dataclass(frozen=True)
@@ -98,29 +98,16 @@ class StripConvolution:
 
     Args:
         group: the ranks of the replica.
-        windows: of rows and columns.
-        groups: of channels.
-        shape: of the input (N, C, H, W), whole.
-        have: layout of the input as it comes.
-        reach: layout of what the windows of each rank's outputs reach.
-        gives: layout of the output.
-        outputs: its shape (N, F, H, W), whole.
-        kind: under which the bytes of the halo are counted.
+        operation: the convolution.
+        shape: of its input (N, C, H, W), whole.
+        step: how the plan does it.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        windows: tuple[Sliding, Sliding],
-        groups: int,
-        shape: Shape,
-        have: Layout,
-        reach: Layout,
-        gives: Layout,
-        outputs: Shape,
-        kind: str = "halo",
-    ) -> None:
-        self.outputs = held_by(gives, group.rank, outputs)
+    def __init__(self, group: Group, operation: Operation, shape: Shape, step: OperationPlan) -> None:
+        windows: Any = operation.windows
+        have, groups = step.choice.needs[0], operation.groups
+        reach = step.choice.reach or have
+        self.outputs = held_by(step.choice.gives, group.rank, operation.shape)
         held, needed = (held_by(layout, group.rank, shape) for layout in (have, reach))
         core = held.common(needed)
         self.core = None if core.is_empty or self.outputs.is_empty else Convolution(windows, groups, core, self.outputs)
@@ -129,7 +116,7 @@ class StripConvolution:
         most = max(map(len, halos))
         own = tuple(have.region(r, shape) for r in range(group.size))
         routes = [Route(own, tuple(_region(one[i : i + 1], shape) for one in halos)) for i in range(most)]
-        self.exchange = Exchange(group, routes, kind)
+        self.exchange = Exchange(group, routes, step.halo.kind if step.halo is not None else "halo")
         self.seams = [self._seam(windows, groups, halo) for halo in halos[group.rank]]
 
     def core_of(self, x: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import msgspec
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.batch_norm import synchronise_batch_norm
 from evener.parallel.divided import DividedModel
+from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh

@@ -18,7 +18,7 @@ from evener.errors import DoesNotFit
 from evener.memory import usable_memory
 from evener.oracle.apportion import Worker
 from evener.oracle.data_parallel import GradientSync
-from evener.parallel.batch_norm import statistics_exchanges
+from evener.parallel.norms import statistics_exchanges
 from evener.profile import TaskTiming
 from evener.run.context import RankContext
 from evener.tracer.nested import call

@@ -104,7 +104,7 @@ def test_running_statistics_of_the_first_norm_are_those_of_the_whole_batch_at_on
 
 
 def test_the_comparison_notices_statistics_of_the_last_micro_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evener.parallel.batch_norm import DeferredBatchNorm
+    from evener.parallel.norms import DeferredBatchNorm
 
     collected = DeferredBatchNorm.collected
     monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: (norm._parts.reverse(), collected(norm))[1])

@@ -30,7 +30,6 @@ from evener.comm.group import Group
 from evener.errors import InvalidValue
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.consistency import require_same
 from evener.parallel.gradient_sums import clip_gradients
 from evener.parallel.pipeline.executor import Executor
 from evener.parallel.pipeline.micro_batches import (
@@ -51,6 +50,7 @@ from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
 from evener.parallel.pipeline.stage_timing import Costs
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
+from evener.parallel.refusals import require_same
 from evener.tracer.meta_model import on_meta
 from evener.tracer.nested import map_tensors, tensors_in
 

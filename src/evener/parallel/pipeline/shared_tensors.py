@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.parallel.batch_norm import DeferredBatchNorm
 from evener.parallel.gradient_sums import sum_over
 from evener.parallel.norm_statistics import Statistics, combine
+from evener.parallel.norms import DeferredBatchNorm
 from evener.parallel.pipeline.stage_layout import StageLayout
 from evener.parallel.pipeline.stage_modules import StageModules
 

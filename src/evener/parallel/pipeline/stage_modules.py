@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from evener.errors import InvalidInput
-from evener.parallel.batch_norm import DeferredBatchNorm, defer_statistics
+from evener.parallel.norms import DeferredBatchNorm, defer_statistics
 from evener.parallel.pipeline.rng import mix
 from evener.tracer.meta_model import attribute
 

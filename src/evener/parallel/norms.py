@@ -1,10 +1,11 @@
-"""BatchNorm of a batch that lies in parts, on CPU and GPU (PyTorch's SyncBatchNorm refuses the CPU).
+"""Norms of values that lie in parts, on CPU and GPU (PyTorch's SyncBatchNorm refuses the CPU).
 
     GroupBatchNorm       the parts are on the ranks of a group; backward is that of the whole batch: two sums a channel
     DeferredBatchNorm    the parts are micro-batches, each normalised by its own statistics (Huang et al., 2019); the
                          running ones move once a step, by all that the layer saw in it
+    group_norm           GroupNorm and InstanceNorm of images whose channels or pixels are divided
 
-N samples, C channels, p ranks.
+N samples, C channels, p ranks, G groups of channels, S pixels.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.group import Group
@@ -25,6 +27,7 @@ from evener.parallel.norm_statistics import (
     channel_statistics,
     combine,
     combine_channels,
+    group_statistics,
     stat_dtype,
 )
 
@@ -65,15 +68,10 @@ class _ReplacedBatchNorm(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initial values, as those of BatchNorm."""
-        for tensor, value in ((self.weight, 1), (self.bias, 0), (self.running_mean, 0), (self.running_var, 1)):
+        zeros = (self.bias, self.running_mean, self.num_batches_tracked)
+        for tensor, value in ((self.weight, 1), (self.running_var, 1), *((zero, 0) for zero in zeros)):
             if tensor is not None:
                 nn.init.constant_(tensor, value)
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.zero_()
-
-    def extra_repr(self) -> str:
-        """Channels."""
-        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
     def _plain(self, x: Tensor) -> Tensor:
         """Normalised by the running statistics, or, without them or in training, by those of `x` alone."""
@@ -89,9 +87,6 @@ class GroupBatchNorm(_ReplacedBatchNorm):
         group: the ranks, or what gathers and sums for them.
         members: those that have parts of the same samples, if samples are divided: without running statistics,
             evaluation needs theirs.
-
-    Attributes:
-        counting: whether this rank's samples count.
     """
 
     def __init__(self, norm: _BatchNorm, group: Gathers, members: Group | None = None) -> None:
@@ -110,16 +105,9 @@ class GroupBatchNorm(_ReplacedBatchNorm):
             self.move(Statistics(*seen))
         return cast(Tensor, y)
 
-    def extra_repr(self) -> str:
-        """Channels and ranks."""
-        return f"{super().extra_repr()}, ranks={self.group.size}"
-
 
 class DeferredBatchNorm(_ReplacedBatchNorm):
     """A BatchNorm that collects the statistics of micro-batches, and moves its running ones when asked to.
-
-    Args:
-        norm: the BatchNorm that it replaces.
 
     Attributes:
         counting: whether statistics are collected; off while a micro-batch is recomputed.
@@ -192,11 +180,8 @@ def _own_backward(
     """What this rank knows alone: dx for fixed statistics, sum of dy * xhat (C,) and sum of dy (C,)."""
     if x.numel() == 0:
         return torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
-    running = (mean, invstd.pow(-2) - eps)
-    w = weight if weight is not None else torch.ones_like(mean)
-    return torch.ops.aten.native_batch_norm_backward(  # type: ignore[no-any-return]
-        dy, x, w, *running, mean, invstd, False, eps, [True, True, True]
-    )
+    given = (dy, x, weight if weight is not None else torch.ones_like(mean), mean, invstd.pow(-2) - eps, mean, invstd)
+    return torch.ops.aten.native_batch_norm_backward(*given, False, eps, [True] * 3)  # type: ignore[no-any-return]
 
 
 def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, means: Tensor) -> None:
@@ -208,30 +193,26 @@ def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd:
     dx.addcmul_(x, slope.to(x.dtype).view(shape)).add_(shift.to(x.dtype).view(shape))
 
 
-def replace_batch_norms(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
-    """Replace every BatchNorm in `module`, in place, by `new` of it; returns the module (or its replacement)."""
+def _replaced(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
     if isinstance(module, _BatchNorm):
         return new(module)
     for name, child in module.named_children():
-        setattr(module, name, replace_batch_norms(child, new))
+        setattr(module, name, _replaced(child, new))
     return module
 
 
 def synchronise_batch_norm(model: nn.Module, group: Group) -> nn.Module:
     """Replace every BatchNorm in `model`, in place, by one over all ranks; returns the model (or its replacement)."""
-    return replace_batch_norms(model, lambda norm: GroupBatchNorm(norm, group))
+    return _replaced(model, lambda norm: GroupBatchNorm(norm, group))
 
 
 def defer_statistics(module: nn.Module) -> nn.Module:
     """Replace every BatchNorm in `module`, in place, by one that defers; returns the module (or its replacement)."""
-    return replace_batch_norms(module, DeferredBatchNorm)
+    return _replaced(module, DeferredBatchNorm)
 
 
 def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
-    """(number, bytes) of the exchanges of statistics in a pass over a micro-batch, bytes to each peer.
-
-    One forward, of mean, variance and count, and one backward, of two sums, a BatchNorm: 2 C + 1 and 2 C numbers.
-    """
+    """(number, bytes to each peer) of exchanges of statistics in a pass: of 2 C + 1 and 2 C numbers a BatchNorm."""
     norms = _norms(model)
     numbers = sum(4 * norm.num_features + 1 for norm in norms)
     wide = any(p.dtype == torch.float64 for p in model.parameters())
@@ -273,3 +254,48 @@ def uncounted(model: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.counting = True
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, belongs: Tensor, eps: float, group: Group
+) -> Tensor:
+    """GroupNorm (InstanceNorm) of `x` (N, c, ...) over each group's channels and pixels on all ranks of `group`.
+
+    Args:
+        x: own channels and pixels.
+        weight: of the own channels, (c,).
+        bias: likewise.
+        belongs: (c, G), of float32 or float64: 1 where a channel belongs to a group.
+        eps: added to the variance.
+        group: the ranks that have the rest.
+    """
+    normal = cast(Tensor, _NormaliseGroups.apply(x, belongs, eps, group))  # type: ignore[no-untyped-call]
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    scaled = normal if weight is None else normal * weight.view(shape)
+    return scaled if bias is None else scaled + bias.view(shape)
+
+
+class _NormaliseGroups(torch.autograd.Function):
+    """x -> x less the mean of its group, over the standard deviation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, belongs: Tensor, eps: float, group: Group) -> Tensor:
+        rows = x.flatten(2).to(belongs.dtype)
+        parts = group.all_gather(group_statistics(rows, belongs), "statistics")
+        mean, var, count = combine(Statistics(*parts.unbind(1)))
+        invstd = torch.rsqrt(var + eps)
+        normal = (rows - (mean @ belongs.t())[:, :, None]) * (invstd @ belongs.t())[:, :, None]
+        ctx.save_for_backward(normal, belongs, invstd, count)
+        ctx.group = group
+        return normal.view_as(x).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        normal, belongs, invstd, count = ctx.saved_tensors
+        rows = dy.flatten(2).to(normal.dtype)
+        own = torch.stack((rows.sum(2) @ belongs, (rows * normal).sum(2) @ belongs))
+        means = ctx.group.all_sum(own, "statistics") / count
+        shift, slope = means @ belongs.t()
+        dx = (rows - shift[:, :, None] - normal * slope[:, :, None]) * (invstd @ belongs.t())[:, :, None]
+        return dx.view_as(dy).to(dy.dtype), None, None, None

@@ -1,4 +1,4 @@
-"""Collectives in a graph: each one's gradient is that of one process, in which all ranks' losses are added."""
+"""Moves in a graph: each one's gradient is that of one process, in which all ranks' losses are added."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from evener.comm.differentiable import (
-    all_gather,
-    all_reduce,
-    copy_from_parallel,
-    copy_to_parallel,
-    gather_from_parallel,
-    reduce_from_parallel,
-    reduce_scatter,
-    scatter_to_parallel,
-)
-from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
+from evener.oracle.division.layout import ALIKE, PARTIAL, WHOLE, Layout, split
+from evener.oracle.division.moves import Move
+from evener.parallel.redistribute import mover
 from support.thread_ranks import together
 
-OWN = ((((0, 3),),), (((3, 4),),), ((),))
-ALL = ((((0, 4),),),) * 3
+SPLIT = split({0: (((0, 3),), ((3, 4),), ())})
 X = torch.arange(1.0, 5.0, dtype=torch.float64)
 WEIGHTS = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
 
@@ -38,26 +29,26 @@ def gradient(y: Tensor, x: Tensor, weight: float | Tensor) -> Tensor:
     return x.grad
 
 
-def gather(group: Group) -> Exchange:
-    return Exchange(group, [Route(OWN, ALL)], "gather")
+def moved(group: Group, x: Tensor, have: Layout, need: Layout, size: int = 4) -> Tensor:
+    return mover(Move(0, (size,), group.size, have, need), group)(x)
 
 
 def by_rank(work: Callable[[Group], Tensor]) -> list[list[float]]:
     return [x.tolist() for x in together(3, work)]
 
 
-def test_spread_sums_what_each_rank_makes_of_a_value() -> None:
+def test_a_gather_sums_what_each_rank_makes_of_a_value() -> None:
     def work(group: Group) -> Tensor:
         x = own(group.rank)
-        return gradient(all_gather(gather(group), x)[0], x, float(WEIGHTS[group.rank]))
+        return gradient(moved(group, x, SPLIT, WHOLE), x, float(WEIGHTS[group.rank]))
 
     assert by_rank(work) == [[222, 444, 666], [888], []]
 
 
-def test_collect_is_its_transpose() -> None:
+def test_a_reduce_scatter_is_its_transpose() -> None:
     def work(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(reduce_scatter(gather(group), x)[0], x, 1.0)
+        return gradient(moved(group, x, PARTIAL, SPLIT), x, 1.0)
 
     assert by_rank(work) == [[6, 12, 18, 24]] * 3
 
@@ -65,7 +56,7 @@ def test_collect_is_its_transpose() -> None:
 def test_what_all_ranks_do_alike_is_gathered_without_a_sum_backward() -> None:
     def work(group: Group) -> Tensor:
         x = own(group.rank)
-        return gradient(gather_from_parallel(gather(group), x), x, 1.0)
+        return gradient(moved(group, x, SPLIT, ALIKE), x, 1.0)
 
     assert by_rank(work) == [[2, 4, 6], [8], []]
 
@@ -73,16 +64,17 @@ def test_what_all_ranks_do_alike_is_gathered_without_a_sum_backward() -> None:
 def test_a_part_of_what_is_alike_gets_the_gradient_of_all() -> None:
     def work(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(scatter_to_parallel(gather(group), x), x, 1.0)
+        return gradient(moved(group, x, ALIKE, SPLIT), x, 1.0)
 
     assert by_rank(work) == [[2, 4, 6, 8]] * 3
 
 
-@pytest.mark.parametrize(("add", "expected"), [(all_reduce, 3 * 2 * 111), (reduce_from_parallel, 3 * 2)])
-def test_a_sum_of_addends(add: Callable[[Group, Tensor], Tensor], expected: float) -> None:
+@pytest.mark.parametrize(("need", "expected"), [(WHOLE, 3 * 2 * 111), (ALIKE, 3 * 2)], ids=["whole", "alike"])
+def test_a_sum_of_addends(need: Layout, expected: float) -> None:
     def work(group: Group) -> Tensor:
         x = torch.ones(1, dtype=torch.float64, requires_grad=True)
-        return gradient(add(group, x), x, float(WEIGHTS[group.rank]) if add is all_reduce else 1.0)
+        y = moved(group, x, PARTIAL, need, 1)
+        return gradient(y, x, float(WEIGHTS[group.rank]) if need is WHOLE else 1.0)
 
     assert by_rank(work) == [[expected]] * 3
 
@@ -90,11 +82,11 @@ def test_a_sum_of_addends(add: Callable[[Group, Tensor], Tensor], expected: floa
 def test_between_whole_and_alike_only_the_gradient_changes() -> None:
     def there(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(copy_to_parallel(group, x), x, float(WEIGHTS[group.rank]))
+        return gradient(moved(group, x, ALIKE, WHOLE), x, float(WEIGHTS[group.rank]))
 
     def back(group: Group) -> Tensor:
         x = X.clone().requires_grad_()
-        return gradient(copy_from_parallel(group, x), x, 3.0)
+        return gradient(moved(group, x, WHOLE, ALIKE), x, 3.0)
 
     assert by_rank(there) == [[222, 444, 666, 888]] * 3
     assert [[round(v, 9) for v in row] for row in by_rank(back)] == [[2, 4, 6, 8]] * 3

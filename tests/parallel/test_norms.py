@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evener.parallel.batch_norm import DeferredBatchNorm, defer_statistics
 from evener.parallel.norm_statistics import Statistics, combine
+from evener.parallel.norms import DeferredBatchNorm, defer_statistics
 
 
 def whole(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:

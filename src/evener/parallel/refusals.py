@@ -1,0 +1,148 @@
+"""What is refused, and why: models that cannot be taken apart, and ranks that are about to do different things.
+
+untraceable              tensors decide what the model does, or something is no operation of torch: any division
+refuse_partial_changes   a value changes under another name: operations that make new values cannot compute that
+refuse_ties              a weight of two layers that need different parts of it
+tensors_in_order         inputs that are no tensors in order, where layers are divided
+agree, require_same      ranks differ: they would hang, or train something else without a word
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, fx, nn
+
+from evener.comm.group import Group
+from evener.errors import InvalidInput
+from evener.oracle.division.weights import Shard
+from evener.tracer.ir import TracedModel, record
+from evener.tracer.meta_model import storage_of
+from evener.tracer.tracing import NotTraceable
+
+
+@contextmanager
+def untraceable(refusal: str) -> Iterator[None]:
+    """Inside, a model is followed; one that cannot be is refused, with its line."""
+    try:
+        yield
+    except NotTraceable as error:
+        raise InvalidInput(f"{refusal}, because of {error}") from error.__cause__
+
+
+def refuse_partial_changes(traced: TracedModel, name: str) -> None:
+    """Raises InvalidInput where a value of the model `name` changes that is read under another name."""
+    changes: list[tuple[fx.Node, fx.Node]] = []
+    for node in traced.operations:
+        where = record(node).line or f"{node} in {record(node).module or name}"
+        if node.target == "__setitem__" or (record(node).changes and "out" in node.kwargs):
+            raise InvalidInput(f"{name} assigns to part of a tensor ({where}), which cannot be divided")
+        for value in node.all_input_nodes:
+            if any(_is_stale(value, change, changed) for change, changed in changes):
+                raise InvalidInput(f"{name} reads a tensor that was changed through a view ({where}): not divisible")
+        changes += [(node, changed) for changed in record(node).changes if changed.op != "get_attr"]
+
+
+def _is_stale(value: fx.Node, change: fx.Node, changed: fx.Node) -> bool:
+    """Whether `value` was made before `change`, and is a view of what that changed or the other way round."""
+    is_older = record(value).number < record(change).number
+    return is_older and (value in _view_of(changed) or changed in _view_of(value))
+
+
+def _view_of(node: fx.Node) -> Iterator[fx.Node]:
+    """`node` and the values that it is a view of."""
+    source: fx.Node | None = node
+    while source is not None:
+        yield source
+        value, given = record(source).value, source.all_input_nodes
+        source = next((one for one in given if _share_memory(value, record(one).value)), None)
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and storage_of(one) == storage_of(other)
+
+
+def refuse_ties(model: nn.Module, shards: Mapping[str, Shard]) -> None:
+    """Raises InvalidInput if layers that share a weight would hold different parts of it."""
+    first: dict[int, str] = {}
+    for name in shards:
+        other = first.setdefault(id(operator.attrgetter(name)(model)), name)
+        if shards[name].layout != shards[other].layout:
+            raise InvalidInput(f"{other} and {name} are one weight, of which their layers need different parts")
+
+
+def tensors_in_order(inputs: Any) -> Sequence[Tensor]:
+    """`inputs` as the tensors that the model takes in order. Raises InvalidInput if they are no such."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    if isinstance(inputs, tuple | list) and all(isinstance(x, Tensor) for x in inputs):
+        return inputs
+    raise InvalidInput(f"layers are divided of models that take tensors in order, not a {type(inputs).__name__}")
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """What one rank is about to compute.
+
+    Attributes:
+        replica: that the rank belongs to.
+        samples: in the replica's batch.
+        inputs: shape and type of every input.
+        training: whether modules are in training mode.
+        random: digest of the random generator's state, where random numbers are needed.
+    """
+
+    replica: int
+    samples: int
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    training: bool
+    random: str
+
+    @classmethod
+    def of(cls, replica: int, samples: int, inputs: Sequence[Tensor], training: bool, is_random: bool) -> Pass:
+        """What this rank is about to compute."""
+        described = tuple((tuple(x.shape), str(x.dtype)) for x in inputs)
+        return cls(replica, samples, described, training, _random_state(inputs[0].device) if is_random else "")
+
+
+def agree(group: Group, own: Pass) -> list[int]:
+    """The number of samples of every replica, once all ranks of `group` are about to compute the same.
+
+    Raises:
+        InvalidInput: they are not; says who and what.
+    """
+    rows = [msgspec.json.decode(row, type=Pass) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    first: dict[int, tuple[int, Pass]] = {}
+    for rank, row in enumerate(rows):
+        other, expected = first.setdefault(row.replica, (rank, row))
+        if row != expected:
+            what = _difference(expected, row)
+            ranks = f"nodes {group.nodes[other]} and {group.nodes[rank]} of one replica"
+            raise InvalidInput(f"{ranks} have to compute the same, but have {what}")
+    return [first[replica][1].samples for replica in sorted(first)]
+
+
+def require_same(gather: Callable[[bytes], list[bytes]], what: str, value: str) -> None:
+    """Raise InvalidInput unless every process of those that `gather` asks has the same `value`."""
+    digest = hashlib.blake2b(value.encode(), digest_size=16).digest()
+    for rank, other in enumerate(gather(digest)):
+        if other != digest:
+            raise InvalidInput(f"{what} is not the same on all ranks: this one and rank {rank} differ")
+
+
+def _difference(expected: Pass, found: Pass) -> str:
+    if found.inputs != expected.inputs:
+        return f"inputs {expected.inputs} and {found.inputs}"
+    if found.training != expected.training:
+        return "one model in training and one in evaluation mode"
+    return "random generators in different states; call torch.manual_seed alike on all ranks"
+
+
+def _random_state(device: torch.device) -> str:
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()
