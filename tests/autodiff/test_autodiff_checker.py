@@ -11,7 +11,8 @@ import pytest
 from evener import autodiff as ad
 from evener.autodiff import functional as F
 from evener.autodiff.errors import InvalidOperation, WrongGradient
-from evener.autodiff.rules import RULES, Rule
+from evener.autodiff.graph import Rule
+from evener.autodiff.rules import RULES
 
 
 def inputs(*shapes: tuple[int, ...]) -> list[ad.Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evener import autodiff as ad
 from evener.autodiff import functional as F
-from evener.autodiff.backends.shapes import Pair
+from evener.autodiff.backends.interface import Pair
 from evener.autodiff.rules import RULES
 from support.autodiff_operations import OPERATIONS, Operation
 

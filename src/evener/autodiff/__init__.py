@@ -19,14 +19,33 @@ one pass over them. It stands alone: nothing of Evener is imported here.
 
 from evener.autodiff import functional, nn, optim
 from evener.autodiff.arena import Arena
-from evener.autodiff.backends import Backend, NumpyBackend, default_backend, set_default_backend
+from evener.autodiff.backends.interface import Backend
+from evener.autodiff.backends.numpy_backend import NumpyBackend, default_backend, set_default_backend
 from evener.autodiff.checker import gradcheck
 from evener.autodiff.errors import AutodiffError
-from evener.autodiff.files import load_file, save_file
 from evener.autodiff.graph import is_grad_enabled, no_grad
 from evener.autodiff.parameters import Parameter, ParameterArena
-from evener.autodiff.randomness import get_rng_state, manual_seed, rand, randint, randn, randperm, set_rng_state
-from evener.autodiff.tensors import Tensor, arange, cat, from_numpy, full, ones, stack, tensor, where, zeros
+from evener.autodiff.tensors.creation import (
+    arange,
+    cat,
+    from_numpy,
+    full,
+    get_rng_state,
+    load_file,
+    manual_seed,
+    ones,
+    rand,
+    randint,
+    randn,
+    randperm,
+    save_file,
+    set_rng_state,
+    stack,
+    tensor,
+    where,
+    zeros,
+)
+from evener.autodiff.tensors.tensor import Tensor
 
 __all__ = [
     "Arena",

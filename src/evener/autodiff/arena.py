@@ -19,9 +19,8 @@ from math import prod
 from types import TracebackType
 from typing import NamedTuple
 
-from evener.autodiff.backends import default_backend
-from evener.autodiff.backends.interface import Array, Lease, NativeType
-from evener.autodiff.backends.shapes import Shape
+from evener.autodiff.backends.interface import Array, Lease, NativeType, Shape
+from evener.autodiff.backends.numpy_backend import default_backend
 from evener.autodiff.errors import InvalidOperation
 
 _ALIGNMENT = 64
@@ -108,7 +107,7 @@ class Arena:
             self._offset = mark.offset
 
     def _take_new(self, number: int, shape: Shape, dtype: NativeType) -> Array:
-        num_bytes = -(-prod(shape) * self.backend.item_bytes(dtype) // _ALIGNMENT) * _ALIGNMENT
+        num_bytes = -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         if self._offset + num_bytes > self._capacity:
             self._used += max(self._most, self._offset)
             self._replace_chunk(max(num_bytes, 2 * self._capacity))

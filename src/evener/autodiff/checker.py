@@ -8,7 +8,8 @@ import numpy as np
 
 from evener.autodiff.errors import WrongGradient, require
 from evener.autodiff.graph import no_grad
-from evener.autodiff.tensors import Tensor, from_numpy, tensor
+from evener.autodiff.tensors.creation import from_numpy, tensor
+from evener.autodiff.tensors.tensor import Tensor
 
 
 def gradcheck(

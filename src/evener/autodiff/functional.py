@@ -8,13 +8,13 @@ from math import inf, prod, sqrt
 
 import numpy as np
 
-from evener.autodiff.backends.shapes import Pair, Window
+from evener.autodiff.backends.interface import Pair, Window
 from evener.autodiff.errors import require
 from evener.autodiff.graph import no_grad
-from evener.autodiff.randomness import generator
 from evener.autodiff.rules.layers import Axes, Running
-from evener.autodiff.tensors import Tensor, apply, where
 from evener.autodiff.tensors.base import require_floats
+from evener.autodiff.tensors.creation import generator, where
+from evener.autodiff.tensors.tensor import Tensor, apply
 
 Size = int | tuple[int, int]
 

@@ -8,17 +8,18 @@ are numbered as they are made, so that walking them by falling numbers meets eve
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
 from itertools import count
 from operator import attrgetter
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from evener.autodiff.backends.interface import Array, Backend, Lease
-from evener.autodiff.backends.shapes import Shape
+from evener.autodiff.backends.interface import Array, Backend, Lease, Shape
 from evener.autodiff.errors import GraphFreed, ParameterChanged, TensorExpired
-from evener.autodiff.rules.rule import Rule
+
+Forward = Callable[..., tuple[Any, Any]]
+Vjp = Callable[[Any, Any, Any, Any], Any]
 
 clock = count(1)
 """Numbers nodes, and changes of parameters, in the order in which they happen."""
@@ -56,59 +57,58 @@ def is_grad_enabled() -> bool:
     return mode.enabled
 
 
-class Collector(Protocol):
-    """Where the gradient of a leaf goes: of a tensor by itself, or of a parameter in its flat buffer.
+class Leaf:
+    """Collects the gradient of a tensor that was not computed.
 
     Attributes:
-        shape: of the leaf.
-        changed_at: when its value was last changed by an optimiser or a loaded state.
+        shape: of the tensor.
+        lease: of the tensor: the gradient lives as long.
+        gradient: what was received; None if nothing was.
+        room: memory for the gradient, such as a parameter's part of a flat buffer; None to take some when needed.
+        changed_at: when the tensor's value was last changed by an optimiser or a loaded state.
     """
 
-    shape: Shape
-    changed_at: int
+    __slots__ = ("changed_at", "gradient", "lease", "room", "shape")
 
-    @property
-    def gradient(self) -> Array | None:
-        """What was received; None if nothing was."""
-        ...
+    def __init__(self, shape: Shape, lease: Lease, room: Array | None = None) -> None:
+        self.shape, self.lease, self.room, self.changed_at = shape, lease, room, 0
+        self.gradient: Array | None = None
 
     def destination(self) -> Array | None:
         """Memory that the first gradient may be written into; None if there is none, or one is already there."""
-        ...
+        return self.room if self.gradient is None else None
 
     def receive(self, gradient: Array) -> None:
-        """Add `gradient`, which may be what `destination` gave."""
-        ...
-
-    def clear(self) -> None:
-        """Forget the gradient."""
-        ...
-
-
-class Leaf:
-    """Collects the gradient of a tensor that was not computed, in memory that lives as long as the tensor's."""
-
-    __slots__ = ("changed_at", "gradient", "lease", "shape")
-
-    def __init__(self, shape: Shape, lease: Lease) -> None:
-        self.shape, self.lease, self.changed_at = shape, lease, 0
-        self.gradient: Array | None = None
-
-    def destination(self) -> None:
-        """Nothing: the first gradient is copied, because others may hold it."""
-
-    def receive(self, gradient: Array) -> None:
-        """Add `gradient`."""
+        """Add `gradient`, which may be what `destination` gave; any other is copied, because others may hold it."""
         backend = self.lease.backend
-        if self.gradient is None:
-            new = backend.new if self.lease is backend.place.lease else backend.empty  # no arena that ends sooner
-            self.gradient = backend.copy(gradient, new(self.shape, gradient.dtype))
-        else:
+        if self.gradient is not None:
             backend.add(self.gradient, gradient, self.gradient)
+        elif gradient is self.room:
+            self.gradient = gradient
+        else:
+            self.gradient = backend.copy(gradient, self._memory(gradient) if self.room is None else self.room)
 
-    def clear(self) -> None:
-        """Forget the gradient."""
-        self.gradient = None
+    def _memory(self, gradient: Array) -> Array:
+        backend = self.lease.backend
+        new = backend.new if self.lease is backend.place.lease else backend.empty  # no arena that ends sooner
+        return new(self.shape, gradient.dtype)
+
+
+class Rule(NamedTuple):
+    """A primitive of differentiation, a row of `rules.RULES`: forward, and a vector-Jacobian product for every input.
+
+    Attributes:
+        forward: (backend, *input arrays, *arguments) -> (output, saved): `saved` is whatever the products will need.
+        vjps: one for each input, in order: (backend, g, saved, out) -> the gradient of that input, where g is that of
+            the output. It may be shaped as the output where the input was broadcast. `out` is an array of the input's
+            shape that the gradient may be written into and returned, or None. g is never written to: others may hold
+            it. Empty if the operation has no gradient.
+        prepare: (backend, g, saved) -> what all vjps get for `saved`, computed once for all of them.
+    """
+
+    forward: Forward
+    vjps: Iterable[Vjp] = ()
+    prepare: Callable[[Any, Any, Any], Any] | None = None
 
 
 class Node:
@@ -116,9 +116,7 @@ class Node:
 
     __slots__ = ("edges", "lease", "made_at", "rule", "saved", "shape")
 
-    def __init__(
-        self, rule: Rule, edges: Sequence[Node | Collector | None], saved: Any, shape: Shape, lease: Lease
-    ) -> None:
+    def __init__(self, rule: Rule, edges: Sequence[Node | Leaf | None], saved: Any, shape: Shape, lease: Lease) -> None:
         self.rule: Rule | None = rule
         self.edges, self.saved, self.shape, self.lease = edges, saved, shape, lease
         self.made_at = next(clock)
@@ -151,7 +149,7 @@ def _propagate(node: Node, g: Array, pending: dict[Node, Array], own: set[Node])
     assert rule is not None
     if rule.prepare is not None:
         saved = rule.prepare(backend, g, saved)
-    for vjp, edge in zip(rule.vjps, node.edges):  # noqa: B905  ForEach never ends
+    for vjp, edge in zip(rule.vjps, node.edges):  # noqa: B905  a rule for any number of inputs has vjps without end
         if edge is None:
             continue
         partial = vjp(backend, g, saved, None if isinstance(edge, Node) else edge.destination())
@@ -198,7 +196,7 @@ def _check(node: Node) -> None:
             "`with arena:`"
         )
     for edge in node.edges:
-        if edge is not None and not isinstance(edge, Node) and edge.changed_at > node.made_at:
+        if isinstance(edge, Leaf) and edge.changed_at > node.made_at:
             raise ParameterChanged(
                 f"a parameter of shape {edge.shape} was changed after the forward pass had used it: "
                 "call backward() before optimizer.step() and load_state_dict()"

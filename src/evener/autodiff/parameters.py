@@ -19,7 +19,7 @@ import numpy as np
 from evener.autodiff.backends.interface import Array, Backend
 from evener.autodiff.errors import InvalidOperation, require
 from evener.autodiff.graph import Leaf, clock
-from evener.autodiff.tensors import Tensor
+from evener.autodiff.tensors.tensor import Tensor
 
 
 class Parameter(Tensor):
@@ -32,14 +32,14 @@ class Parameter(Tensor):
         if data._lease is not backend.permanent:
             array = backend.copy(array, backend.empty(tuple(array.shape), array.dtype))
         super().__init__(array, backend.permanent)
-        self._home: Slot | None = None
+        self._home: Home | None = None
         self.requires_grad_(requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Make it collect its gradient, or stop doing so (for a layer that is to stay as it is)."""
         super().requires_grad_(requires_grad)
         if requires_grad and self._home is not None:
-            self._edge = self._home
+            self._edge = self._home.leaf
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
@@ -62,46 +62,12 @@ class Entry(NamedTuple):
     size: int
 
 
-class Slot:
-    """Collects the gradient of one parameter in its part of the flat gradients."""
+class Home(NamedTuple):
+    """Where a parameter was moved to: the arena, its place there, and what collects its gradient in the arena."""
 
-    __slots__ = ("arena", "entry", "round", "shape", "view")
-
-    def __init__(self, arena: ParameterArena, entry: Entry, view: Array) -> None:
-        self.arena, self.entry, self.view, self.shape = arena, entry, view, entry.shape
-        self.round = 0  # the one in which the view was last written; any other means that it holds nothing
-
-    @property
-    def changed_at(self) -> int:
-        """When any parameter of the arena was last changed."""
-        return self.arena.changed_at
-
-    @changed_at.setter
-    def changed_at(self, time: int) -> None:
-        self.arena.changed_at = time
-
-    @property
-    def gradient(self) -> Array | None:
-        """The part of the flat gradients; None if nothing was received since the last `zero_grad`."""
-        return self.view if self.round == self.arena.round else None
-
-    def destination(self) -> Array | None:
-        """The part of the flat gradients, if it holds nothing yet."""
-        return None if self.round == self.arena.round else self.view
-
-    def receive(self, gradient: Array) -> None:
-        """Add `gradient`, or note that it has been written into `destination()`."""
-        backend = self.arena.backend
-        if self.round == self.arena.round:
-            backend.add(self.view, gradient, self.view)
-            return
-        if gradient is not self.view:
-            backend.copy(gradient, self.view)
-        self.round = self.arena.round
-
-    def clear(self) -> None:
-        """Forget the gradient."""
-        self.round = 0
+    arena: ParameterArena
+    entry: Entry
+    leaf: Leaf
 
 
 class ParameterArena:
@@ -121,16 +87,11 @@ class ParameterArena:
     def __init__(self, parameters: Iterable[Parameter] | Iterable[tuple[str, Parameter]]) -> None:
         named = _named(parameters)
         self.backend = _common_backend(named)
-        self.round, self.changed_at = 1, 0
         self.entries = _entries(named)
         kind = named[0][1]._array.dtype
-        self.values = self._flat(kind)
-        self._gradients = self._flat(kind)
-        views = zip(self.parts(self.values), self.parts(self._gradients), strict=True)
-        self._slots = [
-            self._move_in(parameter, entry, *pair)
-            for (_, parameter), entry, pair in zip(named, self.entries, views, strict=True)
-        ]
+        self.values, self._gradients = self._flat(kind), self._flat(kind)
+        places = zip(self.entries, self.parts(self.values), self.parts(self._gradients), strict=True)
+        self._leaves = [self._move_in(parameter, *place) for (_, parameter), place in zip(named, places, strict=True)]
 
     @property
     def size(self) -> int:
@@ -140,9 +101,9 @@ class ParameterArena:
     @property
     def gradients(self) -> Array:
         """All gradients, zero where backward has added none since `zero_grad`."""
-        for slot in self._slots:
-            if slot.gradient is None:
-                self.backend.fill(slot.view, 0)
+        for leaf in self._leaves:
+            if leaf.gradient is None:
+                self.backend.fill(leaf.room, 0)
         return self._gradients
 
     def load(self, values: Any) -> None:
@@ -153,16 +114,19 @@ class ParameterArena:
     def load_gradients(self, gradients: Any) -> None:
         """Take over all gradients, an array [P], for instance an average over workers, for the next step."""
         self._write(self._gradients, gradients)
-        for slot in self._slots:
-            slot.round = self.round
+        for leaf in self._leaves:
+            leaf.gradient = leaf.room
 
     def changed(self) -> None:
         """Note that values were changed: a graph made before can no longer be walked."""
-        self.changed_at = next(clock)
+        now = next(clock)
+        for leaf in self._leaves:
+            leaf.changed_at = now
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        self.round += 1
+        for leaf in self._leaves:
+            leaf.gradient = None
 
     def zeros(self) -> Array:
         """A new flat buffer [P] in the order of the parameters, for an optimiser's state."""
@@ -176,15 +140,14 @@ class ParameterArena:
     def _flat(self, dtype: Any) -> Array:
         return self.backend.empty((sum(entry.size for entry in self.entries),), dtype)
 
-    def _move_in(self, parameter: Parameter, entry: Entry, values: Array, gradients: Array) -> Slot:
-        be = self.backend
-        slot = Slot(self, entry, gradients)
-        parameter._array = be.copy(parameter._array, values)
-        if isinstance(parameter._edge, Leaf) and parameter._edge.gradient is not None:
-            slot.receive(parameter._edge.gradient)
-        parameter._home = slot
-        parameter._edge = slot if parameter.requires_grad else None
-        return slot
+    def _move_in(self, parameter: Parameter, entry: Entry, values: Array, gradients: Array) -> Leaf:
+        leaf = Leaf(entry.shape, parameter._lease, gradients)
+        parameter._array = self.backend.copy(parameter._array, values)
+        if parameter.grad is not None:
+            leaf.receive(parameter.grad._array)
+        parameter._home = Home(self, entry, leaf)
+        parameter._edge = leaf if parameter.requires_grad else None
+        return leaf
 
     def _write(self, flat: Array, source: Any) -> None:
         array = source if type(source) is type(flat) else self.backend.from_numpy(np.asarray(source))

@@ -10,22 +10,22 @@ Shapes: N samples, C channels, F filters, H rows, W columns; K classes.
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from evener.autodiff.backends.shapes import Shape, Window
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
 
 Array = Any
 """An array of a back end; only the back end itself looks inside."""
 
 NativeType = Any
-"""A back end's own name for an element type."""
+"""A back end's own name for an element type; it has an `itemsize`."""
 
-Elementwise = Callable[..., Array]
-"""(a, out=None) or (a, b, out=None)."""
+Primitive = Callable[..., Any]
 
 
 class Lease:
@@ -56,24 +56,135 @@ class Place(threading.local):
         self.lease = lease
 
 
-class Backend(ABC):
-    """Arrays, and all that is computed with them.
+class Backend:
+    """Arrays, and all that is computed with them; a subclass defines every `Primitive` below.
 
     Attributes:
         name: for messages.
         block: elements that an optimiser treats at a time so that they stay in a cache; 0 for all at once.
         failures: exceptions by which the primitives refuse shapes, types or indices.
+        comparisons: == != < <= > >= -> function (a, b, out=).
+
+    Raises:
+        TypeError: the subclass lacks a primitive.
     """
 
     name: str
     block: int
     failures: tuple[type[Exception], ...]
+    comparisons: Mapping[str, Primitive]
 
     def __init__(self) -> None:
+        missing = [name for name in primitives() if not hasattr(self, name)]
+        if missing:
+            raise TypeError(f"{type(self).__name__} is no back end: it lacks {', '.join(missing)}")
         self.permanent = Lease(self)
         self.place = Place(self.permanent)
 
     # Memory.
+
+    empty: Primitive
+    """(shape, dtype): an array with unspecified contents, from the system."""
+    allocate: Primitive
+    """(num_bytes): a buffer of bytes from the system, aligned to 64 bytes."""
+    carve: Primitive
+    """(buffer, offset, shape, dtype): the bytes of `buffer` from `offset` on, seen as an array."""
+    native: Primitive
+    """(dtype): the back end's name of a NumPy type."""
+    numpy_type: Primitive
+    """(dtype): the NumPy type of a back end's type."""
+    from_numpy: Primitive
+    """(array): `array` as an array of this back end; shares memory where it can."""
+    to_numpy: Primitive
+    """(array): `array` as one of NumPy's; shares memory where it can."""
+    copy: Primitive
+    """(source, out): write `source`, converted and broadcast, into `out`."""
+    fill: Primitive
+    """(out, value): write `value` everywhere into `out`."""
+
+    # Elementwise, broadcasting, (a, out=None) or (a, b, out=None); both operands of one type, or b a Python number.
+
+    add: Primitive
+    subtract: Primitive
+    multiply: Primitive
+    divide: Primitive
+    power: Primitive
+    maximum: Primitive
+    """NaN where either is."""
+    negative: Primitive
+    absolute: Primitive
+    sign: Primitive
+    """-1, 0 or 1."""
+    exp: Primitive
+    log: Primitive
+    sqrt: Primitive
+    tanh: Primitive
+    sigmoid: Primitive
+    """1 / (1 + exp(-a)), without overflow."""
+    normal_cdf: Primitive
+    """(1 + erf(a / sqrt(2))) / 2, the distribution function of the normal distribution."""
+    select: Primitive
+    """(condition, a, b): a where `condition`, else b."""
+    keep: Primitive
+    """(a, condition, out=None): a where `condition`, else 0, whatever a is there."""
+
+    # Reductions.
+
+    sum: Primitive
+    """(a, axes, keepdims, out=None): sum over `axes`."""
+    max: Primitive
+    """(a, axes, keepdims): largest over `axes`; NaN where one is."""
+    argmax: Primitive
+    """(a, axis, keepdims): index of the first largest along `axis`, as int64."""
+
+    # Shapes.
+
+    reshape: Primitive
+    """(a, shape): the same elements in another shape; a view where it can be."""
+    transpose: Primitive
+    """(a, axes): a view with axes in another order."""
+    broadcast: Primitive
+    """(a, shape): a read-only view of a, repeated to `shape`."""
+    concatenate: Primitive
+    """(arrays, axis): arrays one behind the other along `axis`."""
+    take: Primitive
+    """(a, index): a[index], a view if the index is made of integers, slices, None and Ellipsis."""
+    put_add: Primitive
+    """(shape, index, values, out=None): zeros, with `values` added at `index`; what is named twice gets the sum."""
+    take_along: Primitive
+    """(a, index, axis): elements of a at `index` along `axis`; the other axes go along."""
+    put_along: Primitive
+    """(shape, index, values, axis): zeros of `shape`, with `values` added at `index` along `axis`."""
+    take_rows: Primitive
+    """(table, index): table[index] for whole rows; an index outside the table is refused."""
+    pick: Primitive
+    """(a, index): a[n, index[n]] for every row n of a[N, K]; an index outside 0..K-1 is refused."""
+    unpick: Primitive
+    """(shape, index, values): zeros of `shape` [N, K], with values[n] at [n, index[n]] for every row n."""
+
+    # Products, convolution and pooling. A kernel reads x at stride * i + dilation * k - padding.
+
+    matmul: Primitive
+    """(a, b, out=None): matrix products of the last two axes; the axes before them broadcast."""
+    conv2d: Primitive
+    """(x, w, window, groups): x[N,C,H,W] * w[F,C/groups,kh,kw] -> [N,F,H',W'], and what `conv2d_weight` needs."""
+    conv2d_input: Primitive
+    """(g, w, shape, window, groups): the gradient of x, of `shape`, from that of the result."""
+    conv2d_weight: Primitive
+    """(g, saved, w, groups, out): the gradient of w from that of the result."""
+    max_pool2d: Primitive
+    """(x, window): the largest of every window (padding does not count), and what `max_pool2d_input` needs."""
+    max_pool2d_input: Primitive
+    """(g, saved, shape): the gradient of x, of `shape`: each window's goes to its first largest."""
+    avg_pool2d: Primitive
+    """(x, window): the mean of every window, zeros of the padding included."""
+    avg_pool2d_input: Primitive
+    """(g, shape, window): the gradient of x, of `shape`."""
+
+    uniform: Primitive
+    """(generator, shape, dtype): numbers in [0, 1), the same on every back end for the same NumPy generator."""
+
+    # Written on the primitives above.
 
     def new(self, shape: Shape, dtype: NativeType) -> Array:
         """An array with unspecified contents, from the thread's arena if it is in one."""
@@ -90,213 +201,91 @@ class Backend(ABC):
         if mark is not None:
             mark.arena.rewind(mark)
 
-    @abstractmethod
-    def empty(self, shape: Shape, dtype: NativeType) -> Array:
-        """An array with unspecified contents, from the system."""
-
-    @abstractmethod
-    def allocate(self, num_bytes: int) -> Array:
-        """A buffer of bytes from the system, aligned to 64 bytes."""
-
-    @abstractmethod
-    def carve(self, buffer: Array, offset: int, shape: Shape, dtype: NativeType) -> Array:
-        """The bytes of `buffer` from `offset` on, seen as an array."""
-
-    @abstractmethod
-    def item_bytes(self, dtype: NativeType) -> int:
-        """Bytes of one element."""
-
-    @abstractmethod
-    def native(self, dtype: np.dtype[Any]) -> NativeType:
-        """The back end's name of a NumPy type."""
-
-    @abstractmethod
-    def numpy_type(self, dtype: NativeType) -> np.dtype[Any]:
-        """The NumPy type of a back end's type."""
-
-    @abstractmethod
-    def from_numpy(self, array: np.ndarray[Any, Any]) -> Array:
-        """`array` as an array of this back end; shares memory where it can."""
-
-    @abstractmethod
-    def to_numpy(self, array: Array) -> np.ndarray[Any, Any]:
-        """`array` as one of NumPy's; shares memory where it can."""
-
-    @abstractmethod
-    def copy(self, source: Array, out: Array) -> Array:
-        """Write `source`, converted and broadcast, into `out`."""
-
-    @abstractmethod
-    def fill(self, out: Array, value: float) -> Array:
-        """Write `value` everywhere into `out`."""
-
-    # Elementwise, broadcasting, (a, out) or (a, b, out); both operands of one type, or b a Python number.
-
-    add: Elementwise
-    """a + b."""
-    subtract: Elementwise
-    """a - b."""
-    multiply: Elementwise
-    """a * b."""
-    divide: Elementwise
-    """a / b."""
-    power: Elementwise
-    """a to the power of b."""
-    maximum: Elementwise
-    """The larger of a and b; NaN where either is."""
-    negative: Elementwise
-    """-a."""
-    absolute: Elementwise
-    """|a|."""
-    sign: Elementwise
-    """-1, 0 or 1."""
-    exp: Elementwise
-    """e to the power of a."""
-    log: Elementwise
-    """Natural logarithm."""
-    sqrt: Elementwise
-    """Square root."""
-    tanh: Elementwise
-    """Hyperbolic tangent."""
-    sigmoid: Elementwise
-    """1 / (1 + exp(-a)), without overflow."""
-    relu: Elementwise
-    """The larger of a and 0."""
-    normal_cdf: Elementwise
-    """(1 + erf(a / sqrt(2))) / 2, the distribution function of the normal distribution."""
-
-    @abstractmethod
-    def compare(self, operator: str, a: Array, b: Array) -> Array:
-        """Truth values of a `operator` b, one of == != < <= > >=."""
-
-    @abstractmethod
-    def select(self, condition: Array, a: Array, b: Array) -> Array:
-        """a where `condition`, else b."""
-
-    @abstractmethod
-    def keep(self, a: Array, condition: Array, out: Array | None = None) -> Array:
-        """a where `condition`, else 0, whatever a is there."""
-
-    # Reductions.
-
-    @abstractmethod
-    def sum(self, a: Array, axes: Shape, keepdims: bool, out: Array | None = None) -> Array:
-        """Sum over `axes`."""
-
-    @abstractmethod
-    def max(self, a: Array, axes: Shape, keepdims: bool) -> Array:
-        """Largest over `axes`; NaN where one is."""
-
-    @abstractmethod
-    def argmax(self, a: Array, axis: int, keepdims: bool) -> Array:
-        """Index of the first largest along `axis`, as int64."""
-
-    @abstractmethod
-    def softmax(self, a: Array, axis: int) -> Array:
-        """exp(a) over its sum along `axis`."""
-
-    @abstractmethod
-    def log_softmax(self, a: Array, axis: int) -> Array:
-        """a less the logarithm of the sum of exp(a) along `axis`."""
-
-    # Shapes.
-
-    @abstractmethod
-    def reshape(self, a: Array, shape: Shape) -> Array:
-        """The same elements in another shape; a view where it can be."""
-
-    @abstractmethod
-    def transpose(self, a: Array, axes: Shape) -> Array:
-        """A view with axes in another order."""
-
-    @abstractmethod
-    def broadcast(self, a: Array, shape: Shape) -> Array:
-        """A read-only view of a, repeated to `shape`."""
-
-    @abstractmethod
-    def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """Arrays one behind the other along `axis`."""
-
-    @abstractmethod
-    def take(self, a: Array, index: Any) -> Array:
-        """a[index], a view if the index is made of integers, slices, None and Ellipsis."""
-
-    @abstractmethod
-    def put_add(self, shape: Shape, index: Any, values: Array) -> Array:
-        """Zeros of `shape`, with `values` added at `index`; elements named several times get the sum."""
-
-    @abstractmethod
-    def take_along(self, a: Array, index: Array, axis: int) -> Array:
-        """Elements of a at `index` along `axis`; the other axes go along."""
-
-    @abstractmethod
-    def put_along(self, shape: Shape, index: Array, values: Array, axis: int) -> Array:
-        """Zeros of `shape`, with `values` added at `index` along `axis`."""
-
-    @abstractmethod
-    def take_rows(self, table: Array, index: Array) -> Array:
-        """table[index] for whole rows; an index outside the table is refused."""
-
-    @abstractmethod
-    def add_rows(self, out: Array, index: Array, rows: Array) -> Array:
-        """Add `rows` to the rows of `out` at `index`; a row named several times gets the sum."""
-
-    @abstractmethod
-    def pick(self, a: Array, index: Array) -> Array:
-        """a[n, index[n]] for every row n of a[N, K]; an index outside 0..K-1 is refused."""
-
-    @abstractmethod
-    def unpick(self, shape: Shape, index: Array, values: Array) -> Array:
-        """Zeros of `shape` [N, K], with values[n] at [n, index[n]] for every row n."""
-
-    # Products, convolution and pooling. A kernel reads x at stride * i + dilation * k - padding.
-
-    @abstractmethod
-    def matmul(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Matrix products of the last two axes; the axes before them broadcast."""
-
-    @abstractmethod
-    def conv2d(self, x: Array, w: Array, window: Window, groups: int) -> tuple[Array, Any]:
-        """x[N,C,H,W] * w[F,C/groups,kh,kw] -> [N,F,H',W'], and what `conv2d_weight` needs."""
-
-    @abstractmethod
-    def conv2d_input(self, g: Array, w: Array, shape: Shape, window: Window, groups: int) -> Array:
-        """The gradient of x, of `shape`, from that of the result."""
-
-    @abstractmethod
-    def conv2d_weight(self, g: Array, saved: Any, w: Array, groups: int, out: Array | None) -> Array:
-        """The gradient of w from that of the result."""
-
-    @abstractmethod
-    def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Any]:
-        """The largest of every window (the padding does not count), and what `max_pool2d_input` needs."""
-
-    @abstractmethod
-    def max_pool2d_input(self, g: Array, saved: Any, shape: Shape) -> Array:
-        """The gradient of x, of `shape`: each window's goes to its first largest."""
-
-    @abstractmethod
-    def avg_pool2d(self, x: Array, window: Window) -> Array:
-        """The mean of every window, zeros of the padding included."""
-
-    @abstractmethod
-    def avg_pool2d_input(self, g: Array, shape: Shape, window: Window) -> Array:
-        """The gradient of x, of `shape`."""
-
-    # Chance.
-
-    @abstractmethod
-    def uniform(self, generator: np.random.Generator, shape: Shape, dtype: NativeType) -> Array:
-        """Numbers in [0, 1), the same on every back end for the same state of the generator."""
-
-    # Written on the primitives above.
-
     def zeros(self, shape: Shape, dtype: NativeType) -> Array:
         """An array of zeros."""
         return self.fill(self.new(shape, dtype), 0)
+
+    def compare(self, operator: str, a: Array, b: Array) -> Array:
+        """Truth values of a `operator` b, one of `comparisons`; b may be a Python number."""
+        out = self.new(broadcast_shape(a.shape, getattr(b, "shape", ())), self.native(_BOOL))
+        return self.comparisons[operator](a, b, out=out)
 
     def sum_to(self, a: Array, shape: Shape) -> Array:
         """a summed over the axes that broadcasting added to `shape` or stretched: the gradient of broadcasting."""
         lead = len(a.shape) - len(shape)
         stretched = [lead + i for i, size in enumerate(shape) if size == 1 and a.shape[lead + i] != 1]
         return self.reshape(self.sum(a, (*range(lead), *stretched), True), shape)
+
+
+_BOOL = np.dtype(bool)
+
+
+def primitives() -> list[str]:
+    """Names of all primitives that a back end defines."""
+    return [name for name, kind in Backend.__annotations__.items() if kind == "Primitive"]
+
+
+def unary(function: Callable[..., Any]) -> Primitive:
+    """The primitive that `function` (a, out=) computes."""
+
+    def primitive(self: Backend, a: Array, out: Array | None = None) -> Array:
+        return function(a, out=self.new(a.shape, a.dtype) if out is None else out)
+
+    return primitive
+
+
+def binary(function: Callable[..., Any]) -> Primitive:
+    """The primitive that `function` (a, b, out=) computes."""
+
+    def primitive(self: Backend, a: Array, b: Any, out: Array | None = None) -> Array:
+        if out is None:
+            shape = a.shape
+            other = getattr(b, "shape", shape)
+            out = self.new(shape if other == shape else broadcast_shape(shape, other), a.dtype)
+        return function(a, b, out=out)
+
+    return primitive
+
+
+@lru_cache(maxsize=1024)
+def broadcast_shape(a: Shape, b: Shape) -> Shape:
+    """The shape of an elementwise result. Raises ValueError where the shapes do not go together."""
+    return np.broadcast_shapes(a, b)
+
+
+def names_once(index: Any) -> bool:
+    """Whether an index names no element twice, because it is made of integers, slices, None and Ellipsis alone."""
+    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index)
+
+
+class Window(NamedTuple):
+    """Where a convolution or a pooling reads.
+
+    Result (i, j) reads rows stride * i + dilation * k - padding for k below kernel, and columns alike.
+
+    Attributes:
+        kernel: rows and columns of the kernel.
+        stride: from one result to the next.
+        padding: rows and columns added on both sides.
+        dilation: from one element of the kernel to the next.
+    """
+
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+
+    @property
+    def reach(self) -> Pair:
+        """Rows and columns from the first to the last element of the kernel."""
+        return self.dilation[0] * (self.kernel[0] - 1) + 1, self.dilation[1] * (self.kernel[1] - 1) + 1
+
+    def results(self, rows: int, columns: int) -> Pair:
+        """Rows and columns of the result for an image of `rows` and `columns`; below 1 if the kernel does not fit."""
+        return _results(self, rows, columns)
+
+
+@lru_cache(maxsize=1024)
+def _results(window: Window, rows: int, columns: int) -> Pair:
+    (down, right), (top, left), (stride_down, stride_right) = window.reach, window.padding, window.stride
+    return (rows + 2 * top - down) // stride_down + 1, (columns + 2 * left - right) // stride_right + 1

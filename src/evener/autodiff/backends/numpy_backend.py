@@ -1,6 +1,6 @@
 """The default back end: NumPy on one core or more, everything written into memory that the caller's arena provides."""
 
-# ruff: noqa: D102  the interface says what each method does
+# ruff: noqa: D102  the interface says what each primitive does
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from evener.autodiff.backends.interface import Array, Elementwise
+from evener.autodiff.backends.interface import Array, Backend, Shape, binary, broadcast_shape, names_once, unary
 from evener.autodiff.backends.numpy_images import NumpyImages
-from evener.autodiff.backends.shapes import Shape, broadcast_shape, names_once
 
 ALIGNMENT = 64
 """Bytes of a cache line, and of an AVX-512 register."""
@@ -37,31 +36,8 @@ _ERFC = {
 nodes, computed with 60 digits and cut where the type's precision ends (relative error 1e-14 and 1e-8)."""
 
 
-def _unary(ufunc: np.ufunc) -> Elementwise:
-    def primitive(self: NumpyBackend, a: Array, out: Array | None = None) -> Any:
-        return ufunc(a, self.new(a.shape, a.dtype) if out is None else out)
-
-    return primitive
-
-
-def _binary(ufunc: np.ufunc) -> Elementwise:
-    def primitive(self: NumpyBackend, a: Array, b: Any, out: Array | None = None) -> Any:
-        if out is None:
-            shape = a.shape
-            if b.__class__ is np.ndarray and b.shape != shape:
-                shape = broadcast_shape(shape, b.shape)
-            out = self.new(shape, a.dtype)
-        return ufunc(a, b, out=out)
-
-    return primitive
-
-
-_COMPARE = {
-    "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
-}  # fmt: skip
 _BITS = {size: np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-_BOOL = np.dtype(bool)
 _INT64 = np.dtype(np.int64)
 
 
@@ -71,6 +47,9 @@ class NumpyBackend(NumpyImages):
     name = "numpy"
     block = 32768
     failures = (ValueError, IndexError, TypeError)
+    comparisons = {
+        "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
+    }  # fmt: skip
 
     # Memory.
 
@@ -84,9 +63,6 @@ class NumpyBackend(NumpyImages):
 
     def carve(self, buffer: Array, offset: int, shape: Shape, dtype: Any) -> Array:
         return np.ndarray(shape, dtype, buffer.data, offset)
-
-    def item_bytes(self, dtype: Any) -> int:
-        return int(dtype.itemsize)
 
     def native(self, dtype: np.dtype[Any]) -> Any:
         return dtype
@@ -110,14 +86,10 @@ class NumpyBackend(NumpyImages):
 
     # Elementwise.
 
-    add, subtract, multiply, divide = _binary(np.add), _binary(np.subtract), _binary(np.multiply), _binary(np.divide)
-    power, maximum = _binary(np.power), _binary(np.maximum)
-    negative, absolute, sign = _unary(np.negative), _unary(np.absolute), _unary(np.sign)
-    exp, log, sqrt, tanh = _unary(np.exp), _unary(np.log), _unary(np.sqrt), _unary(np.tanh)
-
-    def compare(self, operator: str, a: Array, b: Any) -> Array:
-        shape = broadcast_shape(a.shape, b.shape) if b.__class__ is np.ndarray else a.shape
-        return _COMPARE[operator](a, b, self.new(shape, _BOOL))
+    add, subtract, multiply, divide = binary(np.add), binary(np.subtract), binary(np.multiply), binary(np.divide)
+    power, maximum = binary(np.power), binary(np.maximum)
+    negative, absolute, sign = unary(np.negative), unary(np.absolute), unary(np.sign)
+    exp, log, sqrt, tanh = unary(np.exp), unary(np.log), unary(np.sqrt), unary(np.tanh)
 
     def sigmoid(self, a: Array, out: Array | None = None) -> Array:
         y = self.new(a.shape, a.dtype) if out is None else out
@@ -126,9 +98,6 @@ class NumpyBackend(NumpyImages):
         np.negative(np.absolute(a, y), y)
         np.add(np.exp(y, y), 1, y)
         return np.divide(below, y, y)
-
-    def relu(self, a: Array, out: Array | None = None) -> Array:
-        return np.maximum(a, 0, out=self.new(a.shape, a.dtype) if out is None else out)
 
     def normal_cdf(self, a: Array, out: Array | None = None) -> Array:
         y, z, t, u = (self.new(a.shape, a.dtype) for _ in range(4))
@@ -170,16 +139,6 @@ class NumpyBackend(NumpyImages):
         out = self._reduced(a, (axis,), keepdims, _INT64)
         return np.argmax(a, axis, out, keepdims=keepdims)
 
-    def softmax(self, a: Array, axis: int) -> Array:
-        y = np.subtract(a, self.max(a, (axis,), True), self.new(a.shape, a.dtype))
-        np.exp(y, y)
-        return np.divide(y, self.sum(y, (axis,), True), y)
-
-    def log_softmax(self, a: Array, axis: int) -> Array:
-        y = np.subtract(a, self.max(a, (axis,), True), self.new(a.shape, a.dtype))
-        total = self.sum(np.exp(y, self.new(a.shape, a.dtype)), (axis,), True)
-        return np.subtract(y, np.log(total, total), y)
-
     def _reduced(self, a: Array, axes: Shape, keepdims: bool, dtype: Any = None) -> Array:
         return self.new(_reduced_shape(a.shape, axes, keepdims), dtype or a.dtype)
 
@@ -202,8 +161,8 @@ class NumpyBackend(NumpyImages):
     def take(self, a: Array, index: Any) -> Array:
         return np.asarray(a[index])  # integers alone would give a number that is no array
 
-    def put_add(self, shape: Shape, index: Any, values: Array) -> Array:
-        out = self.zeros(shape, values.dtype)
+    def put_add(self, shape: Shape, index: Any, values: Array, out: Array | None = None) -> Array:
+        out = self.zeros(shape, values.dtype) if out is None else self.fill(out, 0)
         if names_once(index):
             out[index] = values
         else:
@@ -221,10 +180,6 @@ class NumpyBackend(NumpyImages):
     def take_rows(self, table: Array, index: Array) -> Array:
         self._check_index(index, len(table))
         return np.take(table, index, 0, self.new(index.shape + table.shape[1:], table.dtype), "clip")
-
-    def add_rows(self, out: Array, index: Array, rows: Array) -> Array:
-        np.add.at(out, index, rows)
-        return out
 
     def pick(self, a: Array, index: Array) -> Array:
         self._check_index(index, a.shape[1])
@@ -268,3 +223,18 @@ def _reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
 @lru_cache(maxsize=1024)
 def _row_starts(rows: int, classes: int) -> Array:
     return np.arange(0, rows * classes, classes)
+
+
+_default: Backend = NumpyBackend()
+
+
+def default_backend() -> Backend:
+    """The back end of tensors that are made from numbers; an operation computes with that of its operands."""
+    return _default
+
+
+def set_default_backend(backend: Backend) -> Backend:
+    """Make `backend` the default one, in all threads, and return the one before."""
+    global _default
+    before, _default = _default, backend
+    return before

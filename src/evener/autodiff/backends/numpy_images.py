@@ -1,6 +1,6 @@
 """Convolution and pooling with NumPy: what every element of a kernel sees is gathered, and multiplied as one matrix."""
 
-# ruff: noqa: D102  the interface says what each method does
+# ruff: noqa: D102  the interface says what each primitive does
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evener.autodiff.backends.interface import Array, Backend
-from evener.autodiff.backends.shapes import Shape, Window
+from evener.autodiff.backends.interface import Array, Backend, Shape, Window
 
 TAPS_BYTES = 1 << 21
 """What a convolution gathers at a time; for all of a batch it would be kernel height x width as much as the images."""

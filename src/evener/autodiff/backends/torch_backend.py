@@ -5,19 +5,27 @@
 PyTorch is used for its arithmetic alone; its own differentiation sees nothing of it.
 """
 
-# ruff: noqa: D102  the interface says what each method does
+# ruff: noqa: D102  the interface says what each primitive does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from evener.autodiff.backends.interface import Array, Backend
-from evener.autodiff.backends.shapes import Shape, Window, broadcast_shape, names_once
+from evener.autodiff.backends.interface import (
+    Array,
+    Backend,
+    Shape,
+    Window,
+    binary,
+    broadcast_shape,
+    names_once,
+    unary,
+)
 
 _NATIVE = {
     np.dtype(name): getattr(torch, name)
@@ -26,23 +34,8 @@ _NATIVE = {
 _NUMPY = {native: dtype for dtype, native in _NATIVE.items()}
 
 
-def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
-    def primitive(self: TorchBackend, a: Array, out: Array | None = None) -> Array:
-        return function(a, out=self.new(a.shape, a.dtype) if out is None else out)
-
-    return primitive
-
-
-def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
-    def primitive(self: TorchBackend, a: Array, b: Any, out: Array | None = None) -> Array:
-        if out is None:
-            out = self.new(broadcast_shape(a.shape, getattr(b, "shape", ())), a.dtype)
-        return function(a, b, out=out)
-
-    return primitive
-
-
-_COMPARE = {"==": torch.eq, "!=": torch.ne, "<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge}
+def _maximum(a: Array, b: Any, out: Array) -> Array:
+    return torch.maximum(a, b, out=out) if isinstance(b, torch.Tensor) else torch.clamp(a, min=b, out=out)
 
 
 class TorchBackend(Backend):
@@ -55,6 +48,7 @@ class TorchBackend(Backend):
     name = "torch"
     block = 0
     failures = (RuntimeError, ValueError, IndexError, TypeError)
+    comparisons = {"==": torch.eq, "!=": torch.ne, "<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge}
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()
@@ -73,9 +67,6 @@ class TorchBackend(Backend):
     def carve(self, buffer: Array, offset: int, shape: Shape, dtype: Any) -> Array:
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         return buffer[offset : offset + num_bytes].view(dtype).view(shape)
-
-    def item_bytes(self, dtype: Any) -> int:
-        return int(dtype.itemsize)
 
     def native(self, dtype: np.dtype[Any]) -> Any:
         return _NATIVE[dtype]
@@ -98,18 +89,11 @@ class TorchBackend(Backend):
 
     # Elementwise.
 
-    add, subtract, multiply, divide = _binary(torch.add), _binary(torch.sub), _binary(torch.mul), _binary(torch.div)
-    power, maximum = _binary(torch.pow), _binary(torch.maximum)
-    negative, absolute, sign = _unary(torch.neg), _unary(torch.abs), _unary(torch.sign)
-    exp, log, sqrt, tanh = _unary(torch.exp), _unary(torch.log), _unary(torch.sqrt), _unary(torch.tanh)
-    sigmoid, normal_cdf = _unary(torch.sigmoid), _unary(torch.special.ndtr)
-
-    def compare(self, operator: str, a: Array, b: Any) -> Array:
-        shape = broadcast_shape(a.shape, getattr(b, "shape", ()))
-        return _COMPARE[operator](a, b, out=self.new(shape, torch.bool))
-
-    def relu(self, a: Array, out: Array | None = None) -> Array:
-        return torch.clamp(a, min=0, out=self.new(a.shape, a.dtype) if out is None else out)
+    add, subtract, multiply, divide = binary(torch.add), binary(torch.sub), binary(torch.mul), binary(torch.div)
+    power, maximum = binary(torch.pow), binary(_maximum)
+    negative, absolute, sign = unary(torch.neg), unary(torch.abs), unary(torch.sign)
+    exp, log, sqrt, tanh = unary(torch.exp), unary(torch.log), unary(torch.sqrt), unary(torch.tanh)
+    sigmoid, normal_cdf = unary(torch.sigmoid), unary(torch.special.ndtr)
 
     def select(self, condition: Array, a: Array, b: Array) -> Array:
         shape = broadcast_shape(broadcast_shape(a.shape, b.shape), condition.shape)
@@ -132,12 +116,6 @@ class TorchBackend(Backend):
     def argmax(self, a: Array, axis: int, keepdims: bool) -> Array:
         return torch.argmax(a, axis, keepdim=keepdims)
 
-    def softmax(self, a: Array, axis: int) -> Array:
-        return torch.softmax(a, axis)
-
-    def log_softmax(self, a: Array, axis: int) -> Array:
-        return torch.log_softmax(a, axis)
-
     # Shapes.
 
     def reshape(self, a: Array, shape: Shape) -> Array:
@@ -155,8 +133,8 @@ class TorchBackend(Backend):
     def take(self, a: Array, index: Any) -> Array:
         return a[index]
 
-    def put_add(self, shape: Shape, index: Any, values: Array) -> Array:
-        out = self.zeros(tuple(shape), values.dtype)
+    def put_add(self, shape: Shape, index: Any, values: Array, out: Array | None = None) -> Array:
+        out = self.zeros(tuple(shape), values.dtype) if out is None else self.fill(out, 0)
         if names_once(index):
             out[index] = values
             return out
@@ -172,9 +150,6 @@ class TorchBackend(Backend):
 
     def take_rows(self, table: Array, index: Array) -> Array:
         return F.embedding(index, table)
-
-    def add_rows(self, out: Array, index: Array, rows: Array) -> Array:
-        return out.index_add_(0, index.reshape(-1), rows.reshape(-1, *out.shape[1:]))
 
     def pick(self, a: Array, index: Array) -> Array:
         return a.gather(1, index.long().unsqueeze(1)).squeeze(1)

@@ -7,8 +7,8 @@ from math import prod, sqrt
 import numpy as np
 
 from evener.autodiff.graph import no_grad
-from evener.autodiff.randomness import generator
-from evener.autodiff.tensors import Tensor
+from evener.autodiff.tensors.creation import generator
+from evener.autodiff.tensors.tensor import Tensor
 
 
 @no_grad()

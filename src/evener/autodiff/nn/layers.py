@@ -12,7 +12,8 @@ from evener.autodiff.functional import Size, attention_weights, pair
 from evener.autodiff.nn import init
 from evener.autodiff.nn.module import Module
 from evener.autodiff.parameters import Parameter
-from evener.autodiff.tensors import Tensor, full, ones, zeros
+from evener.autodiff.tensors.creation import full, ones, zeros
+from evener.autodiff.tensors.tensor import Tensor
 
 
 class Linear(Module):

@@ -14,7 +14,7 @@ import numpy as np
 from evener.autodiff.errors import StateMismatch, require
 from evener.autodiff.graph import no_grad
 from evener.autodiff.parameters import Parameter
-from evener.autodiff.tensors import Tensor
+from evener.autodiff.tensors.tensor import Tensor
 
 M = TypeVar("M", bound="Module")
 
@@ -107,10 +107,11 @@ class Module:
         for name, child in self._parts[Module].items():
             yield from child._all_modules(f"{prefix}.{name}" if prefix else name)
 
-    def _all_parts(self, kind: type) -> Iterator[tuple[str, Any]]:
+    def _all_parts(self, *kinds: type) -> Iterator[tuple[str, Any]]:
         for prefix, module in self._all_modules():
-            for name, part in module._parts[kind].items():
-                yield (f"{prefix}.{name}" if prefix else name), part
+            for kind in kinds:
+                for name, part in module._parts[kind].items():
+                    yield (f"{prefix}.{name}" if prefix else name), part
 
     # State.
 
@@ -145,10 +146,7 @@ class Module:
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and buffers, module by module, as PyTorch orders them; a shared one under each of its names."""
-        for prefix, module in self._all_modules():
-            for kind in (Parameter, Tensor):
-                for name, part in module._parts[kind].items():
-                    yield (f"{prefix}.{name}" if prefix else name), part
+        return self._all_parts(Parameter, Tensor)
 
     # Modes.
 
@@ -204,7 +202,18 @@ def _once(named: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield name, part
 
 
-class Sequential(Module):
+class _ListOfModules(Module):
+    def __len__(self) -> int:
+        return len(self._parts[Module])
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def __getitem__(self, index: int) -> Any:
+        return list(self.children())[index]
+
+
+class Sequential(_ListOfModules):
     """Modules one after the other; named by their numbers, or by the keys of an OrderedDict."""
 
     def __init__(self, *modules: Module | OrderedDict[str, Module]) -> None:
@@ -218,17 +227,8 @@ class Sequential(Module):
             x = module(x)
         return x
 
-    def __len__(self) -> int:
-        return len(self._parts[Module])
 
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
-
-    def __getitem__(self, index: int) -> Any:
-        return list(self.children())[index]
-
-
-class ModuleList(Module):
+class ModuleList(_ListOfModules):
     """Modules in a list, so that the module that holds the list finds their parameters."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
@@ -239,15 +239,6 @@ class ModuleList(Module):
     def append(self, module: Module) -> None:
         """Put `module` at the end."""
         setattr(self, str(len(self)), module)
-
-    def __len__(self) -> int:
-        return len(self._parts[Module])
-
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
-
-    def __getitem__(self, index: int) -> Any:
-        return list(self.children())[index]
 
 
 def _named(modules: tuple[Any, ...]) -> Iterable[tuple[str, Module]]:

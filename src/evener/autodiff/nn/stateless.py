@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from evener.autodiff import functional as F
 from evener.autodiff.nn.module import Module
-from evener.autodiff.tensors import Tensor
+from evener.autodiff.tensors.tensor import Tensor
 
 
 class ReLU(Module):
     """The larger of x and 0."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
-        return F.relu(x)
+    forward = staticmethod(F.relu)
 
 
 class Sigmoid(Module):
     """1 / (1 + exp(-x))."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
-        return F.sigmoid(x)
+    forward = staticmethod(F.sigmoid)
 
 
 class Tanh(Module):
     """Hyperbolic tangent."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
-        return F.tanh(x)
+    forward = staticmethod(F.tanh)
 
 
 class GELU(Module):
@@ -47,28 +43,28 @@ class GELU(Module):
         return f"approximate={self.approximate!r}"
 
 
-class Softmax(Module):
+class _AlongDim(Module):
+    function: Callable[[Tensor, int], Tensor]
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape."""
+        return self.function(x, self.dim)
+
+
+class Softmax(_AlongDim):
     """exp(x) over its sum along `dim`."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
-        return F.softmax(x, self.dim)
+    function = staticmethod(F.softmax)
 
 
-class LogSoftmax(Module):
+class LogSoftmax(_AlongDim):
     """Logarithm of the softmax along `dim`."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
-        return F.log_softmax(x, self.dim)
+    function = staticmethod(F.log_softmax)
 
 
 class Dropout(Module):
@@ -95,37 +91,31 @@ class Flatten(Module):
         return x.flatten(1)
 
 
-class NLLLoss(Module):
+class _Loss(Module):
+    function: Callable[[Tensor, Tensor, str], Tensor]
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Shapes as for the function of that name: a number, or each sample's with reduction "none"."""
+        return self.function(outputs, target, self.reduction)
+
+
+class NLLLoss(_Loss):
     """Negative log likelihood of the right classes."""
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
-
-    def forward(self, log_probabilities: Tensor, target: Tensor) -> Tensor:
-        """[N, K, ...] and classes [N, ...] -> a number, or [N, ...]."""
-        return F.nll_loss(log_probabilities, target, self.reduction)
+    function = staticmethod(F.nll_loss)
 
 
-class CrossEntropyLoss(Module):
+class CrossEntropyLoss(_Loss):
     """Negative log likelihood of the right classes under the softmax of what is given."""
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
-
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """[N, K, ...] and classes [N, ...] -> a number, or [N, ...]."""
-        return F.cross_entropy(logits, target, self.reduction)
+    function = staticmethod(F.cross_entropy)
 
 
-class MSELoss(Module):
+class MSELoss(_Loss):
     """Squared error."""
 
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        """Two tensors of one shape -> a number, or that shape."""
-        return F.mse_loss(x, target, self.reduction)
+    function = staticmethod(F.mse_loss)

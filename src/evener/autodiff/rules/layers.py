@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
-from evener.autodiff.rules.rule import Rule
+from evener.autodiff.graph import Rule
 
 
 def _swapped(be: Any, a: Any) -> Any:
@@ -73,8 +73,7 @@ def _embedding(be: Any, index: Any, table: Any) -> Any:
 
 def _embedding_table(be: Any, g: Any, saved: Any, out: Any) -> Any:
     index, shape = saved
-    total = be.zeros(shape, g.dtype) if out is None else be.fill(out, 0)
-    return be.add_rows(total, index, g)
+    return be.put_add(shape, (index,), g, out)
 
 
 PRODUCTS = {

@@ -1,4 +1,4 @@
-"""What every part of a tensor's interface stands on: an array, its lease, its type, and the way to an operation.
+"""What a tensor's interface stands on: an array, its lease, its type, and the way to an operation.
 
 The type in which two operands meet is PyTorch's: floating beats integer beats bool. Of two types of one kind the wider
 wins, but a number or a tensor without dimensions never widens a tensor with dimensions.
@@ -13,7 +13,7 @@ import numpy as np
 
 from evener.autodiff.backends.interface import Array, Lease
 from evener.autodiff.errors import InvalidOperation, TensorExpired, require
-from evener.autodiff.graph import Collector, Node
+from evener.autodiff.graph import Leaf, Node
 
 Number = bool | int | float
 
@@ -68,15 +68,14 @@ def meet(a: TensorBase, b: TensorBase) -> np.dtype[Any]:
 
 
 class TensorBase:
-    """An array that remembers how it was computed.
+    """An array that remembers how it was computed; `operations` stands on it, and `tensor` on that.
 
-    The interface is a stack: `shaping` stands on this one, then come `arithmetic` and `tensor`. `Self` in
-    their signatures is Tensor, which what is computed from a Parameter is too.
+    `Self` in their signatures is Tensor, which what is computed from a Parameter is too.
     """
 
     __slots__ = ("_array", "_edge", "_lease")
 
-    def __init__(self, array: Array, lease: Lease, edge: Node | Collector | None = None) -> None:
+    def __init__(self, array: Array, lease: Lease, edge: Node | Leaf | None = None) -> None:
         self._array, self._lease, self._edge = array, lease, edge
 
     @property
@@ -92,7 +91,8 @@ class TensorBase:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of the elements."""
-        return self._lease.backend.numpy_type(self._array.dtype)
+        kind: np.dtype[Any] = self._lease.backend.numpy_type(self._array.dtype)
+        return kind
 
     def to(self, dtype: Any) -> Self:
         """Converted to another element type; itself if it has it already."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, Self
 
 import numpy as np
 
@@ -11,11 +12,11 @@ from evener.autodiff.backends.interface import Array, Backend, Lease
 from evener.autodiff.errors import InvalidOperation, NoGradient, require
 from evener.autodiff.graph import Leaf, Node, backward, clock, mode
 from evener.autodiff.rules import RULES
-from evener.autodiff.tensors.arithmetic import Arithmetic
-from evener.autodiff.tensors.base import TensorBase, check_type, expired
+from evener.autodiff.tensors.base import DEFAULT_FLOAT, DEFAULT_INTEGER, TensorBase, check_type, expired
+from evener.autodiff.tensors.operations import Operations
 
 
-class Tensor(Arithmetic):
+class Tensor(Operations):
     """An array of numbers that remembers how it was computed; make one with `tensor`, `from_numpy`, `zeros`, `randn`.
 
     Names and meanings are PyTorch's. Element types are `bool`, integers, `float32` (for numbers that nothing else is
@@ -37,18 +38,77 @@ class Tensor(Arithmetic):
     @property
     def grad(self) -> Tensor | None:
         """The gradient that backward calls have added up; only a leaf keeps one."""
-        if self._edge is None or isinstance(self._edge, Node) or self._edge.gradient is None:
+        if not isinstance(self._edge, Leaf) or self._edge.gradient is None:
             return None
         return Tensor(self._edge.gradient, self._lease)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        if self._edge is None or isinstance(self._edge, Node):
+        if not isinstance(self._edge, Leaf):
             raise NoGradient("only a leaf that requires a gradient can be given one")
-        self._edge.clear()
+        self._edge.gradient = None
         if value is not None:
             require(value.shape == self.shape, "the gradient must have shape {}, got {}", self.shape, value.shape)
             self._edge.receive(value.to(self.dtype)._usable())
+
+    # What it holds.
+
+    def size(self, dim: int | None = None) -> Any:
+        """Its shape, or the size of one dimension."""
+        return self.shape if dim is None else self.shape[self._dim(dim)]
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self._array.shape)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Its elements. Shares memory outside an arena; inside one it is a copy, which outlives the arena."""
+        if self._edge is not None:
+            raise InvalidOperation("a tensor that requires a gradient has no numpy(); call detach().numpy()")
+        array: np.ndarray[Any, Any] = self._lease.backend.to_numpy(self._usable())
+        return array if self._lease.number == 0 else array.copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.numpy(), dtype, copy=copy)
+
+    def item(self) -> Any:
+        """The only element, as a Python number."""
+        require(self.numel() == 1, "item() needs exactly one element; the tensor has shape {}", self.shape)
+        return self._lease.backend.to_numpy(self._usable()).item()
+
+    def tolist(self) -> Any:
+        """Its elements as nested lists of Python numbers."""
+        return self._lease.backend.to_numpy(self._usable()).tolist()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    __index__ = __int__
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __repr__(self) -> str:
+        if not self._lease.alive:
+            return f"tensor(of iteration {self._lease.number} of an arena, which is over)"
+        body = np.array2string(self._lease.backend.to_numpy(self._array), separator=", ", prefix="tensor(")
+        notes = [] if self.dtype in (DEFAULT_FLOAT, DEFAULT_INTEGER, bool) else [f"dtype={self.dtype}"]
+        return f"tensor({', '.join([body, *notes, *['requires_grad=True'] * (self._edge is not None)])})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
 
     # Copies and conversions.
 
@@ -84,8 +144,8 @@ class Tensor(Arithmetic):
             backend.copy(array, own)
         except backend.failures as error:
             raise InvalidOperation(f"copy_ needs memory that may be written to: {error}") from error
-        if self._edge is not None:
-            self._edge.changed_at = next(clock)  # type: ignore[union-attr]
+        if isinstance(self._edge, Leaf):
+            self._edge.changed_at = next(clock)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:

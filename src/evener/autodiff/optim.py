@@ -1,35 +1,18 @@
-"""Optimisers: one fused pass over the flat buffers. SGD with momentum, Adam (Kingma and Ba 2015), AdamW.
-
-AdamW: Loshchilov and Hutter 2019.
-"""
+"""Optimisers, one fused pass over the flat buffers: SGD with momentum, Adam (Kingma and Ba 2015), AdamW."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from evener.autodiff.backends.interface import Array
 from evener.autodiff.errors import StateMismatch, require
-from evener.autodiff.parameters import Parameter, Slot, arena_of
+from evener.autodiff.parameters import Home, Parameter, arena_of
 
 Parameters = Iterable[Parameter] | Iterable[Mapping[str, Any]]
-
-
-class Run(NamedTuple):
-    """Neighbouring parameters of a group that have gradients and have been stepped equally often.
-
-    Attributes:
-        start: first element in the flat buffers.
-        stop: behind the last element.
-        step: number of this step for them, from 1.
-    """
-
-    start: int
-    stop: int
-    step: int
 
 
 class Optimizer:
@@ -66,7 +49,7 @@ class Optimizer:
         else:
             for group in self.param_groups:
                 for parameter in group["params"]:
-                    parameter._home.clear()
+                    parameter._home.leaf.gradient = None
 
     def step(self) -> None:
         """Change every parameter that has a gradient: one pass over the flat buffers, in blocks that fit the cache."""
@@ -74,11 +57,11 @@ class Optimizer:
         flats = [arena.values, arena._gradients, *(self._state(name) for name in self._kept())]
         length = self._scratch.shape[1]
         for group in self.param_groups:
-            for run in self._runs(group["params"]):
-                for start in range(run.start, run.stop, length):
-                    stop = min(start + length, run.stop)
+            for first, last, step in self._runs(group["params"]):
+                for start in range(first, last, length):
+                    stop = min(start + length, last)
                     blocks = [flat[start:stop] for flat in flats]
-                    self._update(group, run.step, *blocks, scratch=self._scratch[:, : stop - start])
+                    self._update(group, step, *blocks, scratch=self._scratch[:, : stop - start])
         arena.changed()
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,25 +102,28 @@ class Optimizer:
             self._flats[name] = self.arena.zeros()
         return self._flats[name]
 
-    def _runs(self, parameters: list[Parameter]) -> Iterator[Run]:
-        """The group's runs in the order of the buffers; counts the step."""
-        start = stop = step = 0
-        for slot in sorted((p._home for p in parameters if p._home is not None), key=_offset):
-            if slot.gradient is None:
+    def _runs(self, parameters: list[Parameter]) -> Iterator[tuple[int, int, int]]:
+        """Neighbours that have gradients and were stepped equally often: (first element, behind the last, step).
+
+        In the order of the buffers; counts the step.
+        """
+        first = last = step = 0
+        for home in sorted((p._home for p in parameters if p._home is not None), key=_offset):
+            if home.leaf.gradient is None:
                 continue
-            offset, size = slot.entry.offset, slot.entry.size
+            offset = home.entry.offset
             self._steps[offset] += 1
-            if offset != stop or self._steps[offset] != step:
-                if stop > start:
-                    yield Run(start, stop, step)
-                start, step = offset, self._steps[offset]
-            stop = offset + size
-        if stop > start:
-            yield Run(start, stop, step)
+            if offset != last or self._steps[offset] != step:
+                if last > first:
+                    yield first, last, step
+                first, step = offset, self._steps[offset]
+            last = offset + home.entry.size
+        if last > first:
+            yield first, last, step
 
 
-def _offset(slot: Slot) -> int:
-    return slot.entry.offset
+def _offset(home: Home) -> int:
+    return home.entry.offset
 
 
 def _groups(params: Parameters, defaults: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -148,6 +134,11 @@ def _groups(params: Parameters, defaults: dict[str, Any]) -> Iterator[dict[str, 
         unknown = group.keys() - defaults.keys() - {"params"}
         require(not unknown, "a group of this optimiser may set {}, got {}", sorted(defaults), sorted(unknown))
         yield {**defaults, **group, "params": list(group["params"])}
+
+
+def _check_not_negative(group: dict[str, Any], *names: str) -> None:
+    for name in names:
+        require(group[name] >= 0, "{} must be zero or more, got {}", name, group[name])
 
 
 class SGD(Optimizer):
@@ -177,8 +168,7 @@ class SGD(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov})
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
-        for name in ("lr", "momentum", "weight_decay"):
-            require(group[name] >= 0, "{} must be zero or more, got {}", name, group[name])
+        _check_not_negative(group, "lr", "momentum", "weight_decay")
         require(group["momentum"] > 0 or not group["nesterov"], "nesterov needs a momentum above 0")
         return group
 
@@ -196,29 +186,40 @@ class SGD(Optimizer):
         be.subtract(p, be.multiply(g, group["lr"], change), p)
 
 
-class _Moments(Optimizer):
-    """m and v follow g and g^2; p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)."""
+class Adam(Optimizer):
+    """Steps scaled by the size of recent gradients; weight decay joins the gradient.
+
+    m and v follow g and g^2; p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps).
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate.
+        betas: how long mean and square of the gradient are remembered.
+        eps: added to the root of the square.
+        weight_decay: pull towards 0.
+
+    Raises:
+        InvalidOperation: an option is out of range.
+    """
 
     states = ("exp_avg", "exp_avg_sq")
-    decoupled: bool
+    decoupled = False
     """Whether weight decay shrinks the parameters themselves instead of joining the gradient."""
 
     def __init__(
         self,
         params: Parameters,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
-        for name in ("lr", "eps", "weight_decay"):
-            require(group[name] >= 0, "{} must be zero or more, got {}", name, group[name])
-        require(
-            all(0 <= beta < 1 for beta in group["betas"]), "betas must be from 0 to below 1, got {}", group["betas"]
-        )
+        _check_not_negative(group, "lr", "eps", "weight_decay")
+        fits = all(0 <= beta < 1 for beta in group["betas"])
+        require(fits, "betas must be from 0 to below 1, got {}", group["betas"])
         return group
 
     def _update(self, group: dict[str, Any], step: int, /, p: Array, g: Array, *states: Array, scratch: Array) -> None:
@@ -235,46 +236,8 @@ class _Moments(Optimizer):
         be.subtract(p, be.multiply(work, group["lr"] / (1 - beta1**step), work), p)
 
 
-class Adam(_Moments):
-    """Steps scaled by the size of recent gradients; weight decay joins the gradient.
-
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        betas: how long mean and square of the gradient are remembered.
-        eps: added to the root of the square.
-        weight_decay: pull towards 0.
-
-    Raises:
-        InvalidOperation: an option is out of range.
-    """
-
-    decoupled = False
-
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
-
-
-class AdamW(_Moments):
-    """Adam whose weight decay shrinks the parameters themselves.
-
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        betas: how long mean and square of the gradient are remembered.
-        eps: added to the root of the square.
-        weight_decay: share of lr by which parameters shrink in a step.
-
-    Raises:
-        InvalidOperation: an option is out of range.
-    """
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the parameters themselves, by lr x weight_decay (Loshchilov and Hutter 2019)."""
 
     decoupled = True
 
