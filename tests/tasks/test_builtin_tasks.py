@@ -21,8 +21,7 @@ import torchvision_operators  # noqa: F401  before torchvision
 from evener.errors import InvalidValue, MissingFile
 from evener.task import Task
 from evener.tasks.load import load_task
-from evener.tasks.mnist import Normalise
-from evener.tasks.residual import ResidualBlock
+from evener.tasks.parts import Normalise, ResidualBlock
 from evener.tasks.synthetic import NoisyImages
 
 REAL_MNIST = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mnist-idx"

@@ -186,35 +186,12 @@ class SGD(Optimizer):
         be.subtract(p, be.multiply(g, group["lr"], change), p)
 
 
-class Adam(Optimizer):
-    """Steps scaled by the size of recent gradients; weight decay joins the gradient.
-
-    m and v follow g and g^2; p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps).
-
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        betas: how long mean and square of the gradient are remembered.
-        eps: added to the root of the square.
-        weight_decay: pull towards 0.
-
-    Raises:
-        InvalidOperation: an option is out of range.
-    """
+class _Moments(Optimizer):
+    """m and v follow g and g^2; p -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)."""
 
     states = ("exp_avg", "exp_avg_sq")
-    decoupled = False
+    decoupled: bool
     """Whether weight decay shrinks the parameters themselves instead of joining the gradient."""
-
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _checked(self, group: dict[str, Any]) -> dict[str, Any]:
         _check_not_negative(group, "lr", "eps", "weight_decay")
@@ -236,7 +213,34 @@ class Adam(Optimizer):
         be.subtract(p, be.multiply(work, group["lr"] / (1 - beta1**step), work), p)
 
 
-class AdamW(Adam):
+class Adam(_Moments):
+    """Steps scaled by the size of recent gradients; weight decay joins the gradient.
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate.
+        betas: how long mean and square of the gradient are remembered.
+        eps: added to the root of the square.
+        weight_decay: pull towards 0.
+
+    Raises:
+        InvalidOperation: an option is out of range.
+    """
+
+    decoupled = False
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+
+class AdamW(_Moments):
     """Adam whose weight decay shrinks the parameters themselves, by lr x weight_decay (Loshchilov and Hutter 2019)."""
 
     decoupled = True
@@ -249,4 +253,4 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})

@@ -42,7 +42,7 @@ from evener.sync.layout import StateLayout
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.task import ThinTask
 from evener.tasks.load import load_thin_task
-from evener.tasks.thin.nfnn import BATCH, FOLDER, LEARNING_RATE
+from evener.tasks.thin import MNIST_FOLDER, NFNN_BATCH, NFNN_RATE
 
 
 class NfnnRun(NamedTuple):
@@ -116,7 +116,7 @@ class NfnnMaster:
 
     def _job(self, wanted: NfnnRun, layout: StateLayout) -> Job:
         is_sync = wanted.mode == "sync"
-        rate = LEARNING_RATE * wanted.workers if is_sync else LEARNING_RATE
+        rate = NFNN_RATE * wanted.workers if is_sync else NFNN_RATE
         return Job(
             run=f"nfnn-{wanted.mode}-{wanted.workers}-{wanted.order_seed}",
             task="nfnn",
@@ -124,7 +124,7 @@ class NfnnMaster:
             data_dir=str(self._data),
             protocol=wanted.mode,
             agreement=SyncProtocol(
-                batch=BATCH, outer=Sgd(learning_rate=rate), staleness=0 if is_sync else None, division="fixed"
+                batch=NFNN_BATCH, outer=Sgd(learning_rate=rate), staleness=0 if is_sync else None, division="fixed"
             ),
             workload=Workload(num_samples=self._num_samples, num_updates=wanted.updates, seed=wanted.order_seed),
             layout=layout,
@@ -174,10 +174,10 @@ def nfnn(
     require(repeat > 0, "--repeat", repeat, "positive")
     require(seed >= 0, "--seed", seed, "0 or more")
     require(output.is_dir() or not output.exists(), "--output", str(output), "a folder")
-    task = load_thin_task("nfnn", data or FOLDER)
+    task = load_thin_task("nfnn", data or MNIST_FOLDER)
     num_samples = len(task.train_data()[0])
-    require(num_samples >= BATCH, "training samples", num_samples, f"at least {BATCH}, a batch")
-    source = (data or FOLDER).resolve()
+    require(num_samples >= NFNN_BATCH, "training samples", num_samples, f"at least {NFNN_BATCH}, a batch")
+    source = (data or MNIST_FOLDER).resolve()
     console = open_console(as_json)
     cells: list[NfnnCell] = []
     with sigterm_is_ctrl_c():

@@ -16,9 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingFile, TrainingFailed
+from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed
 from evener.task import Task, ThinTask
-from evener.tasks.extras import needing_extras
 
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -137,6 +136,26 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
+EXTRAS = {
+    "torch": ("PyTorch", "torch"),
+    "torchvision": ("torchvision", "vision"),
+    "PIL": ("Pillow, which reads the images,", "vision"),
+}
+"""Module -> its name for people, and the extra of Evener that installs it."""
+
+
+@contextmanager
+def needing_extras() -> Iterator[None]:
+    """Turns the absence of an optional dependency in this block into MissingExtra; other errors pass as they are."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        name, extra = EXTRAS[error.name]
+        raise MissingExtra(f"{name} is not installed: pip install 'evener[{extra}]'") from error
+
+
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
     """Tells an error raised by the code of the file `path` in one sentence; Evener's own errors pass as they are."""
@@ -208,8 +227,8 @@ def load_thin_task(reference: str, data_dir: Path | None = None, options: Mappin
         found = getattr(import_file(path), "thin_task", None)
         return _make(ThinTask, found, str(path), data_dir, options, blaming(path))
     _require_known(reference, BUILT_IN_THIN_TASKS, "thin ")
-    module = import_module(f"evener.tasks.thin.{reference.replace('-', '_')}")
-    return _make(ThinTask, module.thin_task, f"task {reference}", data_dir, options, nullcontext())
+    thin = import_module("evener.tasks.thin")  # not above: the thin engine takes its time to import
+    return _make(ThinTask, getattr(thin, reference), f"task {reference}", data_dir, options, nullcontext())
 
 
 def has_thin_task(reference: str) -> bool:

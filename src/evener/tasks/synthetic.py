@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from evener.errors import require
 from evener.task import Task
-from evener.tasks.residual import ResidualBlock, convolution
+from evener.tasks.parts import ResidualBlock, convolution
 
 HIDDEN = 4096
 """Units of the layer that `parameters="heavy"` adds."""

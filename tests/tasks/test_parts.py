@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.tasks.schedule import one_cycle, share_of_peak
+from evener.tasks.parts import one_cycle
+from evener.tasks.thin import share_of_peak
 
 
 def test_nine_steps_rise_for_a_fifth_and_fall_along_half_a_cosine() -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from evener.data.image_folder import MEAN, STD, TinyImageNet
 from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
+from evener.tasks.tiny_imagenet import MEAN, STD, TinyImageNet
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data/tiny-imagenet-200-subset/tiny-imagenet-200.tar"
 COLOURS = {"n02": (250, 10, 10), "n01": (10, 10, 250)}  # wnids.txt is not in alphabetical order

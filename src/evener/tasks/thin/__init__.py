@@ -1,1 +1,0 @@
-"""The built-in tasks once more, for machines without PyTorch: models of `evener.autodiff` and NumPy arrays."""
