@@ -49,7 +49,7 @@ def compare(env: RankEnvironment, order: dict[str, Any]) -> None:
     worker = Worker(unit_seconds=1.0)
     candidates = [Candidate(node=name, device="cpu", worker=worker) for name in env.names]
     plan = plan_data_parallel(candidates, order["batch"], GradientSync(gradient_bytes=0))
-    loop = Loop(make_training(context, plan))
+    loop = Loop(make_training(context, plan, config), config)
     loader = loop.loader(1)
     own = order["batch"] // group.size
     sampler: DistributedSampler[Any] = DistributedSampler(context.train_data, group.size, group.rank, drop_last=True)

@@ -31,15 +31,16 @@ from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.apportion import Worker
+from evener.parallel.parallel_model import Criterion
+from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Plan
 from evener.record import Step
-from evener.run.config import RunConfig, is_pipeline
+from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_world, make_context
 from evener.run.costs import measure_costs
 from evener.run.loop import Loop
-from evener.run.planning import divide, make_plan
-from evener.run.predict import predict_plan
-from evener.run.strategies import shape_of
+from evener.run.planning import divide, make_plan, shape_of
+from evener.run.predict import predict
 from evener.run.training import make_training
 
 NETWORKS = ("plain", "vgg", "resnet")
@@ -102,8 +103,8 @@ def live_rank(env: RankEnvironment, order: dict[str, Any]) -> None:
         for strategy in (*ways, ways[0]):
             world.timer.pace.reference, world.timer.pace.speed = None, speed
             wanted = msgspec.structs.replace(config, strategy=strategy)
-            mine = replace(context, config=wanted, model=copy.deepcopy(context.model))
-            found = step_seconds(mine, order["steps"], workers)
+            mine = replace(context, model=copy.deepcopy(context.model))
+            found = step_seconds(mine, wanted, order["steps"], workers)
             if world.is_leader:
                 with Path(order["file"]).open("a") as file:
                     print(json.dumps([network, order["nodes"], strategy, *found]), file=file)
@@ -112,25 +113,32 @@ def live_rank(env: RankEnvironment, order: dict[str, Any]) -> None:
     leave_group()
 
 
-def plan_cell(context: RankContext, workers: Sequence[Worker]) -> Plan:
-    """The plan of the context's strategy, with what its step will take; models are divided by `workers`."""
-    strategy, nodes = context.config.strategy, context.env.nodes
-    if strategy == "data":
-        plan = make_plan(context)
-        return plan if plan.prediction else predict_plan(context, plan)  # of a single node nothing has to be decided
-    shape = shape_of(context.config, strategy, len(nodes), context.batch_size)
-    plan = divide(shape, nodes, workers, context.batch_size)
-    return plan if is_pipeline(strategy) else predict_plan(context, plan)
+def plan_cell(context: RankContext, config: RunConfig, workers: Sequence[Worker]) -> Plan:
+    """The plan of the config's strategy; models are divided by `workers`."""
+    if config.strategy == "data":
+        return make_plan(context, config)
+    nodes = context.env.nodes
+    shape = shape_of(config, config.strategy, len(nodes), context.batch_size)
+    return divide(shape, nodes, workers, context.batch_size)
 
 
-def step_seconds(context: RankContext, steps: int, workers: Sequence[Worker]) -> tuple[float, ...]:
+def rehearse_alone(context: RankContext, plan: Plan) -> Plan:
+    """`plan` of a single node, of which a run predicts nothing, with what its step will take."""
+    arithmetic = context.arithmetic
+    criterion = Criterion(loss=context.task.loss, autocast=arithmetic.autocast, scale=arithmetic.scaler.scale)
+    return predict(context, plan, lambda silent: ReplicatedModel(copy.deepcopy(context.model), silent, criterion))
+
+
+def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: Sequence[Worker]) -> tuple[float, ...]:
     """Seconds of a step, as a Cell has them; what is predicted is known before the first step."""
-    plan = plan_cell(context, workers)
+    plan = plan_cell(context, config, workers)
     among = context.of_plan(plan)
     times, entries = [0.0], list[Any]()
     if among is not None:
-        training = make_training(replace(among, env=replace(context.env, notify=entries.append)), plan)
-        plan, loop = training.plan, Loop(training)
+        if context.group.size == 1:
+            plan = rehearse_alone(context, plan)
+        training = make_training(replace(among, env=replace(context.env, notify=entries.append)), plan, config)
+        plan, loop = training.plan, Loop(training, config)
         loader = loop.loader(1)
         training.model.train()
         for step in range(1, WARM_UP + steps + 1):

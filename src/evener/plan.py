@@ -28,6 +28,15 @@ Strategy = Literal[
 ]
 
 
+WHOLE_MODEL = ("auto", "serial", "data")
+"""Strategies in which every rank has the whole model."""
+
+
+def is_pipeline(strategy: str) -> bool:
+    """Whether the layers are divided into stages."""
+    return strategy.endswith("pipeline")
+
+
 class Assignment(Part, frozen=True, kw_only=True):
     """One rank's part of the work.
 
@@ -157,6 +166,11 @@ class Plan(Noun, frozen=True, kw_only=True):
     def replica_samples(self) -> tuple[int, ...]:
         """Samples of every replica in a full micro-batch."""
         return tuple(self.assignments[ranks[0]].samples for ranks in self.replica_ranks)
+
+    @property
+    def loaded_micro_batches(self) -> int:
+        """That a rank is given of a step, one after the other; a pipeline makes its micro-batches itself."""
+        return 1 if is_pipeline(self.strategy) else self.accumulate
 
     @property
     def micro_batch_size(self) -> int:

@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
-from evener.experiments.gpipe import gpipe
-from evener.experiments.gpipe_memory import Largest, _most
-from evener.experiments.gpipe_models import AMOEBANET, FULL, NAIVE, SMALL, TRANSFORMER, PipelineSpeed, Scale
+from evener.experiments.gpipe import run
+from evener.experiments.gpipe_models import (
+    AMOEBANET,
+    FULL,
+    NAIVE,
+    SMALL,
+    TRANSFORMER,
+    Largest,
+    PipelineSpeed,
+    Scale,
+    _most,
+)
 from evener.experiments.gpipe_report import host_rows, memory_rows, throughput_rows
+from evener.experiments.options import GpipeConfig
 from support.commands import evener, evener_here
 
 TINY = Scale(
@@ -24,8 +34,8 @@ TINY = Scale(
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
     folder = tmp_path_factory.mktemp("gpipe")
-    words: dict[str, Any] = {"tables": "1,2,3", "stages": "2", "micro_batches": "1,4", "steps": 1, "full": False}
-    return folder, gpipe(**words, output=folder, as_json=False, scales=[TINY])
+    config = GpipeConfig(stages="2", micro_batches="1,4", steps=1, output=folder)
+    return folder, run(config, as_json=False, families=[TINY])
 
 
 @pytest.mark.slow

@@ -17,13 +17,11 @@ import numpy as np
 import pytest
 
 from evener.data.mnist import ELEMENTS
-from evener.errors import InvalidValue
-from evener.experiments.nfnn import nfnn
 from evener.experiments.nfnn_report import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnCell, tables
 from evener.ps.messages import Contribution, ServerReply
 from evener.sync.messages import Answer, Lease, Push, SampleRange
 from evener.wire.frame import Limits, encode_frame
-from support.commands import command, evener, processes_of
+from support.commands import command, evener, evener_here, processes_of
 
 IMAGES, PARAMETERS = 1000, 25_450
 WEIGHT_BYTES = 4 * PARAMETERS
@@ -130,9 +128,9 @@ def test_the_difference_to_the_publication_is_in_points_of_accuracy() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--workers", "0"), "--workers must be positive numbers such as 1,2,3, got '0'"),
-        (("--workers", "1,1"), "--workers must be different numbers, got '1,1'"),
-        (("--workers", "two"), "--workers must be positive numbers such as 1,2,3, got 'two'"),
+        (("--workers", "0"), "--workers must be different positive numbers such as 1,2,4, got '0'"),
+        (("--workers", "1,1"), "--workers must be different positive numbers such as 1,2,4, got '1,1'"),
+        (("--workers", "two"), "--workers must be different positive numbers such as 1,2,4, got 'two'"),
         (("--mode", "synch"), "--mode must be sync, async or sync,async, got 'synch'"),
         (("--mode", "sync,sync"), "--mode must be sync, async or sync,async, got 'sync,sync'"),
         (("--updates", "0"), "--updates must be positive, got 0"),
@@ -141,20 +139,8 @@ def test_the_difference_to_the_publication_is_in_points_of_accuracy() -> None:
     ],
 )
 def test_options_that_cannot_be_are_one_sentence(digits: Path, words: tuple[str, str], sentence: str) -> None:
-    values = {"updates": "5", "workers": "1", "mode": "sync", "repeat": "1", "seed": "0"}
-    values[words[0].removeprefix("--")] = words[1]
-    with pytest.raises(InvalidValue) as caught:
-        nfnn(
-            data=digits,
-            updates=int(values["updates"]),
-            workers=values["workers"],
-            modes=values["mode"],
-            repeat=int(values["repeat"]),
-            seed=int(values["seed"]),
-            output=digits / "out",
-            as_json=True,
-        )
-    assert str(caught.value) == sentence
+    result = evener_here("experiment", "nfnn", "--data", str(digits), *words, cwd=digits)
+    assert (result.returncode, result.stderr) == (2, f"evener: {sentence}\n")
 
 
 def test_missing_and_truncated_data_are_one_sentence(digits: Path, tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ import torch
 from rich.console import Console
 
 from evener.errors import InvalidInput
-from evener.experiments.local_ranks import equal_nodes, numbers
-from evener.experiments.strategies import DEFAULT, ResNetSize, Sweep, resnet152_strategies
+from evener.experiments.local_ranks import equal_nodes
+from evener.experiments.options import StrategiesConfig, numbers
+from evener.experiments.strategies import ResNetSize, Sweep, run
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, show, speed_up, table
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.traffic import step_traffic
 from evener.parallel.op_graph import op_graph
-from evener.run.strategies import division_of
+from evener.run.planning import division_of
 from support.commands import evener, evener_here
 
 TINY = ResNetSize(size=32, width=4, depths=(1, 1, 2, 1))
@@ -27,18 +28,16 @@ TINY = ResNetSize(size=32, width=4, depths=(1, 1, 2, 1))
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> list[StrategyRow]:
     folder = tmp_path_factory.mktemp("strategies")
-    return resnet152_strategies(
+    config = StrategiesConfig(
         ranks="1,2",
         batch_size="4",
         chunks="2",
         strategies="data,spatial,filter,sharded,pipeline",
         steps=1,
         size=32,
-        full=False,
         output=folder,
-        as_json=False,
-        network=TINY,
     )
+    return run(config, as_json=False, network=TINY)
 
 
 @pytest.mark.slow
@@ -144,7 +143,7 @@ def test_the_command_times_resnet152_itself(tmp_path: Path) -> None:
     result = evener("experiment", "resnet152-strategies", *words, cwd=tmp_path, timeout=380)
     assert result.returncode == 0, result.stderr
     cells = json.loads(result.stdout.strip().splitlines()[-1])["cells"]
-    assert [cell["strategy"] for cell in cells] == ["serial", *DEFAULT]
+    assert [cell["strategy"] for cell in cells] == ["serial", *StrategiesConfig().strategies.split(",")]
     sent = {cell["strategy"]: cell["sent_bytes"] for cell in cells}
     assert sent["sharded"] < 0.4 * sent["filter"]
     assert "Published" in result.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from evener.errors import InvalidInput
 from evener.run.config import RunConfig, strategy_conflict
-from evener.run.strategies import candidate_strategies
+from evener.run.planning import candidate_strategies
 
 SHIPPED = {"agreement": "sync", "ship_data": True}
 

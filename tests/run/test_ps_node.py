@@ -14,6 +14,7 @@ from evener.errors import InvalidInput, MissingFile
 from evener.profile import DeviceProfile
 from evener.ps.admission import Versions
 from evener.run.console import run_folder
+from evener.run.options import JoinConfig
 from evener.run.ps_master import join_line, reachable_address
 from evener.run.ps_node import (
     KNOWN_SECONDS,
@@ -43,25 +44,14 @@ def test_a_token_is_taken_from_the_option_the_file_or_the_environment(tmp_path: 
 
 def test_a_token_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="leave one of them out"):
-        given_token("typed", tmp_path, {})
+        JoinConfig(address="127.0.0.1:1", token="typed", token_file=tmp_path)
     with pytest.raises(MissingFile, match=r"cannot read --token-file .*/none: No such file"):
         given_token(None, tmp_path / "none", {})
 
 
 def test_joining_without_any_token_names_the_three_ways(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"give --token T, --token-file FILE or \$EVENER_TOKEN"):
-        join(
-            address="127.0.0.1:1",
-            token=None,
-            name=None,
-            device="cpu",
-            data=None,
-            speed=1.0,
-            cache=tmp_path,
-            insecure=False,
-            thin=True,
-            environment={},
-        )
+        join(JoinConfig(address="127.0.0.1:1", device="cpu", cache=tmp_path, thin=True), environment={})
 
 
 def test_user_and_token_have_to_agree_about_encryption() -> None:

@@ -16,8 +16,7 @@ from evener.plan import Assignment, Plan
 from evener.record import TrainRecord
 from evener.run.commands import perform
 from evener.run.config import RunConfig
-from evener.run.planning import fit_plan
-from evener.run.strategies import replica_rows
+from evener.run.planning import fit_plan, replica_rows
 from evener.schema import read_noun
 from support.commands import TINY, evener
 

@@ -1,15 +1,145 @@
-"""The command `evener` with all its commands, and how it ends: the entry point."""
+"""The command `evener` with all its commands, and how it ends: the entry point.
+
+The options of a command are the fields of a struct. Each loads what it needs when it is called.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from evener.cli.experiments import gpipe, nfnn, oracle_abci, resnet152_strategies
-from evener.cli.ps import down, join, nodes, up
-from evener.cli.run import COMMANDS
+from evener.cli.fields import command_of
 from evener.errors import EvenerError, MissingExtra
+from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, StrategiesConfig
+from evener.run.config import RunConfig
+from evener.run.options import (
+    BenchmarkConfig,
+    DemoConfig,
+    JoinConfig,
+    MasterAccess,
+    PlanConfig,
+    TraceConfig,
+    UpConfig,
+)
+
+
+def train(config: RunConfig, as_json: bool) -> None:
+    """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
+    if config.agreement is not None:
+        from evener.run.ps_train import train_on_master
+
+        train_on_master(config, as_json=as_json)
+    else:
+        from evener.run import commands
+
+        commands.train(config, as_json=as_json)
+
+
+def plan(config: PlanConfig, as_json: bool) -> None:
+    """Say what each way of training MODEL on some machines would cost, and which to take; needs no GPU."""
+    from evener.run import plan_command
+
+    plan_command.plan(config, as_json=as_json)
+
+
+def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
+    """Measure every device and link, and write a ClusterProfile."""
+    from evener.run import commands
+
+    commands.benchmark(config, as_json=as_json)
+
+
+def trace(config: TraceConfig) -> None:
+    """Show the layers of a task's model and what each costs, without computing anything; write a ModelGraph."""
+    from evener.run import commands
+
+    commands.trace(config)
+
+
+def demo(config: DemoConfig, as_json: bool) -> None:
+    """Train digits three ways on uneven local nodes: the best node alone, equal shares, Evener."""
+    from evener.run import commands
+
+    commands.demo(config, as_json=as_json)
+
+
+def report(
+    records: Annotated[list[Path], typer.Argument(help="One or more record.json.")],
+    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write an HTML page with tables and figures of one or several runs."""
+    from evener.report.html import write_records
+
+    write_records(records, output)
+    sys.stdout.write(f"wrote {output}\n")
+
+
+def version() -> None:
+    """Print the versions of Evener and of what it stands on."""
+    from evener.host import package_versions
+
+    sys.stdout.write(json.dumps(package_versions(), indent=1) + "\n")
+
+
+def up(config: UpConfig, as_json: bool) -> None:
+    """Be a master that nodes join, until `evener down` or Ctrl-C; started again it is the same one."""
+    from evener.run import ps_master
+
+    ps_master.up(config, as_json=as_json)
+
+
+def join(config: JoinConfig) -> None:
+    """Be a node of the master at ADDRESS, until it says goodbye or Ctrl-C. Needs no PyTorch to join."""
+    from evener.run import ps_node
+
+    ps_node.join(config)
+
+
+def nodes(access: MasterAccess, as_json: bool) -> None:
+    """Show the nodes of a master, and the run that goes on."""
+    from evener.run import ps_master
+
+    ps_master.nodes(access, as_json=as_json)
+
+
+def down(access: MasterAccess) -> None:
+    """End a master's run, its nodes, and the master."""
+    from evener.run import ps_master
+
+    ps_master.down(access)
+
+
+def nfnn(config: NfnnConfig, as_json: bool) -> None:
+    """NfNN's parameter servers on MNIST: seconds, accuracy and bytes beside the published ones."""
+    from evener.experiments import nfnn
+
+    nfnn.run(config, as_json=as_json)
+
+
+def oracle_abci(config: AbciConfig) -> None:
+    """Predict the iterations of the published measurements on up to 1024 V100s."""
+    from evener.experiments import abci
+
+    abci.run(config.csv)
+
+
+def resnet152_strategies(config: StrategiesConfig, as_json: bool) -> None:
+    """ResNet-152 by strategy, ranks and batch: seconds of a step and bytes, beside what was published."""
+    from evener.experiments import strategies
+
+    strategies.run(config, as_json=as_json)
+
+
+def gpipe(config: GpipeConfig, as_json: bool) -> None:
+    """GPipe's tables: the largest model by devices, throughput by stages and micro-batches, beside the published."""
+    from evener.experiments import gpipe
+
+    gpipe.run(config, as_json=as_json)
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,9 +150,26 @@ app = typer.Typer(
 )
 experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done again.")
 
-for _command in (*COMMANDS, up, join, nodes, down):
+for _command in (
+    command_of(RunConfig, train),
+    command_of(PlanConfig, plan),
+    command_of(BenchmarkConfig, benchmark),
+    command_of(TraceConfig, trace),
+    report,
+    command_of(DemoConfig, demo),
+    version,
+    command_of(UpConfig, up),
+    command_of(JoinConfig, join),
+    command_of(MasterAccess, nodes),
+    command_of(MasterAccess, down),
+):
     app.command()(_command)
-for _command in (nfnn, oracle_abci, resnet152_strategies, gpipe):
+for _command in (
+    command_of(NfnnConfig, nfnn),
+    command_of(AbciConfig, oracle_abci),
+    command_of(StrategiesConfig, resnet152_strategies),
+    command_of(GpipeConfig, gpipe),
+):
     experiment.command()(_command)
 app.add_typer(experiment, name="experiment")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from msgspec import Meta, Struct
@@ -13,34 +13,29 @@ from msgspec.structs import FieldInfo, fields
 
 from evener.errors import require
 
-C = TypeVar("C", bound=Struct)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
-def command_of(kind: type[C], run: Callable[[C, bool], None]) -> Callable[..., None]:
-    """The function of a command whose options are the fields of `kind`, and `--json`.
+def command_of(kind: type[Struct], run: Callable[..., None]) -> Callable[..., None]:
+    """The function of a command whose options are the fields of `kind`, and `--json` if `run` takes `as_json`.
 
     Args:
         kind: fields without a default are arguments, those without a description are left out.
-        run: what the command does, with the struct and whether `--json` was given; gives the name and the help.
+        run: what the command does, with the struct; gives the name and the help.
     """
     shown = [one for one in fields(kind) if _description(one)]
 
     def command(**words: Any) -> None:
-        as_json = words.pop("as_json")
-        run(kind(**{one.name: _value(one, words[one.name]) for one in shown}), as_json)
+        config = kind(**{one.name: _value(one, words.pop(one.name)) for one in shown})
+        run(config, **words)
 
     parameters = [_parameter(one) for one in shown]
-    parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+    if "as_json" in inspect.signature(run).parameters:
+        parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     return command
-
-
-def option_of(kind: type[Struct], name: str) -> Any:
-    """The option that the field `name` of `kind` is, for a command that has it too."""
-    return _option(next(one for one in fields(kind) if one.name == name))
 
 
 def _parameter(one: FieldInfo) -> inspect.Parameter:

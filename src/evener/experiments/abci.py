@@ -14,13 +14,13 @@ row, where the next one starts while the last one ends (ResNet-50: 64 x 3.12 ms 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from evener.atomic import atomic_write
+from evener.experiments.results import Row, write_csv
 from evener.graph import ModelGraph
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
@@ -29,8 +29,6 @@ from evener.oracle.profiles import NODES, V100
 from evener.profile import ClusterProfile, Fabric, Throughput
 from evener.run.console import print_line
 from evener.zoo.networks import resnet50, vgg16
-
-COLUMNS = ("strategy", "model", "gpus", "compute_seconds", "communication_seconds", "total_seconds")
 
 _HYBRIDS: tuple[Mode, ...] = ("filter", "spatial")
 _DIVISIONS: tuple[Mode, ...] = ("channel", "filter")
@@ -133,19 +131,15 @@ def predictions(machine: Machine) -> Iterator[IterationForecast]:
                 yield _row(mode, name, net, machine, gpus, mode, gpus)
 
 
-def csv_text(rows: Iterable[IterationForecast]) -> str:
-    """`rows` as a CSV file: a line of `COLUMNS`, a line for each."""
-    lines = [",".join(COLUMNS)]
-    for row in rows:
-        seconds = (row.compute_seconds, row.communication_seconds, row.total_seconds)
-        lines.append(",".join((row.strategy, row.model, str(row.gpus), *(f"{value:.6f}" for value in seconds))))
-    return "\n".join(lines) + "\n"
-
-
 def run(csv: Path) -> None:
     """`evener experiment oracle-abci`: predictions of the published settings, as a CSV file."""
-    atomic_write(csv, csv_text(predictions(calibrate())).encode())
+    write_csv([as_row(forecast) for forecast in predictions(calibrate())], csv)
     print_line(f"wrote {csv}")
+
+
+def as_row(forecast: IterationForecast) -> Row:
+    """Its columns in the CSV file, seconds to the microsecond."""
+    return {name: f"{value:.6f}" if isinstance(value, float) else value for name, value in asdict(forecast).items()}
 
 
 def calibrate() -> Machine:

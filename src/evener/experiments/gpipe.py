@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -22,18 +21,11 @@ from rich.console import Console
 
 from evener.comm.group import Group
 from evener.errors import require
-from evener.experiments.gpipe_memory import Largest, largest
-from evener.experiments.gpipe_models import FULL, NAIVE, SMALL, PipelineSpeed, Scale
-from evener.experiments.gpipe_report import (
-    Row,
-    host_rows,
-    memory_rows,
-    memory_table,
-    speed_table,
-    throughput_rows,
-)
-from evener.experiments.local_ranks import equal_nodes, measure_on, numbers, require_gpus, where
-from evener.experiments.results import write_csv
+from evener.experiments.gpipe_models import FULL, NAIVE, SMALL, Largest, PipelineSpeed, Scale, largest
+from evener.experiments.gpipe_report import host_rows, memory_rows, memory_table, speed_table, throughput_rows
+from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
+from evener.experiments.options import GpipeConfig, numbers
+from evener.experiments.results import Row, write_csv
 from evener.launch.nodes import LocalNode
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.run.console import open_console, print_line
@@ -57,7 +49,6 @@ def speeds(
 
 
 def _speeds(scale: Scale, micro_batches: Sequence[int], steps: int, group: Group) -> list[PipelineSpeed]:
-    """What every rank does."""
     return [_timed(scale, number, steps, group) for number in micro_batches]
 
 
@@ -94,58 +85,42 @@ def _timed(scale: Scale, micro_batches: int, steps: int, group: Group) -> Pipeli
     )
 
 
-def gpipe(
-    *,
-    tables: str,
-    stages: str | None,
-    micro_batches: str,
-    steps: int,
-    full: bool,
-    output: Path,
-    as_json: bool,
-    scales: Sequence[Scale] | None = None,
-) -> dict[str, list[Row]]:
-    """Do the experiment; write `gpipe-table-1.csv` and so on into `output`.
+def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -> dict[str, list[Row]]:
+    """Do the experiment; write `gpipe-table-1.csv` and so on.
 
     Args:
-        tables: numbers of them, such as 1,2,3.
-        stages: numbers K to try, such as 2,4; table 1 also tries one device.
-        micro_batches: numbers M to try in table 2; the largest one in table 3.
-        steps: to be timed.
-        full: models and memory of the paper, on GPUs.
-        output: folder of the tables.
+        config: what is asked for; table 1 also tries one device, table 3 takes the largest number of micro-batches.
         as_json: print all rows as the last line.
-        scales: sizes of the models; by default as `full` says.
+        families: sizes of the models; by default as the config says.
 
     Raises:
-        InvalidInput: a word is wrong; nothing was started.
+        InvalidInput: there are too many micro-batches, or too few GPUs; nothing was started.
     """
-    wanted, counts = numbers("--table", tables), numbers("--stages", stages or ("2,4,8" if full else "2,4"))
-    chunks = numbers("--micro-batches", micro_batches)
-    require(max(wanted) <= 3, "--table", tables, "some of 1,2,3")
-    require(steps > 0, "--steps", steps, "positive")
-    require(output.is_dir() or not output.exists(), "--output", str(output), "a folder")
+    full, families = config.full, families or (FULL if config.full else SMALL)
+    counts = numbers("--stages", config.stages or ("2,4,8" if full else "2,4"))
+    chunks = numbers("--micro-batches", config.micro_batches)
     if full:
         require_gpus("--stages", max(counts))
-    families = scales or (FULL if full else SMALL)
     for scale in families:
         require(chunks[-1] <= scale.timed_samples, "--micro-batches", chunks[-1], f"at most {scale.timed_samples}")
-    console = open_console(as_json)
-    timer = _SpeedTable(families, counts, steps, apart=full)
+    console, nodes = open_console(as_json), where(max(counts))
+    timer = _SpeedTable(families, counts, config.steps, apart=full)
     found: dict[str, list[Row]] = {}
-    if 1 in wanted:
-        tried = sorted({NAIVE, 1, *counts})
-        found["1"] = memory_rows([_largest(scale, k, console) for scale in families for k in tried])
-        console.print(memory_table(found["1"]))
-    if 2 in wanted:
-        found["2"] = throughput_rows(timer.speeds(chunks, through_host=False))
-        console.print(speed_table("Table 2: throughput", found["2"], where(max(counts))))
-    if 3 in wanted:
-        found["3"] = host_rows(timer.speeds(chunks[-1:], through_host=True))
-        console.print(speed_table("Table 3: throughput through the host", found["3"], where(max(counts))))
-    for number, rows in found.items():
-        write_csv(rows, output / f"gpipe-table-{number}.csv")
-    console.print(f"wrote {output}")
+    for number in numbers("--table", config.table):
+        if number == 1:
+            tried = sorted({NAIVE, 1, *counts})
+            rows = memory_rows([_largest(scale, k, console) for scale in families for k in tried])
+            table = memory_table(rows)
+        elif number == 2:
+            rows = throughput_rows(timer.speeds(chunks, through_host=False))
+            table = speed_table("Table 2: throughput", rows, nodes)
+        else:
+            rows = host_rows(timer.speeds(chunks[-1:], through_host=True))
+            table = speed_table("Table 3: throughput through the host", rows, nodes)
+        console.print(table)
+        write_csv(rows, config.output / f"gpipe-table-{number}.csv")
+        found[str(number)] = rows
+    console.print(f"wrote {config.output}")
     if as_json:
         print_line(json.dumps({"tables": found}))
     return found

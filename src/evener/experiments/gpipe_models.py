@@ -1,18 +1,37 @@
-"""The two families of models that GPipe was measured on, in sizes for small machines and in those of the paper."""
+"""The two families of models that GPipe was measured on, and the largest of each that a budget of memory allows.
+
+for every number of stages (and one without re-materialisation, "naive")
+    guess the number of layers from the bytes that a layer takes
+    walk from there to the last one for which the library finds a division that fits
+    train a step of that model, a process a stage, and count what it really holds
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evener.benchmark.live_bytes import LiveBytes
+from evener.comm.group import Group
+from evener.errors import DoesNotFit
+from evener.experiments.local_ranks import equal_nodes, measure_on
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
-from evener.parallel.pipeline.micro_batches import Loss, LossWeight
+from evener.oracle.schedule import Rematerialise
+from evener.oracle.stages import DeviceGroup
+from evener.parallel.pipeline.micro_batches import Loss, LossWeight, micro_batch_sizes, resized
+from evener.parallel.pipeline.partition_plan import PipelineConfig, plan_partition
+from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
+from evener.parallel.pipeline.pipeline import Pipeline
+from evener.parallel.pipeline.placement import StagePlacement
 from evener.schema import Part
+from evener.tracer.meta_model import on_meta
 
 AMOEBANET, TRANSFORMER = "AmoebaNet-D", "Transformer"
 NAIVE = 0
@@ -127,3 +146,122 @@ FULL = (
     ),
 )  # fmt: skip
 """As in the paper: AmoebaNet-D(18, 256), and Transformer-48 as 24 layers of encoder and of decoder."""
+
+
+class Largest(Part, frozen=True, kw_only=True):
+    """The largest model of a family.
+
+    Attributes:
+        family: of models.
+        stages: devices; NAIVE for one without re-materialisation.
+        layers: of the model; none fits if 0.
+        parameters: of it.
+        activation_bytes: that the fullest device held at the peak of a step, transient tensors included.
+        fullest: bytes of weights, gradients, optimiser's state and activations there.
+        memory: bytes that a device may hold.
+    """
+
+    family: str
+    stages: int
+    layers: int
+    parameters: int
+    activation_bytes: int
+    fullest: int
+    memory: float
+
+
+def largest(scale: Scale, stages: int) -> Largest:
+    """The largest model of `scale` on so many devices (NAIVE: one, without re-materialisation or micro-batches)."""
+    layers = _most(lambda count: _fits(scale, stages, count * scale.unit), _guess(scale, stages)) * scale.unit
+    held = _train(scale, stages, layers) if layers else {"parameters": 0, "activation_bytes": 0, "fullest": 0}
+    return Largest(family=scale.family, stages=stages, layers=layers, memory=scale.memory, **held)
+
+
+def _most(fits: Callable[[int], bool], guess: int) -> int:
+    """The largest number that fits, looked for from `guess` on; 0 if not even 1 does."""
+    while guess > 0 and not fits(guess):
+        guess -= 1
+    while fits(guess + 1):
+        guess += 1
+    return guess
+
+
+def _guess(scale: Scale, stages: int) -> int:
+    """Units of layers that fill all devices, by the bytes of one and of two of them."""
+    one, two = (_bytes(_subject(scale, stages, units * scale.unit)) for units in (1, 2))
+    return max(1, int(1 + (scale.memory * max(1, stages) - one) / (two - one)))
+
+
+def _bytes(model: PartitionProblem) -> int:
+    """Of weights, and of the activations of one micro-batch: of all of them if nothing is computed again."""
+    return model.weight_bytes(0, len(model.costs)) + model.kept_bytes(0, len(model.costs))
+
+
+def _subject(scale: Scale, stages: int, layers: int) -> PartitionProblem:
+    samples = micro_batch_sizes(scale.samples, _config(scale, stages).micro_batches)[0]
+    example = resized(scale.batch(1)[0], samples)
+    return partition_problem(on_meta(scale.build_without_memory(layers)), example, torch.device("cpu"))
+
+
+def _config(scale: Scale, stages: int) -> PipelineConfig:
+    policy: Rematerialise = "never" if stages == NAIVE else "always"
+    return PipelineConfig(
+        begins=None,
+        micro_batches=1 if stages == NAIVE else scale.micro_batches,
+        schedule="gpipe",
+        rematerialise=policy,
+        costs="estimated",
+        team=_team(scale, stages),
+    )
+
+
+def _team(scale: Scale, stages: int) -> DeviceGroup:
+    return DeviceGroup(memory=(scale.memory,) * max(1, stages))
+
+
+def _fits(scale: Scale, stages: int, layers: int) -> bool:
+    devices = (torch.device("cpu"),) * max(1, stages)
+    placement = StagePlacement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
+    try:
+        plan_partition(_subject(scale, stages, layers), _config(scale, stages), placement)
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:
+    """Train a step on a process a stage; parameters of the model, and what the fullest process held."""
+    nodes = equal_nodes(max(1, stages), max(1, stages))
+    return measure_on(nodes, partial(_hold, scale, stages, layers), dict[str, int])
+
+
+def _hold(scale: Scale, stages: int, layers: int, group: Group) -> dict[str, int]:
+    """One stage: the second step of the model, counted."""
+    config = _config(scale, stages)
+    inputs, targets = scale.batch(scale.samples)
+    pipeline = Pipeline(
+        scale.build_without_memory(layers),
+        inputs,
+        scale.loss,
+        micro_batches=config.micro_batches,
+        on=group if group.size > 1 else [group.device],
+        schedule=config.schedule,
+        rematerialise=config.rematerialise,
+        costs=config.costs,
+        team=config.team,
+        weigh=scale.weigh,
+    )
+    pipeline.step(inputs, targets)
+    with LiveBytes() as live:
+        pipeline.step(inputs, targets)
+    own = [sum(p.numel() for p in pipeline.parameters()), live.peak, sum(p.nbytes for p in pipeline.parameters())]
+    return _held(group, own)
+
+
+def _held(group: Group, own: list[int]) -> dict[str, int]:
+    rows = [msgspec.json.decode(row, type=list[int]) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    return {
+        "parameters": sum(count for count, _, _ in rows),
+        "activation_bytes": max(peak for _, peak, _ in rows),
+        "fullest": max(peak + WEIGHT_COPIES * weights for _, peak, weights in rows),
+    }

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from evener.experiments.gpipe_memory import Largest
-from evener.experiments.gpipe_models import NAIVE, PipelineSpeed
-from evener.report.text import grid, human_bytes, human_count
-
-Row = Mapping[str, object]
+from evener.experiments.gpipe_models import NAIVE, Largest, PipelineSpeed
+from evener.experiments.results import Column, Row, ratio, table_of
+from evener.report.text import human_bytes, human_count
 
 # What Huang et al. (2019) measured.
 
@@ -50,12 +48,13 @@ def memory_rows(models: Sequence[Largest]) -> list[Row]:
             "stages": "naive" if model.stages == NAIVE else model.stages,
             "layers": model.layers,
             "parameters": model.parameters,
-            "of_one_device": _over(model.parameters, ones.get(model.family)),
+            "of_one_device": ratio(model.parameters, ones.get(model.family)),
             "published_parameters": _known(model),
-            "published_of_one_device": _over(_known(model), PUBLISHED_PARAMETERS[model.family][1]),
+            "published_of_one_device": ratio(_known(model), PUBLISHED_PARAMETERS[model.family][1]),
             "activation_bytes": model.activation_bytes,
             "fullest": model.fullest,
             "memory": model.memory,
+            "of_memory": model.fullest / model.memory,
         }
         for model in models
     ]
@@ -89,67 +88,45 @@ def _speed_row(speed: PipelineSpeed, speeds: Sequence[PipelineSpeed], known: Map
         "micro_batches": speed.micro_batches,
         "samples_per_second": speed.samples_per_second,
         "relative": speed.samples_per_second / first.samples_per_second,
-        "published_relative": _over(known.get((speed.stages, speed.micro_batches)), reference),
+        "published_relative": ratio(known.get((speed.stages, speed.micro_batches)), reference),
         "bubble": speed.bubble,
         "published_bubble": (speed.stages - 1) / (speed.micro_batches + speed.stages - 1),
     }
 
 
+def _millions(count: float) -> str:
+    return f"{human_count(count / 1e6)} M"
+
+
+_MEMORY = (
+    Column("model", "family"),
+    Column(">devices", "stages"),
+    Column(">layers", "layers"),
+    Column(">parameters", "parameters", _millions),
+    Column(">times one", "of_one_device", "{:.2f}"),
+    Column(">published", "published_parameters", _millions),
+    Column(">times one", "published_of_one_device", "{:.2f}"),
+    Column(">activations", "activation_bytes", human_bytes),
+    Column(">fullest device", "of_memory", "{:.0%}"),
+)
+_SPEED = (
+    Column("model", "family"),
+    Column(">K", "stages"),
+    Column(">M", "micro_batches"),
+    Column(">samples/s", "samples_per_second", "{:.1f}"),
+    Column(">relative", "relative", "{:.2f}"),
+    Column(">published", "published_relative", "{:.2f}"),
+    Column(">idle", "bubble", "{:.0%}"),
+    Column(">(K-1)/(M+K-1)", "published_bubble", "{:.0%}"),
+)
+
+
 def memory_table(rows: Sequence[Row]) -> Table:
     """Table 1 as text."""
-    heads = (
-        "model", ">devices", ">layers", ">parameters", ">times one", ">published", ">times one", ">activations",
-        ">fullest device",
-    )  # fmt: skip
-    cells = [
-        (
-            str(row["family"]),
-            str(row["stages"]),
-            str(row["layers"]),
-            _count(row["parameters"]),
-            _ratio(row["of_one_device"]),
-            _count(row["published_parameters"]),
-            _ratio(row["published_of_one_device"]),
-            human_bytes(_number(row["activation_bytes"])),
-            f"{_number(row['fullest']) / _number(row['memory']):.0%}",
-        )
-        for row in rows
-    ]
     caption = "naive: one device that keeps all activations. Fullest: weights, gradients, Adam's state, activations."
-    return grid("Table 1: the largest model that trains", heads, cells, caption)
+    return table_of("Table 1: the largest model that trains", _MEMORY, rows, caption)
 
 
 def speed_table(title: str, rows: Sequence[Row], nodes: str) -> Table:
     """Tables 2 and 3 as text."""
-    heads = ("model", ">K", ">M", ">samples/s", ">relative", ">published", ">idle", ">(K-1)/(M+K-1)")
-    cells = [
-        (
-            str(row["family"]),
-            str(row["stages"]),
-            str(row["micro_batches"]),
-            f"{_number(row['samples_per_second']):.1f}",
-            _ratio(row["relative"]),
-            _ratio(row["published_relative"]),
-            f"{_number(row['bubble']):.0%}",
-            f"{_number(row['published_bubble']):.0%}",
-        )
-        for row in rows
-    ]
-    return grid(title, heads, cells, nodes)
-
-
-def _over(value: float | None, reference: float | None) -> float | None:
-    return value / reference if value is not None and reference else None
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return value
-
-
-def _count(value: object) -> str:
-    return "-" if value is None else f"{human_count(_number(value) / 1e6)} M"
-
-
-def _ratio(value: object) -> str:
-    return "-" if value is None else f"{_number(value):.2f}"
+    return table_of(title, _SPEED, rows, nodes)

@@ -82,13 +82,5 @@ def require_gpus(option: str, most: int) -> None:
         )
 
 
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Different positive numbers such as 1,2,4, in order. Raises InvalidInput."""
-    found: Sequence[int] = [int(item) if item.strip().isdecimal() else 0 for item in text.split(",")]
-    if not all(found) or len(set(found)) != len(found):
-        raise InvalidInput(f"{option} must be different positive numbers such as 1,2,4, got {text!r}")
-    return tuple(sorted(found))
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -28,6 +28,7 @@ from safetensors.numpy import load as load_weights
 from evener import autodiff as ad
 from evener.errors import EvenerError, require
 from evener.experiments.nfnn_report import MODES, NfnnCell, as_row, line, show
+from evener.experiments.options import NfnnConfig, numbers
 from evener.launch.nodes import LocalNode
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
@@ -138,50 +139,26 @@ class NfnnMaster:
 _STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
 
-_ALLOWED_MODES = (["sync"], ["async"], sorted(MODES))
 
-
-def nfnn(
-    *,
-    data: Path | None,
-    updates: int,
-    workers: str,
-    modes: str,
-    repeat: int,
-    seed: int,
-    output: Path,
-    as_json: bool,
-) -> list[NfnnCell]:
-    """Do the experiment; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png` into `output`.
+def run(config: NfnnConfig, *, as_json: bool) -> list[NfnnCell]:
+    """Do the experiment; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png`.
 
     Args:
-        data: folder of MNIST; data/mnist by default.
-        updates: of the common weights in a run.
-        workers: numbers of them to try, such as 1,2,3.
-        modes: sync, async or sync,async.
-        repeat: runs of every cell.
-        seed: of the weights in all runs; of the order of the samples in the first repetition, the next ones take the
-            seeds after it.
-        output: folder of table and figure.
+        config: what is asked for; the first repetition takes its seed for the order of the samples, too, the next ones
+            take the seeds after it.
         as_json: print the cells as the last line.
 
     Raises:
-        InvalidValue: a number is not positive, or a mode unknown.
         MissingFile: MNIST is not there; says what to fetch from where.
     """
-    counts, chosen = _numbers(workers), _modes(modes)
-    require(updates > 0, "--updates", updates, "positive")
-    require(repeat > 0, "--repeat", repeat, "positive")
-    require(seed >= 0, "--seed", seed, "0 or more")
-    require(output.is_dir() or not output.exists(), "--output", str(output), "a folder")
-    task = load_thin_task("nfnn", data or MNIST_FOLDER)
+    source = (config.data or MNIST_FOLDER).resolve()
+    task = load_thin_task("nfnn", config.data or MNIST_FOLDER)
     num_samples = len(task.train_data()[0])
     require(num_samples >= NFNN_BATCH, "training samples", num_samples, f"at least {NFNN_BATCH}, a batch")
-    source = (data or MNIST_FOLDER).resolve()
     console = open_console(as_json)
     cells: list[NfnnCell] = []
     with sigterm_is_ctrl_c():
-        for count in counts:
+        for count in numbers("--workers", config.workers):
             nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(count)]
             with (
                 local_cluster(nodes, PATIENCE, thin=True, data=source) as cluster,
@@ -189,12 +166,13 @@ def nfnn(
             ):
                 cluster.wait_for_nodes(client)
                 master = NfnnMaster(task, source, client, cluster.check_all)
-                for mode in chosen:
-                    runs = [master.run(NfnnRun(mode, count, updates, seed, seed + number)) for number in range(repeat)]
-                    cells.append(_cell(mode, count, runs, updates))
+                for mode in config.modes:
+                    orders = range(config.seed, config.seed + config.repeat)
+                    runs = [master.run(NfnnRun(mode, count, config.updates, config.seed, order)) for order in orders]
+                    cells.append(_cell(mode, count, runs, config.updates))
                     console.print(line(cells[-1]))
     cells.sort(key=lambda cell: (MODES.index(cell.mode), cell.workers))
-    show(cells, console, output)
+    show(cells, console, config.output)
     if as_json:
         print_line(json.dumps({"cells": [as_row(cell) for cell in cells]}))
     return cells
@@ -220,16 +198,3 @@ def _interval(values: Sequence[float]) -> float | None:
     """Half of the 95 % confidence interval of the mean, by Student's distribution; None for one value."""
     count = len(values)
     return _STUDENT[min(count, max(_STUDENT))] * stdev(values) / sqrt(count) if count > 1 else None
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    numbers = tuple(int(item) if item.strip().isdecimal() else 0 for item in text.split(","))
-    require(all(numbers), "--workers", text, "positive numbers such as 1,2,3")
-    require(len(set(numbers)) == len(numbers), "--workers", text, "different numbers")
-    return numbers
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    modes = tuple(item.strip() for item in text.split(","))
-    require(sorted(modes) in _ALLOWED_MODES, "--mode", text, "sync, async or sync,async")
-    return modes

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 
 from evener.atomic import atomic_write
-from evener.experiments.results import can_draw, write_csv
-from evener.report.text import grid
+from evener.experiments.results import Column, Row, can_draw, megabytes, table_of, write_csv
 from evener.schema import Part
 
 MODES = ("sync", "async")
@@ -71,6 +71,28 @@ class NfnnCell(Part, frozen=True, kw_only=True):
     updates: int
 
 
+_SECONDS = (
+    Column("mode", "mode"),
+    Column(">workers", "workers"),
+    Column(">seconds", "seconds", "{:.2f}"),
+    Column(">95 %", "seconds_interval", "±{:.2f}"),
+    Column(">updates/s", "updates_per_second", "{:,.0f}"),
+    Column(">published s", "published_seconds", "{:.0f}"),
+    Column(">times faster", "times_faster", "{:.0f}"),
+)
+_ACCURACY = (
+    Column("mode", "mode"),
+    Column(">workers", "workers"),
+    Column(">accuracy", "accuracy", "{:.2%}"),
+    Column(">95 %", "accuracy_interval", lambda interval: f"±{100 * interval:.2f}"),
+    Column(">published", "published_accuracy", "{:.2%}"),
+    Column(">points", "points", "{:+.2f}"),
+    Column(">MB sent", "bytes_sent", megabytes),
+    Column(">MB received", "bytes_received", megabytes),
+    Column(">MB published", "published_bytes", megabytes),
+)
+
+
 def show(cells: Sequence[NfnnCell], console: Console, output: Path) -> None:
     """Print both tables; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png` into `output`."""
     write_csv([as_row(cell) for cell in cells], output / "nfnn.csv")
@@ -85,56 +107,28 @@ def show(cells: Sequence[NfnnCell], console: Console, output: Path) -> None:
     console.print(f"wrote {written} into {output}")
 
 
-def tables(cells: Sequence[NfnnCell]) -> Iterator[Table]:
+def tables(cells: Sequence[NfnnCell]) -> tuple[Table, Table]:
     """Seconds, then accuracy and traffic, beside the published ones."""
-    heads = ("mode", ">workers", ">seconds", ">95 %", ">updates/s", ">published s", ">times faster")
-    yield grid("Seconds", heads, [_seconds_row(cell) for cell in cells], "published: 5000 updates in a data centre")
-    columns = (
-        "mode",
-        ">workers",
-        ">accuracy",
-        ">95 %",
-        ">published",
-        ">points",
-        ">MB sent",
-        ">MB received",
-        ">MB published",
-    )
-    yield grid("Accuracy and traffic, all workers together", columns, [_accuracy_row(cell) for cell in cells])
-
-
-def _seconds_row(cell: NfnnCell) -> tuple[str, ...]:
-    known = PUBLISHED_SECONDS.get((cell.mode, cell.workers))
-    ours = cell.seconds * PUBLISHED_UPDATES / cell.updates
+    rows = [as_row(cell) for cell in cells]
     return (
-        cell.mode,
-        str(cell.workers),
-        f"{cell.seconds:.2f}",
-        _plus_minus(cell.seconds_interval),
-        f"{cell.updates_per_second:,.0f}",
-        "-" if known is None else f"{known:.0f}",
-        "-" if known is None else f"{known / ours:.0f}",
+        table_of("Seconds", _SECONDS, rows, "published: 5000 updates in a data centre"),
+        table_of("Accuracy and traffic, all workers together", _ACCURACY, rows),
     )
 
 
-def _accuracy_row(cell: NfnnCell) -> tuple[str, ...]:
-    known = PUBLISHED_ACCURACY.get((cell.mode, cell.workers)) if cell.updates == PUBLISHED_UPDATES else None
-    of_all = cell.workers if cell.mode == "sync" else 1
-    return (
-        cell.mode,
-        str(cell.workers),
-        f"{cell.accuracy:.2%}",
-        _plus_minus(cell.accuracy_interval, 100),
-        "-" if known is None else f"{known:.2%}",
-        "-" if known is None else f"{100 * (cell.accuracy - known):+.2f}",
-        f"{cell.bytes_sent / 1e6:,.1f}",
-        f"{cell.bytes_received / 1e6:,.1f}",
-        f"{PUBLISHED_BYTES * of_all * cell.updates / PUBLISHED_UPDATES / 1e6:,.1f}",
-    )
-
-
-def _plus_minus(interval: float | None, scale: int = 1) -> str:
-    return "-" if interval is None else f"±{scale * interval:.2f}"
+def as_row(cell: NfnnCell) -> Row:
+    """A cell by the names of its fields, and what was published; accuracies are compared after as many updates only."""
+    key, part = (cell.mode, cell.workers), cell.updates / PUBLISHED_UPDATES
+    seconds = PUBLISHED_SECONDS.get(key)
+    accuracy = PUBLISHED_ACCURACY.get(key) if cell.updates == PUBLISHED_UPDATES else None
+    return {
+        **asdict(cell),
+        "published_seconds": seconds,
+        "times_faster": None if seconds is None else seconds * part / cell.seconds,
+        "published_accuracy": accuracy,
+        "points": None if accuracy is None else 100 * (cell.accuracy - accuracy),
+        "published_bytes": PUBLISHED_BYTES * (cell.workers if cell.mode == "sync" else 1) * part,
+    }
 
 
 def line(cell: NfnnCell) -> str:
@@ -142,11 +136,6 @@ def line(cell: NfnnCell) -> str:
     who = "1 worker" if cell.workers == 1 else f"{cell.workers} workers"
     speed = f"{cell.seconds:.2f} s, {cell.updates_per_second:,.0f} updates/s"
     return f"{cell.mode}, {who}: {speed}, accuracy {cell.accuracy:.2%}"
-
-
-def as_row(cell: NfnnCell) -> dict[str, object]:
-    """A cell by the names of its fields."""
-    return {field: getattr(cell, field) for field in NfnnCell.__struct_fields__}
 
 
 def _draw(cells: Sequence[NfnnCell], path: Path) -> None:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -25,7 +24,8 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.errors import DoesNotFit, EvenerError, require
-from evener.experiments.local_ranks import equal_nodes, measure_on, numbers, require_gpus, where
+from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
+from evener.experiments.options import StrategiesConfig, numbers
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, as_row, line, show
 from evener.launch.nodes import LocalNode
 from evener.models.resnet import resnet152
@@ -38,9 +38,10 @@ from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
-from evener.run.config import STRATEGIES, is_pipeline
+from evener.plan import is_pipeline
+from evener.run.config import STRATEGIES
 from evener.run.console import open_console, print_line
-from evener.run.strategies import division_of
+from evener.run.planning import division_of
 from evener.schema import Part
 
 CLASSES = 200
@@ -138,9 +139,6 @@ def _joined(cell: StrategyCell, network: ResNetSize, group: Group, replica: int,
     return DividedModel(model, form_process_mesh(group, arrangement), inputs, criterion)
 
 
-DEFAULT = ("data", "spatial", "filter", "channel", "hybrid", "sharded", "pipeline")
-
-
 class Sweep(Part, frozen=True, kw_only=True):
     """What is swept.
 
@@ -169,63 +167,42 @@ class Sweep(Part, frozen=True, kw_only=True):
                             yield cell
 
 
-def resnet152_strategies(
-    *,
-    ranks: str | None,
-    batch_size: str | None,
-    chunks: str | None,
-    strategies: str | None,
-    steps: int | None,
-    size: int,
-    full: bool,
-    output: Path,
-    as_json: bool,
-    network: ResNetSize | None = None,
-) -> list[StrategyRow]:
-    """Do the experiment; write `strategies.csv` and, where matplotlib is installed, curves into `output`.
+def run(config: StrategiesConfig, *, as_json: bool, network: ResNetSize | None = None) -> list[StrategyRow]:
+    """Do the experiment; write `strategies.csv` and, where matplotlib is installed, curves.
 
     Args:
-        ranks: numbers of them, such as 1,2,4.
-        batch_size: batches, such as 16,64.
-        chunks: micro-batches of pipelines, such as 2,8.
-        strategies: names, separated by commas; by default `DEFAULT`.
-        steps: to be timed in every cell.
-        size: rows and columns of an image.
-        full: as published, on eight GPUs.
-        output: folder of table and curves.
+        config: what is asked for.
         as_json: print the rows as the last line.
         network: another one than ResNet-152.
 
     Raises:
-        InvalidInput: a word is wrong; nothing was started.
+        InvalidInput: a strategy is not known, or there are too few GPUs; nothing was started.
     """
-    sweep = Sweep(
-        ranks=numbers("--ranks", ranks or ("1,2,4,6,8" if full else "1,2")),
-        batches=numbers("--batch-size", batch_size or ("16,64,256,1024,2048" if full else "8")),
-        strategies=DEFAULT if strategies is None else _names(strategies),
-        chunks=numbers("--chunks", chunks or ("2,4,8,16" if full else "4")),
-    )
-    most, steps = max(sweep.ranks), steps if steps is not None else (20 if full else 2)
-    require(steps > 0, "--steps", steps, "positive")
-    require(size > 0, "--size", size, "positive")
-    require(output.is_dir() or not output.exists(), "--output", str(output), "a folder")
+    sweep, full = sweep_of(config), config.full
+    most, steps = max(sweep.ranks), config.steps or (20 if full else 2)
     if full:
         require_gpus("--ranks", most)
-    network = network or ResNetSize(size=size)
+    network = network or ResNetSize(size=config.size)
     console, rows = open_console(as_json), list[StrategyRow]()
     for cell in sweep.cells():
         timing = time_cell(cell, network, equal_nodes(cell.ranks, most), steps)
         rows.append(StrategyRow(cell=cell, timing=timing))
         console.print(line(rows[-1]))
-    show(rows, where(most), console, output)
+    show(rows, where(most), console, config.output)
     if as_json:
         print_line(json.dumps({"cells": [as_row(row, rows) for row in rows]}))
     return rows
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
+def sweep_of(config: StrategiesConfig) -> Sweep:
+    """What `config` asks for, with the defaults of this machine's size. Raises InvalidValue."""
+    names = tuple(name.strip() for name in config.strategies.split(","))
     allowed: Sequence[str] = [name for name in STRATEGIES if name != "auto"]
     for name in names:
         require(name in allowed, "--strategies", name, f"some of {', '.join(allowed)}")
-    return names
+    return Sweep(
+        ranks=numbers("--ranks", config.ranks or ("1,2,4,6,8" if config.full else "1,2")),
+        batches=numbers("--batch-size", config.batch_size or ("16,64,256,1024,2048" if config.full else "8")),
+        strategies=names,
+        chunks=numbers("--chunks", config.chunks or ("2,4,8,16" if config.full else "4")),
+    )

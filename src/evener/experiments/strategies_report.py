@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 
 from evener.atomic import atomic_write
-from evener.experiments.results import can_draw, write_csv
-from evener.report.text import grid, human_seconds
-from evener.run.config import is_pipeline
-from evener.run.strategies import replica_rows
+from evener.experiments.results import Column, Row, can_draw, megabytes, table_of, write_csv
+from evener.plan import is_pipeline
+from evener.report.text import human_seconds
+from evener.run.planning import replica_rows
 from evener.schema import Part
 
 if TYPE_CHECKING:
@@ -84,12 +85,11 @@ def speed_up(row: StrategyRow, rows: Sequence[StrategyRow]) -> float | None:
     return alone.seconds / row.timing.seconds if alone and row.timing else None
 
 
-def as_row(row: StrategyRow, rows: Sequence[StrategyRow]) -> dict[str, object]:
+def as_row(row: StrategyRow, rows: Sequence[StrategyRow]) -> Row:
     """A row by names: cell, timing, and what follows from them."""
-    cell = {field: getattr(row.cell, field) for field in StrategyCell.__struct_fields__}
     timing = {field: getattr(row.timing, field, None) for field in StepTime.__struct_fields__}
     rate = row.cell.batch / row.timing.seconds if row.timing else None
-    return {**cell, **timing, "samples_per_second": rate, "speed_up": speed_up(row, rows)}
+    return {**asdict(row.cell), **timing, "samples_per_second": rate, "speed_up": speed_up(row, rows)}
 
 
 def line(row: StrategyRow) -> str:
@@ -107,19 +107,28 @@ def show(rows: Sequence[StrategyRow], nodes: str, console: Console, output: Path
     console.print(f"wrote {output}")
 
 
+_COLUMNS = (
+    Column("strategy", "name"),
+    Column(">ranks", "ranks"),
+    Column(">batch", "batch"),
+    Column(">s a step", "took"),
+    Column(">images/s", "samples_per_second", "{:.1f}"),
+    Column(">times one process", "speed_up", "{:.2f}"),
+    Column(">MB sent", "sent_bytes", megabytes),
+)
+
+
 def table(rows: Sequence[StrategyRow], nodes: str) -> Table:
     """All rows."""
-    heads = ("strategy", ">ranks", ">batch", ">s a step", ">images/s", ">times one process", ">MB sent")
-    return grid(f"ResNet-152, {nodes}", heads, [_cells(row, rows) for row in rows], _PUBLISHED)
-
-
-def _cells(row: StrategyRow, rows: Sequence[StrategyRow]) -> tuple[str, ...]:
-    cell, timing, factor = row.cell, row.timing, speed_up(row, rows)
-    measured = ("does not fit", "-", "-", "-")
-    if timing is not None:
-        rate, sent = cell.batch / timing.seconds, timing.sent_bytes / 1e6
-        measured = (f"{timing.seconds:.3f}", f"{rate:.1f}", "-" if factor is None else f"{factor:.2f}", f"{sent:.1f}")
-    return name_of(cell), str(cell.ranks), str(cell.batch), *measured
+    shown = [
+        {
+            **as_row(row, rows),
+            "name": name_of(row.cell),
+            "took": f"{row.timing.seconds:.3f}" if row.timing else "does not fit",
+        }
+        for row in rows
+    ]
+    return table_of(f"ResNet-152, {nodes}", _COLUMNS, shown, _PUBLISHED)
 
 
 def _draw(rows: Sequence[StrategyRow], output: Path) -> None:

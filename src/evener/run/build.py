@@ -1,9 +1,14 @@
-"""Makes a rank's part of the model that the plan's ranks train together."""
+"""Makes a rank's part of the model that the plan's ranks train together, and completes the plan in doing so."""
 
 from __future__ import annotations
 
-import msgspec
+import copy
+from dataclasses import replace
 
+import msgspec
+from torch import nn
+
+from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.stages import DeviceGroup
@@ -13,10 +18,11 @@ from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import Plan
-from evener.run.config import WHOLE_MODEL, is_pipeline
+from evener.plan import WHOLE_MODEL, Plan, is_pipeline
+from evener.run.config import RunConfig
 from evener.run.context import RankContext
-from evener.run.strategies import division_of
+from evener.run.planning import division_of
+from evener.run.predict import predict, silent_mesh
 
 
 class _Stage(msgspec.Struct, frozen=True):
@@ -35,20 +41,58 @@ class _Stage(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-def join_model(context: RankContext, plan: Plan) -> tuple[ParallelModel, Plan]:
-    """This rank's part of the model, and the plan with what was decided in making it."""
+def join_model(context: RankContext, plan: Plan, config: RunConfig) -> tuple[ParallelModel, Plan]:
+    """This rank's part of the model, and the plan with its stages and with what a step of it will take.
+
+    What a user's own plan predicts is left as it is. All ranks of `context`, who are those of `plan`, call this. The
+    model takes over the parts of the context's, unless it is divided.
+    """
+    is_rehearsed = plan.prediction is None or config.plan is None
     if plan.strategy in WHOLE_MODEL:
-        return replicated(context), plan
+        return _join_replicas(context, plan, config, is_rehearsed)
     if is_pipeline(plan.strategy):
-        model = staged(context, plan)
-        return model, _with_stages(plan, model)
-    return divided(context, plan, form_process_mesh(context.group, arrangement_of(plan))), plan
+        return _join_stages(context, plan, config, is_rehearsed)
+    return _join_parts(context, plan, config, is_rehearsed)
 
 
-def replicated(context: RankContext) -> ParallelModel:
-    """The whole model on every rank; it is that of `context`, not a copy."""
-    model = synchronise_batch_norm(context.model, context.group) if context.group.size > 1 else context.model
-    return ReplicatedModel(model, context.group, _criterion(context), context.config.compile)
+def _join_replicas(
+    context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool
+) -> tuple[ParallelModel, Plan]:
+    """The whole model on every rank."""
+
+    def build(model: nn.Module, group: Group) -> ParallelModel:
+        whole = synchronise_batch_norm(model, group) if group.size > 1 else model
+        return ReplicatedModel(whole, group, _criterion(context), config.compile)
+
+    if is_rehearsed and context.group.size > 1:
+        plan = predict(context, plan, lambda silent: build(copy.deepcopy(context.model), silent))
+    return build(context.model, context.group), plan
+
+
+def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
+    """A part of every layer: of its filters, channels or rows."""
+    mesh = form_process_mesh(context.group, arrangement_of(plan))
+    inputs, _ = context.samples(max(1, plan.replica_samples[mesh.index]))
+
+    def build(mesh: ProcessMesh) -> ParallelModel:
+        recompute = config.rematerialise == "always"
+        return DividedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
+
+    if is_rehearsed:
+        plan = predict(context, plan, lambda silent: build(silent_mesh(mesh, silent)), mesh.group)
+    return build(mesh), plan
+
+
+def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
+    """A stage of the model. All stages are known when they have been made, so it is then that a twin is rehearsed."""
+    twin = copy.deepcopy(context.model) if is_rehearsed else None
+    model = _staged(context, plan, config)
+    plan = _with_stages(plan, model)
+    if twin is None or not _is_cut_alike(plan):  # a twin could not be cut so
+        return model, plan
+    return model, predict(
+        context, plan, lambda silent: _staged(replace(context, model=twin, group=silent), plan, config)
+    )
 
 
 def arrangement_of(plan: Plan) -> Arrangement:
@@ -57,14 +101,7 @@ def arrangement_of(plan: Plan) -> Arrangement:
     return Arrangement(division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows))
 
 
-def divided(context: RankContext, plan: Plan, mesh: ProcessMesh) -> ParallelModel:
-    """A rank's part of the model, at its place in `mesh`: a copy."""
-    inputs, _ = context.samples(max(1, plan.replica_samples[mesh.index]))
-    recompute = context.config.rematerialise == "always"
-    return DividedModel(context.model, mesh, inputs, _criterion(context), recompute, context.config.compile)
-
-
-def staged(context: RankContext, plan: Plan) -> StagedModel:
+def _staged(context: RankContext, plan: Plan, config: RunConfig) -> StagedModel:
     """A rank's stage of the model, whose parts it takes over."""
     rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
     begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
@@ -79,8 +116,8 @@ def staged(context: RankContext, plan: Plan) -> StagedModel:
         micro_batches=plan.accumulate,
         replicas=rows,
         stages=begins if begins and all(begins) else None,
-        schedule=context.config.schedule,
-        rematerialise=context.config.rematerialise,
+        schedule=config.schedule,
+        rematerialise=config.rematerialise,
         team=_team(context),
     )
 
@@ -122,3 +159,9 @@ def _stage(plan: Plan, model: StagedModel) -> _Stage:
         + micro * (partition.boundary_bytes[stage] + partition.kept_bytes[stage])
         + partition.passing_bytes[stage],
     )
+
+
+def _is_cut_alike(plan: Plan) -> bool:
+    """Whether the stages of all replicas begin at the same layers."""
+    rows = [sorted((plan.assignments[rank] for rank in ranks), key=lambda a: a.stage) for ranks in plan.replica_ranks]
+    return len({tuple(a.first_layer for a in row) for row in rows}) == 1

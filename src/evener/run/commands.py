@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,7 +38,7 @@ from evener.run.config import RunConfig
 from evener.run.console import RunView, open_console, print_line, run_folder
 from evener.run.context import join_world, make_context, read_plan
 from evener.run.costs import time_here
-from evener.run.options import BenchmarkConfig, NodesConfig
+from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
 from evener.run.rank import train_rank
 from evener.schema import write_noun
 from evener.tasks.load import load_task
@@ -152,38 +152,28 @@ def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
     leave_group()
 
 
-def trace(task: str, data: Path | None, option: Mapping[str, str], output: Path) -> None:
-    """`evener trace`: the layers of a task's model, as a table and as a ModelGraph in `output`."""
-    loaded = load_task(task, data, option)
-    inputs, _ = split_batch(collect(loaded.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
-    graph = trace_model_graph(loaded.model(), inputs, loaded.name)
-    write_noun(graph, output)
+def trace(config: TraceConfig) -> None:
+    """`evener trace`: the layers of a task's model, as a table and as a ModelGraph in a file."""
+    task = load_task(config.task, config.data, config.option)
+    inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
+    graph = trace_model_graph(task.model(), inputs, task.name)
+    write_noun(graph, config.output)
     open_console(to_stderr=False).print(layers_table(graph))
-    print_line(f"wrote {output}")
+    print_line(f"wrote {config.output}")
 
 
-def demo(
-    *, epochs: int | None, speeds: str, output: Path, as_json: bool, task: str = "digits"
-) -> dict[str, TrainRecord]:
-    """`evener demo`: train `task` on the best node alone, with equal shares, and with Evener's; compare.
-
-    Args:
-        epochs: of each run; None for the task's own.
-        speeds: of the local nodes.
-        output: folder of records, picture and page.
-        as_json: print one object with the three summaries as the last line.
-        task: built-in name or path.
-    """
+def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
+    """`evener demo`: train on the best node alone, with equal shares, and with Evener's; the three records."""
     require_matplotlib()
-    nodes = parse_local_nodes(speeds)
+    nodes, output = parse_local_nodes(config.local_nodes), config.output
     best = max(nodes, key=lambda node: node.speed_at(0))
     console = open_console(as_json)
     records = {}
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for way, shares in WAYS.items():
         console.rule(way.replace("_", " "))
-        config = RunConfig(task=task, output=output / f"{way}-{stamp}", shares=shares, epochs=epochs)
-        records[way] = perform(config, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
+        run = RunConfig(task=config.task, output=output / f"{way}-{stamp}", shares=shares, epochs=config.epochs)
+        records[way] = perform(run, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
     _compare(records, console, output, ideal_factor=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
     if as_json:
         print_line(json.dumps({way: summary(record) for way, record in records.items()}))

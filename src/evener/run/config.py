@@ -16,17 +16,24 @@ from msgspec.structs import fields
 
 from evener.errors import InvalidInput, require
 from evener.oracle.schedule import Rematerialise, ScheduleName
-from evener.plan import Plan
+from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.profile import PRECISIONS, Precision
-from evener.run.options import NodesConfig
+from evener.run.options import (
+    DataFolder,
+    Home,
+    MasterAddress,
+    MasterToken,
+    NodesConfig,
+    TaskOptions,
+    TokenFile,
+    refuse_two_tokens,
+)
 from evener.sync.protocol import Compression
 from evener.task import Task, ThinTask
 
 LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
 """They divide every layer among the ranks of a replica."""
 STRATEGIES = ("auto", "data", *LAYER_STRATEGIES, "pipeline", *(f"data+{s}" for s in (*LAYER_STRATEGIES, "pipeline")))
-WHOLE_MODEL = ("auto", "serial", "data")
-"""Strategies in which every rank has the whole model."""
 Protocol = Literal["sync", "async", "bounded", "average", "diloco"]
 
 
@@ -39,8 +46,8 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     """
 
     task: Annotated[str, Meta(description="digits, mnist, tiny-imagenet, synthetic, or path/to/my_task.py.")]
-    data: Annotated[Path | None, Meta(description="Folder of the task's data.")] = None
-    option: Annotated[dict[str, str], Meta(description="key=value for the task; may be repeated.")] = {}
+    data: DataFolder = None
+    option: TaskOptions = {}
     strategy: Annotated[
         str,
         Meta(description="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, or data+ one of them."),
@@ -86,16 +93,10 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     compress: Annotated[Compression | None, Meta(description="With --agreement: none, bf16 or int8.")] = None
     overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
     ship_data: Annotated[bool, Meta(description="With --agreement: send --data to the nodes.")] = False
-    home: Annotated[Path | None, Meta(description="Folder of the master; $EVENER_HOME, or ~/.local/state/evener.")] = (
-        None
-    )
-    master: Annotated[
-        str | None, Meta(description="Address of the master, if it is not that of this machine's home.")
-    ] = None
-    token: Annotated[str | None, Meta(description="Of that master, as `evener up` printed it.")] = None
-    token_file: Annotated[
-        Path | None, Meta(description="File with the token, which `ps` does not show; or set $EVENER_TOKEN.")
-    ] = None
+    home: Home = None
+    master: MasterAddress = None
+    token: MasterToken = None
+    token_file: TokenFile = None
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
@@ -103,6 +104,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         for name, is_allowed, allowed in _VALUES:
             value = getattr(self, name)
             require(value is None or is_allowed(value), option_name(name), value, allowed)
+        refuse_two_tokens(self.token, self.token_file)
         if (sentence := _conflict(self) or strategy_conflict(self, self.strategy)) is not None:
             raise InvalidInput(sentence)
 
@@ -133,11 +135,6 @@ def require_samples(batch_size: int, num_samples: int) -> None:
 def option_name(name: str) -> str:
     """How the user types the field `name` of a RunConfig."""
     return f"--{name.replace('_', '-')}"
-
-
-def is_pipeline(strategy: str) -> bool:
-    """Whether the layers are divided into stages."""
-    return strategy.endswith("pipeline")
 
 
 def _one_of(name: str, choices: Sequence[str]) -> tuple[str, Callable[[Any], bool], str]:
@@ -232,11 +229,6 @@ _CONFLICTS = (
         "{option}: local nodes read the data where they are: leave it out",
     ),
     Conflict(("ship_data",), lambda c, _: c.data is None, "{option} needs --data DIR: what is to be sent"),
-    Conflict(
-        ("token_file",),
-        lambda c, _: c.token is not None,
-        "--token and --token-file say the same: leave one of them out",
-    ),
     Conflict(_PLANNED, lambda c, _: c.plan is not None, "{option} does not go with --plan, which says it already"),
 )
 """Options that do not go together, whatever is divided; of several, the first one is told."""

@@ -1,4 +1,4 @@
-"""What a rank knows and holds of its run, made once: everything that the run does later is given this."""
+"""A rank's place in a run and its material, made once: everything that the run does later is given this."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class Arithmetic:
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self._precision, self._device = precision, device
+        self.precision, self._device = precision, device
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Inside, operations choose their type as the precision says."""
-        if self._precision in _AUTOCAST:
-            return torch.autocast(self._device.type, dtype=_AUTOCAST[self._precision])
+        if self.precision in _AUTOCAST:
+            return torch.autocast(self._device.type, dtype=_AUTOCAST[self.precision])
         return nullcontext()
 
     def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
         """The model with weights of the precision's type, on the device or left where it is."""
-        dtype = torch.float64 if self._precision == "fp64" else None
+        dtype = torch.float64 if self.precision == "fp64" else None
         return model.to(self._device if on_device else None, dtype=dtype)
 
     def prepare(self, value: Any) -> Any:
         """`value` with floating-point tensors widened where the whole run is fp64."""
-        if self._precision != "fp64":
+        if self.precision != "fp64":
             return value
         if isinstance(value, torch.Tensor):
             return value.double() if value.is_floating_point() else value
@@ -72,13 +72,12 @@ class RankContext:
     """A rank of a run, with its material.
 
     Attributes:
-        config: what was asked for.
         env: of this rank: its node, its device, and how it reaches the user.
         group: the ranks that work together: all of them, until a plan leaves some out.
         task: to be trained.
-        planned: the plan that the user gave; None: the ranks make one.
         batch_size: samples of a step, over all ranks.
         epochs: passes over the training data.
+        seed: of weights, order of samples and random transforms.
         arithmetic: of the precision that was asked for.
         model: the whole of it; weights follow the seed.
         train_data: map-style.
@@ -86,13 +85,12 @@ class RankContext:
         make_optimizer: of some parameters.
     """
 
-    config: RunConfig
     env: RankEnvironment
     group: Group
     task: Task
-    planned: Plan | None
     batch_size: int
     epochs: int
+    seed: int
     arithmetic: Arithmetic
     model: nn.Module
     train_data: Dataset[Any]
@@ -113,40 +111,37 @@ class RankContext:
     def samples(self, count: int) -> tuple[Any, Any]:
         """Inputs and targets of so many of the run's samples, in its precision, on the CPU."""
         indices = torch.arange(count).remainder(self.num_samples).numpy()
-        inputs, targets = split_batch(collect(self.train_data, indices, self.config.seed, 0))
+        inputs, targets = split_batch(collect(self.train_data, indices, self.seed, 0))
         return self.arithmetic.prepare(inputs), self.arithmetic.prepare(targets)
 
 
-def join_run(env: RankEnvironment, config: RunConfig) -> RankContext:
-    """Join the other ranks, and make this one's context; the first rank's config holds for all.
-
-    Raises:
-        NodeLost: a rank does not come.
-        InvalidInput: the task, or what was asked of it, is wrong.
-    """
+def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]:
+    """Join the other ranks; the first rank's config, which holds for all. Raises NodeLost: a rank does not come."""
     group = join_world(env)
     first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
-    config = msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
-    return make_context(env, group, config)
+    return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
 
 
-def make_context(env: RankEnvironment, group: Group, config: RunConfig) -> RankContext:
-    """The context of a rank of `group`. Raises InvalidInput: the task, or what was asked of it, is wrong."""
-    task, planned = load_task(config.task, config.data, config.option), read_plan(config)
+def make_context(env: RankEnvironment, group: Group, config: RunConfig, given: Plan | None = None) -> RankContext:
+    """The context of a rank of `group`, which may perform a `given` plan.
+
+    Raises:
+        InvalidInput: the task, or what was asked of it, is wrong.
+    """
+    task = load_task(config.task, config.data, config.option)
     arithmetic = Arithmetic(config.precision, env.device)
-    batch_size, epochs = config.sizes_of(task, planned)
+    batch_size, epochs = config.sizes_of(task, given)
     train_data = task.train_data()
     require_samples(batch_size, len(train_data))  # type: ignore[arg-type]
-    is_divided_later = "pipeline" in (config.strategy, planned and planned.strategy)
+    is_divided_later = "pipeline" in (config.strategy, given and given.strategy)
     seed_all(config.seed)
     return RankContext(
-        config=config,
         env=env,
         group=group,
         task=task,
-        planned=planned,
         batch_size=batch_size,
         epochs=epochs,
+        seed=config.seed,
         arithmetic=arithmetic,
         model=arithmetic.prepare_model(task.model(), on_device=not is_divided_later),
         train_data=train_data,

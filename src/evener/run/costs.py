@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,18 +15,25 @@ from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchang
 from evener.benchmark.task_timing import affine, time_task
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
-from evener.errors import DoesNotFit
+from evener.errors import DoesNotFit, TrainingFailed
+from evener.launch.nodes import LocalNode
 from evener.memory import usable_memory
 from evener.oracle.apportion import Worker
+from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.data_parallel import GradientSync
+from evener.oracle.search import search
 from evener.parallel.norms import statistics_exchanges
-from evener.profile import TaskTiming
+from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
 from evener.run.context import RankContext
+from evener.tracer.model_graph import trace_model_graph
 from evener.tracer.nested import call
 
 _MEASURE_SECONDS = 1.5
 _CALIBRATION_SECONDS = 0.5
 _UNBOUNDED = 1 << 62
+
+Ring = tuple[float, float]
+"""(alpha [s], beta [s/byte]) of the ring of all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +51,8 @@ class MeasuredCosts:
     misfit: str = ""
 
 
-def measure_costs(context: RankContext, micro: int) -> MeasuredCosts:
-    """Time micro-batches of up to `micro` samples on all nodes at the same time."""
+def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> MeasuredCosts:
+    """Time micro-batches of up to `micro` samples, `accumulate` a step, on all nodes at the same time."""
     try:
         own = b"+" + msgspec.json.encode(time_here(context, micro))
     except DoesNotFit as error:
@@ -54,7 +62,7 @@ def measure_costs(context: RankContext, micro: int) -> MeasuredCosts:
     if misfit:
         return MeasuredCosts(misfit=misfit)
     timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows)
-    return MeasuredCosts(timings=timings, workers=tuple(_worker(one, context.config.accumulate) for one in timings))
+    return MeasuredCosts(timings=timings, workers=tuple(_worker(one, accumulate) for one in timings))
 
 
 def _worker(timing: TaskTiming, accumulate: int) -> Worker:
@@ -64,18 +72,18 @@ def _worker(timing: TaskTiming, accumulate: int) -> Worker:
     return Worker(unit_seconds=max(each, 1e-9), fixed_seconds=max(fixed, 0.0), most=timing.max_samples)
 
 
-def measure_ring(context: RankContext) -> tuple[float, float]:
-    """(alpha [s], beta [s/byte]) of summing the gradients of the whole model over all ranks."""
+def measure_ring(context: RankContext) -> Ring:
+    """What it costs to sum the gradients of the whole model over all ranks."""
     return measure_all_reduce(context.group, _gradient_bytes(context.model))
 
 
-def gradient_sync(context: RankContext, ring: tuple[float, float]) -> GradientSync:
-    """What whole models exchange in a step, over a ring of this (alpha [s], beta [s/byte])."""
+def gradient_sync(context: RankContext, ring: Ring, accumulate: int) -> GradientSync:
+    """What whole models exchange in a step of so many micro-batches."""
     statistics, statistics_bytes = statistics_exchanges(context.model)
     return GradientSync(
         gradient_bytes=_gradient_bytes(context.model),
-        statistics=statistics * context.config.accumulate,
-        statistics_bytes=statistics_bytes * context.config.accumulate,
+        statistics=statistics * accumulate,
+        statistics_bytes=statistics_bytes * accumulate,
         message_seconds=measure_small_exchange(context.group),
         alpha=ring[0],
         beta=ring[1],
@@ -100,14 +108,14 @@ def memory_limit(context: RankContext) -> int | None:
     return usable_memory(str(env.device))[1] // sum(n.device == "cpu" and n.host == env.node.host for n in env.nodes)
 
 
-def calibrate_pace(context: RankContext, micro: int) -> None:
+def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:
     """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed."""
     for rank, node in enumerate(context.env.nodes):
         if min(speed for _, speed in node.speeds) == 1.0:
             continue
         if rank == context.env.rank:
             alone = affine(_time(context, micro, speed=1.0, seconds=_CALIBRATION_SECONDS))
-            context.group.timer.pace.reference = partial(_step_seconds, *alone, context.config.accumulate)
+            context.group.timer.pace.reference = partial(_step_seconds, *alone, accumulate)
         context.group.barrier()
 
 
@@ -141,8 +149,57 @@ def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> 
         fetch=lambda samples: to_device(context.samples(samples), device),
         device=device,
         timer=StepTimer(device, speed),
-        precision=context.config.precision,
+        precision=context.arithmetic.precision,
         largest=micro,
         memory_limit=memory_limit(context),
         seconds=seconds,
+    )
+
+
+def price(
+    context: RankContext, names: Sequence[str], costs: MeasuredCosts, ring: Ring, accumulate: int
+) -> Sequence[CostEstimate]:
+    """What a step of each candidate would take that fits, fastest first; empty if there is nothing to choose from."""
+    if len(names) == 1 or costs.misfit:
+        return ()
+    memories = node_memories(context)
+    try:
+        graph = trace_model_graph(context.model, context.samples(2)[0], costs.timings[0].task)
+        job = TrainingJob(
+            graph=graph,
+            batch_size=-(-context.batch_size // accumulate),
+            optimizer=_optimizer_name(context),
+            precision=context.arithmetic.precision,
+            task=costs.timings[0].task,
+        )
+        profile = _profile(context.env.nodes, costs, memories, ring)
+        return search(CostModel(job, profile), ("serial", *names)).ranked  # type: ignore[arg-type]  # are checked
+    except (TrainingFailed, DoesNotFit):  # there is no graph of the model, or the oracle knows no way: no prices
+        return ()
+
+
+def _optimizer_name(context: RankContext) -> str:
+    """What it keeps for every parameter, by the name that the oracle knows."""
+    made = context.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+    if isinstance(made, torch.optim.SGD):
+        return "momentum" if made.defaults["momentum"] else "sgd"
+    return "adam"
+
+
+def _profile(nodes: Sequence[LocalNode], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
+    """The nodes as this run has measured them."""
+    return ClusterProfile(
+        devices=tuple(
+            DeviceProfile(
+                node=node.name,
+                device=node.device,
+                model="",
+                cores=1,
+                memory_bytes=memory,
+                usable_memory_bytes=memory,
+                timings=(timing,),
+            )
+            for node, timing, memory in zip(nodes, costs.timings, memories, strict=True)
+        ),
+        fabrics=(Fabric(name="measured", within="cluster", alpha=ring[0], beta=ring[1]),),
     )

@@ -21,8 +21,8 @@ from evener.history import History
 from evener.oracle.apportion import apportion, weights_to_workers
 from evener.record import Event, Step, Validation
 from evener.run.checkpoint import Checkpoints, CheckpointState, refuse_other_run
-from evener.run.reports import Reports, StepReport, entry_of
-from evener.run.step import StepResult, TrainStep, evaluate
+from evener.run.config import RunConfig
+from evener.run.step import Reports, StepReport, StepResult, TrainStep, entry_of, evaluate
 from evener.run.training import Training
 
 _WARM_UP = 1
@@ -30,16 +30,20 @@ _WARM_UP = 1
 
 
 class Loop:
-    """The state of one rank's loop; `run` goes through it, `one_step` performs a single step of it."""
+    """The state of one rank's loop; `run` goes through it, `one_step` performs a single step of it.
 
-    def __init__(self, training: Training) -> None:
-        context = training.context
-        self._training, self._context, self._config = training, context, context.config
+    Args:
+        training: what it works with.
+        config: says where and when to write checkpoints, whether to go on from one, and how to load data.
+    """
+
+    def __init__(self, training: Training, config: RunConfig) -> None:
+        self._training, self._context, self._config = training, training.context, config
         self._step = TrainStep(training)
         self._reports = Reports(training.group)
         self._unsent: deque[tuple[int, StepResult, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
-        self._checkpoints = Checkpoints(context.config.checkpoint_folder)
+        self._checkpoints = Checkpoints(config.checkpoint_folder)
         self._history = History()
         self._columns = [str(rank) for rank in range(len(training.group.nodes))]
         for column in self._columns:
@@ -83,7 +87,7 @@ class Loop:
             first=first,
             last=training.num_steps,
             device=training.group.device,
-            seed=self._config.seed,
+            seed=self._context.seed,
             workers=self._config.workers,
         )
 
@@ -123,7 +127,7 @@ class Loop:
         env = self._context.env
         env.at_step(step)
         training.group.timer.pace.speed = env.node.speed_at(step)
-        seed_all(self._config.seed, step, training.model.rng_stream, device=training.group.device)
+        seed_all(self._context.seed, step, training.model.rng_stream, device=training.group.device)
         outcome = self._step(loader)
         self._timings.extend(training.group.timer.close_step(outcome.samples))
         now = time.perf_counter()
@@ -242,16 +246,16 @@ class Loop:
         )
 
     def _state(self, step: int) -> CheckpointState:
-        training, config = self._training, self._config
+        plan, context = self._training.plan, self._context
         return CheckpointState(
-            task=self._context.task.name,
+            task=context.task.name,
             step=step,
-            seed=config.seed,
-            batch_size=self._context.batch_size,
-            accumulate=training.micro_batches,
-            samples=self._context.num_samples,
-            precision=config.precision,
-            parts=[a.samples for a in training.plan.assignments] if config.stationary else None,
+            seed=context.seed,
+            batch_size=context.batch_size,
+            accumulate=plan.loaded_micro_batches,
+            samples=context.num_samples,
+            precision=context.arithmetic.precision,
+            parts=None if self._training.division else [a.samples for a in plan.assignments],
         )
 
     def _emit(self, what: Step | Validation | Event) -> None:

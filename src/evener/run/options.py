@@ -1,4 +1,4 @@
-"""What other commands than `evener train` are asked, field by field; their options are made of these."""
+"""What other commands than `evener train` are asked, field by field: their options are made of these."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ PROFILE = Path("cluster.json")
 """What `evener benchmark` writes and `evener plan` reads, likewise."""
 
 
+Home = Annotated[Path | None, Meta(description="Folder of the master; $EVENER_HOME, or ~/.local/state/evener.")]
+MasterAddress = Annotated[
+    str | None, Meta(description="Address of the master, if it is not that of this machine's home.")
+]
+MasterToken = Annotated[str | None, Meta(description="Of that master, as `evener up` printed it.")]
+TokenFile = Annotated[
+    Path | None, Meta(description="File with the token, which `ps` does not show; or set $EVENER_TOKEN.")
+]
+DataFolder = Annotated[Path | None, Meta(description="Folder of the task's data.")]
+TaskOptions = Annotated[dict[str, str], Meta(description="key=value for the task; may be repeated.")]
+
+
 class NodesConfig(Part, frozen=True, kw_only=True):
     """On which nodes of this machine a command computes: options that several commands have."""
 
@@ -40,8 +52,86 @@ class BenchmarkConfig(NodesConfig, frozen=True, kw_only=True):
     """What `evener benchmark` measures; travels to every rank."""
 
     task: Annotated[str | None, Meta(description="Also time this task's model by batch size.")] = None
-    data: Annotated[Path | None, Meta(description="Folder of the task's data.")] = None
+    data: DataFolder = None
     output: Annotated[Path, Meta(description="File of the profile.")] = PROFILE
+
+
+class TraceConfig(Part, frozen=True, kw_only=True):
+    """What `evener trace` draws."""
+
+    task: Annotated[str, Meta(description="Built-in task, or path/to/my_task.py.")]
+    data: DataFolder = None
+    option: TaskOptions = {}
+    output: Annotated[Path, Meta(description="File of the graph.")] = Path("graph.json")
+
+
+class DemoConfig(Part, frozen=True, kw_only=True):
+    """What `evener demo` compares."""
+
+    epochs: Annotated[int | None, Meta(description="Passes over the data in each of the three runs.")] = None
+    local_nodes: Annotated[str, Meta(description="Speeds of the local nodes.")] = "1.0,0.5,0.25"
+    output: Annotated[Path, Meta(description="Folder of the picture, the page and the records.")] = Path("demo")
+    task: str = "digits"
+
+
+class UpConfig(Part, frozen=True, kw_only=True):
+    """What `evener up` is asked; what is None is as it was the last time."""
+
+    listen: Annotated[
+        str | None, Meta(description=f"HOST:PORT, or :PORT for all interfaces; as the last time, or :{PORT}.")
+    ] = None
+    insecure: Annotated[bool, Meta(description="Without encryption.")] = False
+    home: Home = None
+    patience: Annotated[
+        float | None,
+        Meta(description=f"Seconds of silence after which a node is given up; as the last time, or {PATIENCE:g}."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        require(self.patience is None or self.patience > 0, "--patience", self.patience, "positive seconds")
+
+
+class JoinConfig(Part, frozen=True, kw_only=True):
+    """What `evener join` is asked.
+
+    Raises:
+        InvalidInput: a value is not allowed, or the token is given twice.
+    """
+
+    address: Annotated[str, Meta(description="Of the master, as `evener up` printed it.")]
+    token: MasterToken = None
+    token_file: TokenFile = None
+    name: Annotated[str | None, Meta(description="Of this node; the machine's by default.")] = None
+    device: Annotated[str | None, Meta(description="cpu, or a device such as cuda:0; the best by default.")] = None
+    data: Annotated[Path | None, Meta(description="Folder of the data on this node.")] = None
+    speed: Annotated[float, Meta(description="Below 1: slow this node down, for tests.")] = 1.0
+    cache: Annotated[Path | None, Meta(description="Folder for code and data that are sent to this node.")] = None
+    insecure: Annotated[bool, Meta(description="The master runs without encryption.")] = False
+    thin: Annotated[bool, Meta(description="Compute without PyTorch, even if it is installed.")] = False
+
+    def __post_init__(self) -> None:
+        refuse_two_tokens(self.token, self.token_file)
+        require(0 < self.speed <= 1, "--speed", self.speed, "above 0 and at most 1")
+        require(self.data is None or self.data.is_dir(), "--data", str(self.data), "a folder that is there")
+        require(not self.thin or self.device in (None, "cpu"), "--device", self.device, "cpu with --thin")
+
+
+class MasterAccess(Part, frozen=True, kw_only=True):
+    """How `evener nodes` and `evener down` find the master. Raises InvalidInput: the token is given twice."""
+
+    home: Home = None
+    master: MasterAddress = None
+    token: MasterToken = None
+    token_file: TokenFile = None
+
+    def __post_init__(self) -> None:
+        refuse_two_tokens(self.token, self.token_file)
+
+
+def refuse_two_tokens(token: str | None, token_file: Path | None) -> None:
+    """Raise InvalidInput if both are given."""
+    if token is not None and token_file is not None:
+        raise InvalidInput("--token and --token-file say the same: leave one of them out")
 
 
 class PlanConfig(Part, frozen=True, kw_only=True):

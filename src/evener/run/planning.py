@@ -5,70 +5,79 @@ measure       what the whole model costs every node, and the ring  all ranks tog
 price         what a step of every candidate would take            by the oracle
 choose        the first one, unless another is much faster         pure
 divide        who does how much                                    pure
-predict       what a step of the plan will take                    all ranks together
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
-import torch
 
-from evener.errors import DoesNotFit, InvalidInput, TrainingFailed
+from evener.errors import DoesNotFit, InvalidInput, InvalidValue, require
 from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
-from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
+from evener.oracle.cost.model import CostEstimate
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
-from evener.oracle.search import search
-from evener.plan import Plan
-from evener.profile import ClusterProfile, DeviceProfile, Fabric
-from evener.run.config import is_pipeline
+from evener.oracle.division.rules import Division
+from evener.plan import Plan, is_pipeline
+from evener.run.config import STRATEGIES, RunConfig, strategy_conflict
 from evener.run.context import RankContext
-from evener.run.costs import (
-    MeasuredCosts,
-    calibrate_pace,
-    gradient_sync,
-    measure_costs,
-    measure_ring,
-    node_memories,
-)
-from evener.run.predict import predict_plan
-from evener.run.strategies import Shape, candidate_strategies, shape_of
-from evener.tracer.model_graph import trace_model_graph
+from evener.run.costs import MeasuredCosts, calibrate_pace, gradient_sync, measure_costs, measure_ring, price
 
 MUCH = 1.25
 """A model is divided if that is predicted to be so many times as fast: data parallelism is the better known."""
 _UNTIMED = Worker(unit_seconds=1.0)
 """A node of which nothing was measured: all are taken to be equally fast, and the plan names no seconds."""
+PIPELINE_DEPTH = 4
+"""Micro-batches a stage: bubbles then take a fifth of a step at most (Huang et al., 2019, section 2.3)."""
+LEAST_SAMPLES = 2
+"""Of a micro-batch, unless the user wants fewer: of a single one BatchNorm makes no statistics."""
 
-Ring = tuple[float, float]
-"""(alpha [s], beta [s/byte]) of the ring of all ranks."""
+Rows = tuple[tuple[int, ...], ...]
 
 
-def make_plan(context: RankContext) -> Plan:
-    """The plan that the user gave, or the best one of those that go with what is asked for; the same on every rank.
+class Shape(NamedTuple):
+    """How a strategy divides a step among ranks, before it is known how fast they are.
+
+    Attributes:
+        strategy: by name.
+        rows: the ranks of every replica.
+        micro_batches: of a step, one after the other.
+        samples: of the largest of them, over all replicas.
+        shares: of the ranks, relative; None to go by their speeds.
+    """
+
+    strategy: str
+    rows: Rows
+    micro_batches: int
+    samples: int
+    shares: list[float] | None
+
+
+def make_plan(context: RankContext, config: RunConfig) -> Plan:
+    """The best plan of those that go with what is asked for; the same on every rank.
 
     Raises:
         InvalidInput: the model, or a batch, cannot be divided among these nodes as it is asked for.
         DoesNotFit: a node cannot hold its part.
     """
-    config, nodes = context.config, context.env.nodes
-    if context.planned is not None:
-        return fit_plan(context.planned, context.env.names)
+    nodes, batch_size, accumulate = context.env.nodes, context.batch_size, config.accumulate
     names = candidate_strategies(config, len(nodes))
-    shape = shape_of(config, names[0], len(nodes), context.batch_size)
-    if _is_alone(context, shape):
-        return divide(shape, nodes, (), context.batch_size, GradientSync(gradient_bytes=0))
-    costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples)
+    shape = shape_of(config, names[0], len(nodes), batch_size)
+    if _is_alone(context.env, shape):
+        return divide(shape, nodes, (), batch_size, GradientSync(gradient_bytes=0))
+    costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples, accumulate)
     ring = measure_ring(context) if shape.strategy == "data" and costs.workers else (0.0, 0.0)
-    chosen = choose(names, costs.misfit, price(context, names, costs, ring))
+    chosen = choose(names, costs.misfit, price(context, names, costs, ring, accumulate))
     if chosen != shape.strategy:
-        shape = shape_of(config, chosen, len(nodes), context.batch_size)
+        shape = shape_of(config, chosen, len(nodes), batch_size)
+    exchange = None
     if chosen == "data":
-        return _finish_data_plan(context, shape, costs, ring)
-    plan = divide(shape, nodes, costs.workers, context.batch_size)
-    return plan if is_pipeline(chosen) else predict_plan(context, plan)
+        calibrate_pace(context, shape.samples, accumulate)
+        exchange = gradient_sync(context, ring, accumulate)
+    return divide(shape, nodes, costs.workers, batch_size, exchange)
 
 
 def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
@@ -91,19 +100,97 @@ def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
     return fitted
 
 
-def _is_alone(context: RankContext, shape: Shape) -> bool:
+def _is_alone(env: RankEnvironment, shape: Shape) -> bool:
     """Whether there is nothing to decide: one node without a bound on its memory."""
-    env = context.env
     is_free = env.node.memory_bytes is None and env.device.type == "cpu"
     return shape.strategy == "data" and len(env.nodes) == 1 and is_free
 
 
-def _finish_data_plan(context: RankContext, shape: Shape, costs: MeasuredCosts, ring: Ring) -> Plan:
-    """The plan of data parallelism, with what its step will take."""
-    calibrate_pace(context, shape.samples)
-    exchange = gradient_sync(context, ring)
-    plan = divide(shape, context.env.nodes, costs.workers, context.batch_size, exchange)
-    return plan if context.group.size == 1 else predict_plan(context, plan)
+def shape_of(config: RunConfig, strategy: str, size: int, batch_size: int) -> Shape:
+    """How `strategy` divides steps of `batch_size` samples among `size` ranks. Raises InvalidValue: it cannot."""
+    shares = relative_shares(config.shares, size)
+    if strategy == "data":
+        require(batch_size >= size, "--batch-size", batch_size, f"at least the {size} nodes")
+        rows: Rows = tuple((rank,) for rank in range(size))
+    else:
+        rows = replica_rows(strategy, config.replicas, size)
+    number = micro_batches(config, strategy, rows, batch_size)
+    return Shape(strategy, rows, number, -(-batch_size // number), shares)
+
+
+def candidate_strategies(config: RunConfig, size: int) -> list[str]:
+    """The strategies from which to choose on so many ranks: the one that was asked for, or all that go with the rest.
+
+    The first one is taken unless another is much better. Whole models are best known, so data parallelism is first.
+    """
+    if config.strategy != "auto" or config.shares != "measured" or size == 1:
+        return ["data" if config.strategy == "auto" else config.strategy]
+    others = [name for name in STRATEGIES if name not in ("auto", "data")]
+    return ["data", *(name for name in others if strategy_conflict(config, name) is None)]
+
+
+def division_of(strategy: str) -> Division:
+    """The column of the oracle's table that divides the layers."""
+    return strategy.removeprefix("data+")  # type: ignore[return-value]  # it divides layers
+
+
+def replica_rows(strategy: str, replicas: str | None, size: int) -> Rows:
+    """The ranks of every replica: neighbours.
+
+    Args:
+        strategy: with `data+`, there are several replicas.
+        replicas: their sizes as the user named them, such as `3,2`; None for two halves.
+        size: number of ranks.
+
+    Raises:
+        InvalidValue: the sizes do not make up all ranks.
+    """
+    if not strategy.startswith("data+"):
+        return (tuple(range(size)),)
+    require(size > 1, "--local-nodes", size, f"at least 2 for {strategy}")
+    sizes = _replica_sizes(replicas, size)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(tuple(range(start, start + own)) for start, own in zip(starts, sizes, strict=True))
+
+
+def _replica_sizes(replicas: str | None, size: int) -> Sequence[int]:
+    if replicas is None:
+        return [size - size // 2, size // 2]
+    allowed = f"sizes such as 3,2 that sum to the {size} nodes"
+    try:
+        sizes = [int(text) for text in replicas.split(",")]
+    except ValueError:
+        raise InvalidValue("--replicas", replicas, allowed) from None
+    require(min(sizes) > 0 and sum(sizes) == size, "--replicas", replicas, allowed)
+    return sizes
+
+
+def micro_batches(config: RunConfig, strategy: str, rows: Rows, batch_size: int) -> int:
+    """Of a step. Raises InvalidValue: they are more than there are samples."""
+    if not is_pipeline(strategy):
+        return config.accumulate
+    if config.micro_batches is not None:
+        allowed = f"at most {batch_size // len(rows)}: a sample for every replica in each"
+        require(config.micro_batches * len(rows) <= batch_size, "--micro-batches", config.micro_batches, allowed)
+        return config.micro_batches
+    lengths = [len(row) for row in rows]
+    least = LEAST_SAMPLES * sum(lengths) // min(lengths)  # so that the smallest replica has as many
+    return max(1, min(PIPELINE_DEPTH * max(lengths), batch_size // least))
+
+
+def relative_shares(shares: str, size: int) -> list[float] | None:
+    """Relative shares that the user named; None for measured ones. Raises InvalidValue."""
+    if shares == "measured":
+        return None
+    if shares == "equal":
+        return [1.0] * size
+    try:
+        weights = [float(text) for text in shares.split(",")]
+    except ValueError:
+        raise InvalidValue("--shares", shares, "measured, equal, or numbers such as 7,2,1") from None
+    ok = len(weights) == size and min(weights) >= 0 and sum(weights) > 0
+    require(ok, "--shares", shares, f"measured, equal, or {size} numbers of zero or more, one a node")
+    return weights
 
 
 def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate]) -> str:
@@ -126,26 +213,6 @@ def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate])
     if divided is None or (whole is not None and whole.step_seconds <= MUCH * divided.step_seconds):
         return names[0]
     return divided.strategy
-
-
-def price(context: RankContext, names: Sequence[str], costs: MeasuredCosts, ring: Ring) -> Sequence[CostEstimate]:
-    """What a step of each candidate would take that fits, fastest first; empty if there is nothing to choose from."""
-    if len(names) == 1 or costs.misfit:
-        return ()
-    memories = node_memories(context)
-    try:
-        graph = trace_model_graph(context.model, context.samples(2)[0], costs.timings[0].task)
-        job = TrainingJob(
-            graph=graph,
-            batch_size=-(-context.batch_size // context.config.accumulate),
-            optimizer=_optimizer_name(context),
-            precision=context.config.precision,
-            task=costs.timings[0].task,
-        )
-        profile = _profile(context.env.nodes, costs, memories, ring)
-        return search(CostModel(job, profile), ("serial", *names)).ranked  # type: ignore[arg-type]  # are checked
-    except (TrainingFailed, DoesNotFit):  # there is no graph of the model, or the oracle knows no way: no prices
-        return ()
 
 
 def divide(
@@ -185,30 +252,3 @@ def divide(
         return plan
     untimed = tuple(msgspec.structs.replace(a, sample_seconds=0.0) for a in plan.assignments)
     return msgspec.structs.replace(plan, prediction=None, assignments=untimed)
-
-
-def _optimizer_name(context: RankContext) -> str:
-    """What it keeps for every parameter, by the name that the oracle knows."""
-    made = context.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
-    if isinstance(made, torch.optim.SGD):
-        return "momentum" if made.defaults["momentum"] else "sgd"
-    return "adam"
-
-
-def _profile(nodes: Sequence[LocalNode], costs: MeasuredCosts, memories: Sequence[int], ring: Ring) -> ClusterProfile:
-    """The nodes as this run has measured them."""
-    return ClusterProfile(
-        devices=tuple(
-            DeviceProfile(
-                node=node.name,
-                device=node.device,
-                model="",
-                cores=1,
-                memory_bytes=memory,
-                usable_memory_bytes=memory,
-                timings=(timing,),
-            )
-            for node, timing, memory in zip(nodes, costs.timings, memories, strict=True)
-        ),
-        fabrics=(Fabric(name="measured", within="cluster", alpha=ring[0], beta=ring[1]),),
-    )

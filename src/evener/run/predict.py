@@ -9,7 +9,6 @@ No step of the plan is performed: who waits for whom, and for how long, is compu
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median_low
@@ -26,10 +25,8 @@ from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
 from evener.parallel.parallel_model import ParallelModel
-from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
+from evener.parallel.process_mesh import ProcessMesh
 from evener.plan import Plan, Prediction
-from evener.run.build import arrangement_of, divided, replicated, staged
-from evener.run.config import WHOLE_MODEL, is_pipeline
 from evener.run.context import RankContext
 
 _SECONDS = 1.2
@@ -39,76 +36,43 @@ _PART = 1 / 20
 
 _Ranks = tuple[int, ...]
 _Round = tuple[TraceEvent, ...]
+_Timings = dict[_Ranks, list[ExchangeTiming]]
 
 
-class _Heard(msgspec.Struct, frozen=True):
-    """What the exchanges among some ranks cost."""
+def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], ParallelModel], *others: Group) -> Plan:
+    """`plan` with what its step will take; the same on all ranks of `context`, who are those of the plan.
 
-    ranks: _Ranks
-    timings: list[ExchangeTiming]
-
-
-def predict_plan(context: RankContext, plan: Plan) -> Plan:
-    """`plan` with what its step will take; every rank of the group calls this and gets the same.
+    Without a prediction of its own if there is no memory for a second copy of this rank's part.
 
     Args:
-        context: of this rank; it stays as it is.
-        plan: of any strategy but a pipeline, which has its stages only when its model is made.
-    """
-    among = context.of_plan(plan)
-    own = b"" if among is None else msgspec.json.encode(predict(among, plan))
-    first = next(row for row in context.group.all_gather_bytes(own) if row)
-    prediction = msgspec.json.decode(first, type=Prediction | None)
-    if prediction is None:
-        return plan
-    if plan.prediction is not None:
-        prediction = msgspec.structs.replace(prediction, alone_seconds=plan.prediction.alone_seconds)
-    return msgspec.structs.replace(plan, prediction=prediction)
-
-
-def predict(context: RankContext, plan: Plan) -> Prediction | None:
-    """What a step of the ranks of `plan`, which are those of `context`, will take; the same on all of them.
-
-    None if there is no memory for a second copy. A pipeline takes over the parts of the context's model.
+        context: of this rank.
+        plan: with its stages, if it is of a pipeline.
+        build: makes a twin of this rank's part, among others who stay silent.
+        others: groups in which the part exchanges something, besides that of all ranks and those that it makes itself.
     """
     group, device = context.group, context.env.device
     trace, timer = EventTrace(device), StepTimer(device, group.timer.pace.speed)
     timer.pace.reference = group.timer.pace.reference
     silent = fake_group(group, range(group.size), timer, trace)
-    groups = [group]
-    mesh = None
-    if not (plan.strategy in WHOLE_MODEL or is_pipeline(plan.strategy)):
-        mesh = form_process_mesh(group, arrangement_of(plan))
-        groups += [mesh.group] if mesh.group is not group else []
-
-    def prepare() -> Callable[[], None]:
-        return _step(context, plan, _twin(replace(context, group=silent), plan, silent, mesh))
-
     num_steps = context.epochs * -(-context.num_samples // context.batch_size)
     with random_numbers_kept(device), known_to_torch(silent):
-        own = rehearse(group, trace, prepare, _SECONDS, round(_PART * num_steps))
+        own = rehearse(group, trace, lambda: _step(context, plan, build(silent)), _SECONDS, round(_PART * num_steps))
     if not own:
-        return None
+        return plan
     sent = silent.traffic.sent_bytes / (len(own) + WARM_UP)
     rows = group.all_gather_bytes(msgspec.json.encode((sent, own)))
     found = [msgspec.json.decode(row, type=tuple[float, list[_Round]]) for row in rows]
-    rounds = list(zip(*(beats for _, beats in found), strict=True))
-    heard = _listen([*groups, *silent.made], group, rounds[0])
-    played = [_play(parts, heard) for parts in rounds]
+    rounds = list(zip(*(events for _, events in found), strict=True))
+    timings = _measure([group, *others, *silent.made], group, rounds[0])
+    played = [_play(parts, timings) for parts in rounds]
     seconds = [max(rank.seconds for rank in ranks) for ranks in played]
-    return _prediction(played[seconds.index(median_low(seconds))], max(sent for sent, _ in found))
+    prediction = _prediction(played[seconds.index(median_low(seconds))], max(sent for sent, _ in found))
+    if plan.prediction is not None:
+        prediction = msgspec.structs.replace(prediction, alone_seconds=plan.prediction.alone_seconds)
+    return msgspec.structs.replace(plan, prediction=prediction)
 
 
-def _twin(context: RankContext, plan: Plan, silent: FakeGroup, mesh: ProcessMesh | None) -> ParallelModel:
-    """This rank's part of the model, among silent others, which are the group of `context`."""
-    if mesh is not None:
-        return divided(context, plan, _silent_mesh(mesh, silent))
-    if is_pipeline(plan.strategy):
-        return staged(context, plan)
-    return replicated(replace(context, model=copy.deepcopy(context.model)))
-
-
-def _silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
+def silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
     """The same mesh among silent others."""
     if mesh.group is mesh.world:
         return replace(mesh, world=silent, group=silent)
@@ -120,8 +84,9 @@ def _silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
 def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[], None]:
     """Performs this rank's part of a step."""
     optimizer, timer = context.make_optimizer(model.parameters()), model.group.timer
-    calls = 1 if is_pipeline(plan.strategy) else plan.accumulate  # a pipeline makes micro-batches itself
+    calls = plan.loaded_micro_batches
     samples = plan.replica_samples[model.replica] * plan.accumulate // calls
+    total = plan.micro_batch_size * plan.accumulate
     model.train()
 
     def micro_batch(is_last: bool) -> None:
@@ -130,7 +95,6 @@ def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[]
         timer.pause()
         timer.pace.expect(samples)
         timer.resume("fb")
-        total = plan.micro_batch_size * plan.accumulate
         model.add_gradients(inputs, targets, samples=samples, total=total, is_last=is_last)
         timer.pause()
 
@@ -145,22 +109,22 @@ def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[]
     return step
 
 
-def _listen(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> dict[_Ranks, list[ExchangeTiming]]:
+def _measure(groups: Sequence[Group], world: Group, parts: Sequence[_Round]) -> _Timings:
     """What exchanges such as those of `parts` cost, by the ranks that take part.
 
     Small groups come first, so that replicas exchange at the same time, as they do in a step; in one order everywhere.
     """
     named = {tuple(world.nodes.index(node) for node in group.nodes): group for group in groups if group.size > 1}
     ordered = sorted(named.items(), key=lambda one: (len(one[0]), one[0]))
-    own = [_Heard(ranks, measure_exchanges(group, _sizes(parts, ranks))) for ranks, group in ordered]
-    heard: dict[_Ranks, list[ExchangeTiming]] = {}
+    own = [(ranks, measure_exchanges(group, _sizes(parts, ranks))) for ranks, group in ordered]
+    timings: _Timings = {}
     for row in world.all_gather_bytes(msgspec.json.encode(own)):
-        heard |= {one.ranks: one.timings for one in msgspec.json.decode(row, type=list[_Heard])}
-    messages = [beat for part in parts for beat in part if beat.act == "begin" and beat.kind == "message"]
-    for hop in sorted({beat.ranks for beat in messages}):
-        sizes = distinct_sizes(beat.nbytes for beat in messages if beat.ranks == hop)
-        heard.setdefault(hop, []).append(_passing(world, hop, sizes))
-    return heard
+        timings |= dict(msgspec.json.decode(row, type=list[tuple[_Ranks, list[ExchangeTiming]]]))
+    messages = [event for part in parts for event in part if event.act == "begin" and event.kind == "message"]
+    for hop in sorted({event.ranks for event in messages}):
+        sizes = distinct_sizes(event.nbytes for event in messages if event.ranks == hop)
+        timings.setdefault(hop, []).append(_passing(world, hop, sizes))
+    return timings
 
 
 def _passing(world: Group, hop: _Ranks, sizes: Sequence[int]) -> ExchangeTiming:
@@ -174,17 +138,17 @@ def _passing(world: Group, hop: _Ranks, sizes: Sequence[int]) -> ExchangeTiming:
 def _sizes(parts: Sequence[_Round], ranks: _Ranks) -> dict[ExchangeKind, set[int]]:
     """Bytes of the exchanges among `ranks` by kind; any may turn out to be one of neighbours where some are."""
     sizes: dict[ExchangeKind, set[int]] = {}
-    for beat in (beat for part in parts for beat in part):
-        if beat.act == "begin" and beat.ranks == ranks and beat.kind != "message":
-            sizes.setdefault(beat.kind, set()).add(beat.nbytes)
+    for event in (event for part in parts for event in part):
+        if event.act == "begin" and event.ranks == ranks and event.kind != "message":
+            sizes.setdefault(event.kind, set()).add(event.nbytes)
     if "neighbours" in sizes:
         sizes["neighbours"] |= sizes.get("exchange", set())
     return sizes
 
 
-def _play(parts: Sequence[_Round], heard: dict[_Ranks, list[ExchangeTiming]]) -> list[RankStep]:
+def _play(parts: Sequence[_Round], timings: _Timings) -> list[RankStep]:
     def cost(kind: ExchangeKind, ranks: _Ranks, nbytes: int, meanwhile: float) -> float:
-        return next(timing for timing in heard[ranks] if timing.kind == kind).seconds(nbytes, meanwhile)
+        return next(timing for timing in timings[ranks] if timing.kind == kind).seconds(nbytes, meanwhile)
 
     return replay(parts, cost)
 

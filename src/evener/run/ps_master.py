@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 
 import msgspec
 from rich.table import Table
 
-from evener.errors import InvalidInput, require
+from evener.errors import InvalidInput
 from evener.host import environment, own_address
 from evener.ps.admission import versions_here
 from evener.ps.master import Master, MasterConfig
@@ -18,8 +17,9 @@ from evener.ps.master_client import MasterClient, find_master
 from evener.ps.state_dir import Beacon, StateDir, default_state_dir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.text import grid, human_bytes
+from evener.run.config import RunConfig
 from evener.run.console import open_console
-from evener.run.options import PATIENCE, PORT
+from evener.run.options import PATIENCE, PORT, MasterAccess, UpConfig
 from evener.run.ps_node import given_token, print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
@@ -27,20 +27,18 @@ from evener.wire.identity import Address
 _HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
 
 
-def up(*, listen: str | None, insecure: bool, home: Path | None, patience: float | None, as_json: bool) -> None:
-    """`evener up`: be the master of `home` (of this user by default) until `evener down`, Ctrl-C or SIGTERM.
+def up(config: UpConfig, *, as_json: bool) -> None:
+    """`evener up`: be the master of a home (of this user by default) until `evener down`, Ctrl-C or SIGTERM.
 
     What is not said is as it was the last time: so the nodes find a master again that was killed.
     """
-    place = StateDir(home or default_state_dir(os.environ))
+    place, insecure = StateDir(config.home or default_state_dir(os.environ)), config.insecure
     last = _last_beacon(place)
-    patience = (last.patience if last else PATIENCE) if patience is None else patience
-    require(patience > 0, "--patience", patience, "positive seconds")
+    patience = config.patience or (last.patience if last else PATIENCE)
     with place.occupied(), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure)
-        wanted = Address.parse(listen or (last.listen if last else f":{PORT}"))
-        config = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice)
-        master = Master(config)
+        wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))
+        master = Master(MasterConfig(place, identity, versions_here(), environment(), patience, print_notice))
         try:
             bound = master.listen(wanted)
             reachable, token = reachable_address(bound), identity.token.text
@@ -72,15 +70,15 @@ def join_line(address: Address, token: str) -> str:
     return f"evener join {address} --token {token}"
 
 
-def open_master(home: Path | None, master: str | None, token: str | None, token_file: Path | None) -> MasterClient:
+def open_master(access: MasterAccess | RunConfig) -> MasterClient:
     """A connection to the master that the user named, or to that of this machine. Raises InvalidInput, MissingFile."""
-    given = given_token(token, token_file, os.environ if master else {})
-    return MasterClient(*find_master(StateDir(home or default_state_dir(os.environ)), master, given))
+    given = given_token(access.token, access.token_file, os.environ if access.master else {})
+    return MasterClient(*find_master(StateDir(access.home or default_state_dir(os.environ)), access.master, given))
 
 
-def nodes(client: MasterClient, *, as_json: bool) -> None:
+def nodes(access: MasterAccess, *, as_json: bool) -> None:
     """`evener nodes`: who is here, and what goes on."""
-    with client:
+    with open_master(access) as client:
         status = client.ask()
     if as_json:
         sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
@@ -91,9 +89,9 @@ def nodes(client: MasterClient, *, as_json: bool) -> None:
         console.print(run_line(status.run))
 
 
-def down(client: MasterClient) -> None:
+def down(access: MasterAccess) -> None:
     """`evener down`: end the run, the nodes and the master."""
-    with client:
+    with open_master(access) as client:
         client.down()
     sys.stdout.write("the master and its nodes have ended\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import os
 import socket
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from evener.ps.node import Node
 from evener.ps.reconnecting_client import Dial
 from evener.ps.state_dir import default_cache
 from evener.ps.worker_session import NodeConfig
+from evener.run.options import JoinConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.schema import read_noun, write_noun
 from evener.signals import sigterm_is_ctrl_c
@@ -40,42 +42,29 @@ KNOWN_SECONDS = 24 * 3600.0
 """After which a device is measured anew: a node that is restarted, however often, is of use at once."""
 
 
-def join(
-    *,
-    address: str,
-    token: str | None,
-    name: str | None,
-    device: str | None,
-    data: Path | None,
-    speed: float,
-    cache: Path | None,
-    insecure: bool,
-    thin: bool,
-    environment: Mapping[str, str],
-    token_file: Path | None = None,
-) -> None:
+def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
     """`evener join`: be a node of a master until that dismisses it, Ctrl-C or SIGTERM."""
-    master, secret = Address.parse(address), _secret(token, token_file, environment)
-    check_security(secret, insecure)
-    require(0 < speed <= 1, "--speed", speed, "above 0 and at most 1")
-    require(data is None or data.is_dir(), "--data", str(data), "a folder that is there")
-    require(not thin or device in (None, "cpu"), "--device", device, "cpu with --thin")
-    folder = cache or default_cache(environment)
-    with sigterm_is_ctrl_c(), connector(master, secret) as dial:  # first of all: who cannot join is told at once
-        chosen = "cpu" if thin else choose_device(device)
-        default = socket.gethostname() + (f"-{chosen.replace(':', '')}" if device else "")
-        with own_name(name, default) as unique:
-            config = NodeConfig(
-                name=unique,
-                device=chosen,
-                speed=speed,
-                data=data.resolve() if data else None,
-                cache=folder,
+    given = given_token(config.token, config.token_file, environment)
+    if given is None:
+        raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
+    master, token = Address.parse(config.address), Token.parse(given)
+    check_security(token, config.insecure)
+    cache, thin = config.cache or default_cache(environment), config.thin
+    with sigterm_is_ctrl_c(), connector(master, token) as dial:  # first of all: who cannot join is told at once
+        device = "cpu" if thin else choose_device(config.device)
+        default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
+        with own_name(config.name, default) as name:
+            node = NodeConfig(
+                name=name,
+                device=device,
+                speed=config.speed,
+                data=config.data.resolve() if config.data else None,
+                cache=cache,
                 versions=versions_here(),
-                measure=partial(known_profile, unique, chosen, speed, thin=thin, cache=folder),
+                measure=partial(known_profile, name, device, config.speed, thin=thin, cache=cache),
                 build=build_thin_engine if thin else build_engine,
             )
-            Node(config, dial, print_notice).serve()
+            Node(node, dial, print_notice).serve()
 
 
 def print_notice(sentence: str) -> None:
@@ -204,27 +193,12 @@ def _profile_torch(device: str, name: str, speed: float, seconds: float) -> Devi
     return profile_device(name, torch.device(device), speed=speed, seconds=seconds)
 
 
-def _secret(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> Token:
-    given = given_token(token, token_file, environment)
-    if given is None:
-        raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
-    return Token.parse(given)
-
-
 def given_token(token: str | None, token_file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """The token that the user gave in one of three ways; None if in none.
-
-    Args:
-        token: as an option.
-        token_file: that holds it.
-        environment: may hold it as $EVENER_TOKEN, which the other two come before.
+    """The token that the user gave as an option, in a file or, after these two, as $EVENER_TOKEN; None if in none.
 
     Raises:
-        InvalidInput: both options are given.
         MissingFile: the file cannot be read.
     """
-    if token is not None and token_file is not None:
-        raise InvalidInput("--token and --token-file say the same: leave one of them out")
     if token_file is None:
         return token or environment.get(TOKEN_VARIABLE) or None
     try:

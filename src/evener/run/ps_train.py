@@ -116,7 +116,7 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
 def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[], None]]]:
     """The master that is to do it, and a check that somebody is left to do it."""
     if config.local_nodes is None:
-        with open_master(config.home, config.master, config.token, config.token_file) as client:
+        with open_master(config) as client:
             yield client, lambda: None  # nodes of a master may come back at any time
         return
     from evener.launch.nodes import parse_local_nodes

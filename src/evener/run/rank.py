@@ -1,7 +1,7 @@
 """The whole way of a run on one page: join -> plan -> build -> train -> record.
 
 `train_rank` is what every rank runs, whoever started it. All decisions are made on every rank from the same numbers, so
-that no rank has to be sent the plan.
+that no rank has to be sent the plan. What was asked for is read by the steps that are given `config`, by no others.
 """
 
 from __future__ import annotations
@@ -26,38 +26,40 @@ from evener.report.canvas import png
 from evener.report.timeline import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
-from evener.run.context import join_run
+from evener.run.context import join_run, make_context, read_plan
 from evener.run.loop import Loop
-from evener.run.planning import make_plan
+from evener.run.planning import fit_plan, make_plan
 from evener.run.training import Training, make_training
 
 
 def train_rank(env: RankEnvironment, config: RunConfig) -> None:
     """One rank's whole way; the leader emits plan, steps and record through the env."""
-    context = join_run(env, config)
-    plan = make_plan(context)
+    group, config = join_run(env, config)
+    given = read_plan(config)
+    context = make_context(env, group, config, given)
+    plan = fit_plan(given, env.names) if given else make_plan(context, config)
     among = context.of_plan(plan)
     if among is None:
         return
-    training = make_training(among, plan)
+    training = make_training(among, plan, config)
     if training.group.is_leader:
         env.notify(training.plan)
-    startup = time.time() - among.config.started
-    history = Loop(training).run()
-    write_results(training, history, startup)
+    startup = time.time() - config.started
+    history = Loop(training, config).run()
+    write_results(training, history, config.folder, startup)
     training.group.barrier()
     leave_group()
 
 
-def write_results(training: Training, history: History, startup: float) -> None:
+def write_results(training: Training, history: History, folder: Path, startup: float) -> None:
     """Write weights and timeline into the run's folder, and emit the record; every rank calls this.
 
     Args:
         training: that has ended.
         history: of it.
+        folder: of the run.
         startup: seconds before its first step.
     """
-    folder = training.context.config.folder
     record = build_record(training, history, startup)
     if isinstance(training.model, StagedModel):
         write_timeline(training.model, folder)
@@ -75,9 +77,9 @@ def build_record(training: Training, history: History, startup: float) -> TrainR
         list(_node_summaries(training, history)),
         task=context.task.name,
         plan=plan,
-        seed=context.config.seed,
+        seed=context.seed,
         epochs=context.epochs,
-        precision=context.config.precision,
+        precision=context.arithmetic.precision,
         seconds=history.wall_seconds,
         startup_seconds=startup,
         environment=environment(),

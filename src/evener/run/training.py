@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
-import msgspec
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -15,11 +13,10 @@ from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySa
 from evener.data.shares import class_balanced_shares
 from evener.oracle.apportion import Balance, Worker, weights_to_workers
 from evener.parallel.parallel_model import ParallelModel
-from evener.plan import Plan
+from evener.plan import WHOLE_MODEL, Plan
 from evener.run.build import join_model
-from evener.run.config import WHOLE_MODEL, is_pipeline
+from evener.run.config import RunConfig
 from evener.run.context import RankContext
-from evener.run.predict import predict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +49,15 @@ class Training:
         return self.model.group
 
     @property
-    def micro_batches(self) -> int:
-        """That this rank is given of a step, one after the other; a pipeline makes them itself."""
-        return 1 if is_pipeline(self.plan.strategy) else self.plan.accumulate
-
-    @property
     def num_steps(self) -> int:
         """Of the whole run."""
         return self.context.epochs * self.sampler.steps_per_epoch
 
 
-def make_training(context: RankContext, plan: Plan) -> Training:
+def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Training:
     """Everything that the loop of a rank needs that takes part in `plan`; all ranks of the context call this."""
-    config, task = context.config, context.task
-    model, plan = _join(context, plan)
+    task = context.task
+    model, plan = join_model(context, plan, config)
     optimizer = context.make_optimizer(model.parameters())
     is_balanced = config.shares == "measured" and not config.stationary and plan.strategy in WHOLE_MODEL
     workers = _workers(plan, is_balanced)
@@ -83,23 +75,6 @@ def make_training(context: RankContext, plan: Plan) -> Training:
     return replace(training, scheduler=task.scheduler(optimizer, training.num_steps)) if task.scheduler else training
 
 
-def _join(context: RankContext, plan: Plan) -> tuple[ParallelModel, Plan]:
-    """This rank's part of the model, and the plan with its stages and what they will take, if it is of a pipeline."""
-    if not is_pipeline(plan.strategy) or plan.prediction is not None:
-        return join_model(context, plan)
-    twin = replace(context, model=copy.deepcopy(context.model))
-    model, plan = join_model(context, plan)
-    if not _is_cut_alike(plan):  # a twin could not be cut so
-        return model, plan
-    return model, msgspec.structs.replace(plan, prediction=predict(twin, plan))
-
-
-def _is_cut_alike(plan: Plan) -> bool:
-    """Whether the stages of all replicas begin at the same layers."""
-    rows = [sorted((plan.assignments[rank] for rank in ranks), key=lambda a: a.stage) for ranks in plan.replica_ranks]
-    return len({tuple(a.first_layer for a in row) for row in rows}) == 1
-
-
 def _workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
     """What batches are divided by, one a replica: measured costs if shares follow them, else the plan's shares."""
     firsts = [plan.assignments[ranks[0]] for ranks in plan.replica_ranks]
@@ -111,18 +86,17 @@ def _workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
 
 
 def _sampler(context: RankContext, plan: Plan, replica: int, division: Division | None) -> Sampler:
-    seed = context.config.seed
     if division is not None:
         return ShuffledSampler(
             count=context.num_samples,
             batch_size=context.batch_size,
-            accumulate=1 if is_pipeline(plan.strategy) else plan.accumulate,
-            seed=seed,
+            accumulate=plan.loaded_micro_batches,
+            seed=context.seed,
             rank=replica,
             division=division,
         )
     labels = context.task.labels() if context.task.labels else labels_of(context.train_data)
-    parts = class_balanced_shares(labels, [a.samples for a in plan.assignments], seed)
+    parts = class_balanced_shares(labels, [a.samples for a in plan.assignments], context.seed)
     return StationarySampler(
-        parts=parts, batch_size=context.batch_size, accumulate=plan.accumulate, seed=seed, rank=replica
+        parts=parts, batch_size=context.batch_size, accumulate=plan.accumulate, seed=context.seed, rank=replica
     )

@@ -1,0 +1,102 @@
+"""What the experiments are asked, field by field: their options are made of these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from evener.errors import require
+from evener.schema import Part
+
+
+class AbciConfig(Part, frozen=True, kw_only=True):
+    """What `evener experiment oracle-abci` is asked."""
+
+    csv: Annotated[Path, Meta(description="File to write.")] = Path("oracle-abci.csv")
+
+
+class NfnnConfig(Part, frozen=True, kw_only=True):
+    """What `evener experiment nfnn` is asked. Raises InvalidValue: a value is not allowed."""
+
+    data: Annotated[Path | None, Meta(description="Folder of MNIST's IDX files; data/mnist by default.")] = None
+    updates: Annotated[int, Meta(description="Of the common weights, in every run.")] = 5000
+    workers: Annotated[str, Meta(description="Numbers of workers, such as 1,2,3.")] = "1,2,3"
+    mode: Annotated[str, Meta(description="sync, async or sync,async.")] = "sync,async"
+    repeat: Annotated[int, Meta(description="Runs of every cell.")] = 5
+    seed: Annotated[
+        int, Meta(description="Of the weights, and of the first run's order; 9 is nearest to the published.")
+    ] = 9
+    output: Annotated[Path, Meta(description="Folder of table and figure.")] = Path("nfnn")
+
+    def __post_init__(self) -> None:
+        numbers("--workers", self.workers)
+        require(
+            sorted(self.modes) in (["sync"], ["async"], ["async", "sync"]),
+            "--mode",
+            self.mode,
+            "sync, async or sync,async",
+        )
+        require(self.updates > 0, "--updates", self.updates, "positive")
+        require(self.repeat > 0, "--repeat", self.repeat, "positive")
+        require(self.seed >= 0, "--seed", self.seed, "0 or more")
+        _require_folder(self.output)
+
+    @property
+    def modes(self) -> list[str]:
+        """In the order in which they are tried."""
+        return [item.strip() for item in self.mode.split(",")]
+
+
+class StrategiesConfig(Part, frozen=True, kw_only=True):
+    """What `evener experiment resnet152-strategies` is asked. Raises InvalidValue: a value is not allowed."""
+
+    ranks: Annotated[str | None, Meta(description="Numbers of ranks; 1,2 by default.")] = None
+    batch_size: Annotated[str | None, Meta(description="Samples of a step, such as 16,64; 8 by default.")] = None
+    chunks: Annotated[str | None, Meta(description="Micro-batches of pipelines, such as 2,8; 4 by default.")] = None
+    strategies: Annotated[
+        str,
+        Meta(description="As of `evener train --strategy`, such as data,sharded; all that divide one way."),
+    ] = "data,spatial,filter,channel,hybrid,sharded,pipeline"
+    steps: Annotated[int | None, Meta(description="To be timed in every cell; 2 by default.")] = None
+    size: Annotated[int, Meta(description="Rows and columns of an image.")] = 64
+    full: Annotated[bool, Meta(description="As published, for a machine with 8 GPUs.")] = False
+    output: Annotated[Path, Meta(description="Folder of table and curves.")] = Path("resnet152-strategies")
+
+    def __post_init__(self) -> None:
+        for option, text in (("--ranks", self.ranks), ("--batch-size", self.batch_size), ("--chunks", self.chunks)):
+            numbers(option, text or "1")
+        require(self.steps is None or self.steps > 0, "--steps", self.steps, "positive")
+        require(self.size > 0, "--size", self.size, "positive")
+        _require_folder(self.output)
+
+
+class GpipeConfig(Part, frozen=True, kw_only=True):
+    """What `evener experiment gpipe` is asked. Raises InvalidValue: a value is not allowed."""
+
+    table: Annotated[str, Meta(description="Of the paper: some of 1,2,3.")] = "1,2,3"
+    stages: Annotated[str | None, Meta(description="Numbers of stages; 2,4 by default.")] = None
+    micro_batches: Annotated[str, Meta(description="Numbers of micro-batches in table 2.")] = "1,4,32"
+    steps: Annotated[int, Meta(description="To be timed for every number.")] = 2
+    full: Annotated[bool, Meta(description="The paper's models and memory, on 8 GPUs.")] = False
+    output: Annotated[Path, Meta(description="Folder of the tables.")] = Path("gpipe")
+
+    def __post_init__(self) -> None:
+        require(max(numbers("--table", self.table)) <= 3, "--table", self.table, "some of 1,2,3")
+        numbers("--stages", self.stages or "1")
+        numbers("--micro-batches", self.micro_batches)
+        require(self.steps > 0, "--steps", self.steps, "positive")
+        _require_folder(self.output)
+
+
+def numbers(option: str, text: str) -> tuple[int, ...]:
+    """Different positive numbers such as 1,2,4, in order. Raises InvalidValue."""
+    found = [int(item) if item.strip().isdecimal() else 0 for item in text.split(",")]
+    is_allowed = all(found) and len(set(found)) == len(found)
+    require(is_allowed, option, text, "different positive numbers such as 1,2,4")
+    return tuple(sorted(found))
+
+
+def _require_folder(output: Path) -> None:
+    require(output.is_dir() or not output.exists(), "--output", str(output), "a folder")
