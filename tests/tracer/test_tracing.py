@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchvision_operators  # noqa: F401  before torchvision
-from evener.parallel.pipeline.partition import cut_points
+from evener.parallel.pipeline.partition_problem import cut_points
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.tracing import CPU, NotTraceable, trace
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from evener.errors import InvalidInput, InvalidValue
 from evener.models.resnet import resnet152
 from evener.models.unet import UNet
-from evener.parallel.pipeline.partition import cut_points, split
-from evener.parallel.pipeline.partition_problem import trace_micro_batch
+from evener.parallel.pipeline.partition_problem import cut_points, trace_micro_batch
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.parallel.pipeline.stage_layout import split
 
 CPU = torch.device("cpu")
 

@@ -1,31 +1,38 @@
-"""The stages of this process: their programs, and what they have to do with the micro-batches of a batch."""
+"""The stages of this process at their work on a batch: forward, recompute and backward of its micro-batches, in order.
+
+for action in actions:
+    what the next actions need may come from now on
+    wait for what this one needs
+    compute
+    send what it made, and go on at once
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from evener.errors import require
 from evener.oracle.schedule import SCHEDULES, Action, evaluation, max_held, with_recomputing
 from evener.parallel.pipeline.micro_batches import divided, micro_batch_sizes, resized, samples_in
-from evener.parallel.pipeline.p2p import P2P
 from evener.parallel.pipeline.partition_plan import PartitionPlan, PipelineConfig, recomputed
 from evener.parallel.pipeline.partition_problem import PartitionProblem
-from evener.parallel.pipeline.placement import StageHost
-from evener.parallel.pipeline.rng import StageRNG, mix
-from evener.parallel.pipeline.stage import StageRun
-from evener.parallel.pipeline.stage_modules import StageModules
+from evener.parallel.pipeline.placement import P2P, StageHost
+from evener.parallel.pipeline.stage_modules import StageModules, StageRNG, mix
 from evener.parallel.pipeline.stage_program import StageProgram, StagePrograms
 from evener.parallel.pipeline.timeline import StageClock, StageEvent
 from evener.tracer.nested import tensors_in
 
 T = TypeVar("T")
-Row = Mapping[int, StageProgram]
+Row: TypeAlias = Mapping[int, StageProgram]
 """The programs of one micro-batch, by stage."""
-ScaledLoss = Callable[[Any, int], Tensor]
-"""Loss of (what the model returned, micro-batch), a part of the batch's."""
+MicroBatchLoss: TypeAlias = Callable[[Any, int], Tensor]
+"""Loss of (what the model returned, micro-batch), weighted so that the sum over micro-batches is the step's."""
+_AHEAD = 2
+"""Actions for which tensors may come in before their turn; each holds memory for them."""
 
 
 class Executor:
@@ -62,7 +69,7 @@ class Executor:
         return [made[size] for size in sizes]
 
     def train(
-        self, rows: Sequence[Row], inputs: Any, sizes: Sequence[int], loss: ScaledLoss | None, seed: int
+        self, rows: Sequence[Row], inputs: Any, sizes: Sequence[int], loss: MicroBatchLoss | None, seed: int
     ) -> Tensor:
         """Forward and backward of a batch; the loss of the last stage that runs here.
 
@@ -82,8 +89,7 @@ class Executor:
             actions = SCHEDULES[self._config.schedule](stage, last + 1, len(micro_batches))
             again = self._recomputed(stage, actions, sizes[0])
             own, ends_here = [row[stage] for row in rows], loss if stage == last else None
-            rng, clock = self._rng[stage], self._clocks[stage]
-            run = StageRun(self._modules[stage], own, rng, p2p, clock, again, ends_here)
+            run = _StageRun(self._modules[stage], own, self._rng[stage], p2p, self._clocks[stage], again, ends_here)
             run.run(with_recomputing(actions, again), micro_batches)
             return run.total
 
@@ -95,7 +101,7 @@ class Executor:
 
         def work(stage: int, p2p: P2P) -> list[Any]:
             own, clock = [row[stage] for row in rows], StageClock(stage, self._host.devices[stage], self._host.timer)
-            run = StageRun(self._modules[stage], own, self._rng[stage], p2p, clock)
+            run = _StageRun(self._modules[stage], own, self._rng[stage], p2p, clock)
             return run.run(evaluation(len(micro_batches)), micro_batches)
 
         return self._run(work, seed)
@@ -138,3 +144,141 @@ class Executor:
             return frozenset()
         most_kept = self._plan.most_kept(stage, max_held(actions), samples / self._samples)
         return recomputed(policy, actions, most_kept)
+
+
+class _StageRun:
+    """One stage's work on the micro-batches of one batch.
+
+    Args:
+        modules: what the stage holds.
+        programs: one a micro-batch.
+        rng: of the programs.
+        p2p: to the other stages.
+        clock: times what is computed.
+        again: micro-batches to recompute.
+        loss: given to the last stage, in training.
+
+    Attributes:
+        total: loss of the micro-batches so far; zero on other stages than the last.
+    """
+
+    def __init__(
+        self,
+        modules: StageModules,
+        programs: Sequence[StageProgram],
+        rng: StageRNG,
+        p2p: P2P,
+        clock: StageClock,
+        again: Collection[int] = (),
+        loss: MicroBatchLoss | None = None,
+    ) -> None:
+        self._modules, self._programs, self._rng, self._again, self._loss = modules, programs, rng, again, loss
+        self._p2p, self._clock = p2p, clock
+        self._coming: dict[Action, list[Callable[[], Tensor]]] = {}
+        self._given: dict[int, list[Tensor]] = {}
+        self._made: dict[int, list[Tensor]] = {}
+        self.total = torch.zeros((), device=rng.device)
+
+    def run(self, actions: Sequence[Action], inputs: Sequence[Sequence[Tensor]]) -> list[Any]:
+        """Perform `actions`, in order; returns what those of evaluation made.
+
+        Args:
+            actions: of this stage.
+            inputs: the model's, of every micro-batch; only the first stage reads them.
+        """
+        evaluated = []
+        for i, action in enumerate(actions):
+            for coming in actions[i : i + 1 + _AHEAD]:
+                if coming not in self._coming:
+                    self._coming[coming] = self._expect(coming)
+            arrived = [wait() for wait in self._coming.pop(action)] or inputs[action.micro_batch]
+            made = self._perform(action, arrived)
+            evaluated += [made] if action.kind == "evaluate" else []
+            del made, arrived
+        self._p2p.finish()
+        return evaluated
+
+    def _expect(self, action: Action) -> list[Callable[[], Tensor]]:
+        """Get ready for what `action` needs of other stages."""
+        program = self._programs[action.micro_batch]
+        if action.kind in ("forward", "evaluate"):
+            return [self._p2p.expect(value, value.made_by, "activations") for value in program.inputs]
+        if action.kind == "backward":
+            wanted = [(value, user) for value in program.outputs if value.needs_grad for user in value.used_by]
+            return [self._p2p.expect(value, user, "gradients") for value, user in wanted]
+        return []
+
+    def _perform(self, action: Action, arrived: Sequence[Tensor]) -> Any:
+        """Compute, and send what was made."""
+        perform = {
+            "forward": self._forward,
+            "recompute": self._recompute,
+            "backward": self._backward,
+            "evaluate": self._evaluate,
+        }[action.kind]
+        self._clock.start()
+        made = perform(action.micro_batch, arrived)
+        self._clock.stop(action)
+        program = self._programs[action.micro_batch]
+        if action.kind == "backward":
+            needing = [value for value in program.inputs if value.needs_grad]
+            for value, gradient in zip(needing, made, strict=True):
+                self._p2p.send(gradient, value.made_by, "gradients")
+        elif action.kind != "recompute" and program.outputs:
+            for value, tensor in zip(program.outputs, made, strict=True):
+                for user in value.used_by:
+                    self._p2p.send(tensor.to(value.dtype), user, "activations")
+        return made
+
+    def _forward(self, micro_batch: int, inputs: Sequence[Tensor]) -> Any:
+        """What the stage makes of `inputs`; of a micro-batch that is to be recomputed only the inputs are kept.
+
+        The last stage, which sends nothing on, leaves such a micro-batch to `recompute` altogether.
+        """
+        values = self._programs[micro_batch].inputs
+        self._given[micro_batch] = [tensor.detach() for tensor in inputs]
+        for tensor, value in zip(self._given[micro_batch], values, strict=bool(values)):
+            tensor.requires_grad_(value.needs_grad)
+        if micro_batch not in self._again:
+            return self._compute(micro_batch, counting=True)
+        if self._loss is not None:
+            return ()
+        with torch.no_grad():
+            return self._program(micro_batch, counting=True)
+
+    def _recompute(self, micro_batch: int, _arrived: Sequence[Tensor]) -> None:
+        """The forward pass once more, kept for backward; statistics do not count twice."""
+        self._compute(micro_batch, counting=self._loss is not None)
+
+    def _backward(self, micro_batch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of the inputs that need one, from those of the outputs, one for every stage that uses an output."""
+        made, given = self._made.pop(micro_batch), self._given.pop(micro_batch)
+        if made:
+            torch.autograd.backward(made, list(gradients) if self._loss is None else None)
+        needing = [tensor for tensor in given if tensor.requires_grad]
+        return [tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in needing]
+
+    def _evaluate(self, micro_batch: int, inputs: Sequence[Tensor]) -> Any:
+        self._given[micro_batch] = list(inputs)
+        with torch.no_grad():
+            made = self._program(micro_batch, counting=False)
+        del self._given[micro_batch]
+        return made
+
+    def _compute(self, micro_batch: int, counting: bool) -> Any:
+        """What the stage makes, kept for backward; the last stage goes on to the loss."""
+        made = self._program(micro_batch, counting)
+        if self._loss is not None:
+            made = self._loss(made, micro_batch)
+            self.total = self.total + made.detach()
+            self._made[micro_batch] = [made] if made.requires_grad else []
+            return ()
+        pairs = zip(made, self._programs[micro_batch].outputs, strict=True)
+        self._made[micro_batch] = [tensor for tensor, value in pairs if value.needs_grad for _ in value.used_by]
+        return made
+
+    def _program(self, micro_batch: int, counting: bool) -> Any:
+        for norm in self._modules.norms.values():
+            norm.counting = counting
+        self._rng.micro_batch = micro_batch
+        return self._programs[micro_batch].run(*self._given[micro_batch])

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from evener.errors import InvalidValue, require
 from evener.memory import usable_memory
@@ -27,9 +27,17 @@ from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
 from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.placement import StagePlacement
 from evener.parallel.pipeline.stage_layout import StageLayout, lay_out, positions_of
-from evener.parallel.pipeline.stage_timing import Costs, estimated_seconds, measured_seconds, told_seconds
+from evener.parallel.pipeline.stage_program import measured_seconds
+from evener.tracer.ir import record
 
+CostFunction = Callable[[str, nn.Module | None], float]
+"""Cost of an operation, from the path of the module around it (or that it is) and that module if it is one."""
+Costs = Literal["measured", "estimated"] | CostFunction
+"""By what stages are balanced; a function is the user's (Huang et al., 2019, let a layer bring its own estimate)."""
 POLICIES = get_args(Rematerialise)
+_FLOPS_PER_BYTE = 10.0
+"""Of a typical device: floating-point operations in the time of moving a byte to or from memory."""
+_FLOPS_PER_SECOND = 1e10
 IN_FLIGHT = 6
 """Micro-batches whose inputs or outputs a stage holds at most while they come in and go out."""
 
@@ -165,7 +173,7 @@ def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement:
     def seconds_on(device: torch.device) -> list[float]:
         if not measured:
             return []
-        return measured_seconds(problem.traced, problem.skeleton, problem.cut_points, device, config.loss)
+        return measured_seconds(problem, device, config.loss)
 
     seconds = {device: seconds_on(device) for device in placement.devices}
     own = [_Device(usable_memory(str(d))[1], [s / placement.speed for s in seconds[d]]) for d in placement.devices]
@@ -227,11 +235,21 @@ def _units(problem: PartitionProblem, seconds: Sequence[Sequence[float]]) -> lis
 
 
 def _told(problem: PartitionProblem, costs: Costs) -> list[float]:
-    """Seconds of every part between two places, estimated or as the user's function says."""
-    told = (
-        told_seconds(problem.traced, problem.skeleton, costs) if callable(costs) else estimated_seconds(problem.costs)
-    )
+    """Cost of every part between two places: as the user's function says, or estimated in seconds.
+
+    An estimate is by arithmetic or by memory traffic, whichever takes longer; only ratios hold.
+    """
+    if callable(costs):
+        told = [_cost(problem, node, costs) for node in problem.traced.operations]
+    else:
+        told = [max(c.flops, c.moved_bytes * _FLOPS_PER_BYTE) * 3 / _FLOPS_PER_SECOND for c in problem.costs]
     return [sum(told[begin:end]) for begin, end in problem.spans]
+
+
+def _cost(problem: PartitionProblem, node: fx.Node, cost: CostFunction) -> float:
+    if node.op == "call_module":
+        return float(cost(str(node.target), problem.skeleton.get_submodule(str(node.target))))
+    return float(cost(record(node).module, None))
 
 
 def _require_places(problem: PartitionProblem, stages: int) -> None:

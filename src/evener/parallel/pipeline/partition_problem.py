@@ -1,4 +1,12 @@
-"""A model that is to be cut: what it does, where it may be cut, what its operations take."""
+"""A model that is to be cut: what it does, where it may be cut, what its operations take.
+
+    operation 0 | operation 1 | operation 2 ...         position p is in front of operation p
+       values that are made before p and used from p on live across it
+
+A position is no cut where a value lives across that is changed in place behind it, where several outputs of one
+operation have not been told apart yet, and between two uses of one thing that a pass changes (a counter, the statistics
+of a BatchNorm): those have to happen on one device.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +16,32 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.errors import InvalidInput
-from evener.parallel.pipeline.partition import CutPoint, cut_points, last_use
+from evener.parallel.refusals import untraceable
 from evener.tracer.ir import TracedModel, record
-from evener.tracer.meta_model import attribute
+from evener.tracer.meta_model import attribute, storage_of
 from evener.tracer.nested import tensors_in
-from evener.tracer.tracing import NotTraceable, trace
+from evener.tracer.tracing import trace
 
 WEIGHT_COPIES = 4
 """Of every trained parameter: itself, its gradient and two of the optimiser's."""
 LOSS_COPIES = 3
 """Of what the model returns, while the loss is computed: log-probabilities, their gradient and that of the outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutPoint:
+    """A place where a model may be cut.
+
+    Attributes:
+        position: number of operations in front of it.
+        nbytes: of all values that live across it, for the traced number of samples.
+    """
+
+    position: int
+    nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +136,58 @@ def trace_micro_batch(model: nn.Module, inputs: Any, device: torch.device, train
     Raises:
         InvalidInput: names the line of the model that cannot be followed.
     """
-    try:
+    with untraceable("the model cannot be cut into stages"):
         return trace(model, inputs, device, training)
-    except NotTraceable as error:
-        raise InvalidInput(f"the model cannot be cut into stages, because of {error}") from error.__cause__
+
+
+def cut_points(traced: TracedModel, model: nn.Module) -> list[CutPoint]:
+    """All places where the traced `model` may be cut, in order."""
+    operations = traced.operations
+    index = {node: i for i, node in enumerate(operations)}
+    forbidden = _inseparable(traced, model, index)
+    ends = {node: last_use(node, index) for node in traced.graph.nodes if node.op not in ("get_attr", "output")}
+    live = [node for node in ends if node.op == "placeholder"]
+    found = []
+    for position in range(1, len(operations)):
+        live = [node for node in (*live, operations[position - 1]) if ends[node] >= position]
+        if not forbidden[position] and all(_may_cross(node, position, traced, index) for node in live):
+            found.append(CutPoint(position=position, nbytes=sum(record(node).value.nbytes for node in live)))
+    return found
+
+
+def last_use(node: fx.Node, index: dict[fx.Node, int]) -> int:
+    """Index of the last operation that uses the value; the model's outputs are used behind all operations."""
+    return max((index.get(user, len(index)) for user in node.users), default=-1)
+
+
+def _may_cross(node: fx.Node, position: int, traced: TracedModel, index: dict[fx.Node, int]) -> bool:
+    value = record(node).value
+    if not isinstance(value, Tensor):
+        return False
+    changed = traced.changed.get(storage_of(value))
+    return changed is None or index[changed] < position
+
+
+def _inseparable(traced: TracedModel, model: nn.Module, index: dict[fx.Node, int]) -> list[bool]:
+    """For every position, whether it lies between two uses of one thing that a pass changes."""
+    uses: dict[int, list[int]] = {}
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    states = {id(norm) for norm in norms} | {id(model.get_buffer(name)) for name in traced.states}
+    for node in traced.graph.nodes:
+        if node.op == "call_module":
+            module = model.get_submodule(node.target)
+            for part in (*module.modules(), *module.buffers()):
+                if id(part) in states:
+                    uses.setdefault(id(part), []).append(index[node])
+        elif node.op == "get_attr":
+            held = None if node.target in traced.constants else attribute(model, node.target)
+            uses.setdefault(id(held), []).extend(index[user] for user in node.users)
+    forbidden = [False] * len(index)
+    for key, places in uses.items():
+        if key in states:
+            for position in range(min(places) + 1, max(places) + 1):
+                forbidden[position] = True
+    return forbidden
 
 
 def operation_costs(traced: TracedModel, model: nn.Module) -> list[OperationCost]:

@@ -43,12 +43,11 @@ from evener.parallel.pipeline.micro_batches import (
     samples_in,
     scaled_loss,
 )
-from evener.parallel.pipeline.partition_plan import PipelineConfig, plan_partition
+from evener.parallel.pipeline.partition_plan import Costs, PipelineConfig, plan_partition
 from evener.parallel.pipeline.partition_problem import partition_problem
 from evener.parallel.pipeline.placement import StageHost, place_stages
 from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
-from evener.parallel.pipeline.stage_timing import Costs
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.parallel.refusals import require_same
 from evener.tracer.meta_model import on_meta

@@ -6,14 +6,18 @@ A model that fits no single memory is built on the meta device; every stage give
         model = HugeTransformer()
     pipeline = Pipeline(model, ...)
 
-Initial values come from a seed made of the process's seed and the module's name, so they do not depend on the cut.
+Random numbers do not depend on the cut either. Initial values come from a seed made of the process's seed and the
+module's name; every random operation draws from one made of the step's seed, the micro-batch and its own number in the
+model, so that it draws the same again when it is recomputed. The generator of the process is left as it was.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +26,10 @@ from torch import Tensor, fx, nn
 
 from evener.errors import InvalidInput
 from evener.parallel.norms import DeferredBatchNorm, defer_statistics
-from evener.parallel.pipeline.rng import mix
 from evener.tracer.meta_model import attribute
+
+_ONE_GENERATOR = threading.RLock()
+"""The processor's generator belongs to all threads; stages of one process draw in turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,3 +190,36 @@ def initialise(path: str, module: nn.Module) -> None:
     with torch.random.fork_rng(list(devices)):
         torch.manual_seed(seed)
         reset()
+
+
+@dataclass
+class StageRNG:
+    """What a stage's random operations draw from.
+
+    Attributes:
+        device: that they run on.
+        seed: of the step.
+        micro_batch: that is computed.
+    """
+
+    device: torch.device
+    seed: int = 0
+    micro_batch: int = 0
+
+    @contextmanager
+    def seeded_for(self, operation: int) -> Iterator[None]:
+        """Inside, random numbers are those of `operation` for this step and micro-batch."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        seed = mix(self.seed, self.micro_batch, operation)
+        with _ONE_GENERATOR, torch.random.fork_rng(devices):
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                with torch.cuda.device(self.device):
+                    torch.cuda.manual_seed(seed)
+            yield
+
+
+def mix(*numbers: int) -> int:
+    """A seed of 63 bits that differs as soon as one of `numbers` does."""
+    text = ",".join(map(str, numbers)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) >> 1

@@ -1,28 +1,32 @@
 """A stage's graph made to run: its code, with the stage's own modules, seeds for what is random, modes kept.
 
-Programs are made when a shape or mode first comes up, and kept.
+Programs are made when a shape or mode first comes up, and kept. Before a model is cut, one is made of every part
+between two places to cut, and timed on the device, part by part, so that the model need not fit it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from evener.parallel.pipeline.partition import BoundaryTensor, StageGraph, split
 from evener.parallel.pipeline.partition_problem import PartitionProblem, trace_micro_batch
-from evener.parallel.pipeline.rng import StageRNG
-from evener.parallel.pipeline.stage_layout import StageLayout, stages_in
-from evener.parallel.pipeline.stage_modules import StageModules, attach, targets_of
+from evener.parallel.pipeline.stage_layout import BoundaryTensor, StageGraph, StageLayout, split, stages_in
+from evener.parallel.pipeline.stage_modules import StageModules, StageRNG, attach, give_memory, targets_of, tree
 from evener.tracer.ir import TracedModel, record
-from evener.tracer.meta_model import attribute
+from evener.tracer.meta_model import attribute, on_meta
 from evener.tracer.nested import tensors_in
 from evener.tracer.torch_modes import TorchModes
+
+_ROUNDS = 5
+"""Of a measurement; the fastest counts, as whatever disturbs one makes it slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,3 +140,54 @@ class StagePrograms:
 
 def _key(inputs: Any, training: bool) -> tuple[Any, ...]:
     return (training, *((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs)))
+
+
+def measured_seconds(
+    problem: PartitionProblem, device: torch.device, loss: Callable[[Any], Tensor] | None = None
+) -> list[float]:
+    """Of every part between two places to cut, forward and backward, measured on `device` with random inputs.
+
+    The `loss` of what the model returns, if it is given, is a part of the last one.
+    """
+    traced, spans, skeleton = problem.traced, problem.spans, on_meta(problem.skeleton)
+    stages = [number for number, (begin, end) in enumerate(spans) for _ in range(begin, end)]
+    found: list[float] = []
+    for stage in split(traced, stages, len(spans)):
+        root, _ = tree(skeleton, targets_of(stage.graph, traced.constants))
+        give_memory(root, device, _fill)
+        root.to(device)
+        inputs = [_like(record(node).value, device) for node in stage.graph.nodes if node.op == "placeholder"]
+        program = compile_stage(stage, root, traced, StageRNG(device))
+        finish = loss if len(found) == len(spans) - 1 else None
+        found.append(min(_timed(program, inputs, device, finish) for _ in range(_ROUNDS)))
+    return found
+
+
+def _fill(_path: str, module: nn.Module) -> None:
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        nn.init.uniform_(tensor, 0.01, 0.1) if tensor.is_floating_point() else tensor.zero_()
+
+
+def _like(value: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the shape of `value`: any, but indices that surely are in range."""
+    if not value.is_floating_point():
+        return torch.zeros_like(value, device=device)
+    return torch.rand_like(value, device=device).requires_grad_(value.requires_grad)
+
+
+def _timed(
+    program: StageProgram, inputs: Sequence[Tensor], device: torch.device, loss: Callable[[Any], Tensor] | None
+) -> float:
+    """Seconds of one forward and backward pass."""
+    begin = _now(device)
+    outputs = program.run(*inputs)
+    made = [tensor for tensor in tensors_in(loss(outputs) if loss else outputs) if tensor.requires_grad]
+    if made:
+        torch.autograd.backward(made, [torch.ones_like(tensor) for tensor in made])
+    return _now(device) - begin
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
