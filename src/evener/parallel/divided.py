@@ -91,8 +91,7 @@ class ShardedModel(nn.Module):
     def forward(self, *inputs: Tensor) -> Nest:
         """The model's outputs for the samples of this replica, whole on every rank of it.
 
-        Raises:
-            InvalidInput: ranks of the replica were given different shapes, modes or random generators.
+        Raises InvalidInput if ranks of the replica were given different shapes, modes or random generators.
         """
         self._agree(inputs)
         key = _key(inputs)
@@ -112,18 +111,11 @@ class ShardedModel(nn.Module):
         self._present = True
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """The state dict of the whole model on the first rank of the replica, else an empty one.
-
-        Every rank of the replica calls this.
-        """
+        """The whole model's state dict on the first rank of the replica, else an empty one; all ranks call this."""
         return gather_tensors(self.mesh.group, self.part.state_dict(), self._state_shards())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take this rank's part of every weight from a state dict of the whole model.
-
-        Raises:
-            InvalidInput: a weight is missing, unknown, or of another shape.
-        """
+        """Take this rank's part of every weight from a state dict of the whole model. Raises InvalidInput."""
         own = self.part.state_dict()
         if own.keys() != weights.keys():
             missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
@@ -183,9 +175,6 @@ def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
     """A copy of `model` in which every layer has only the filters or channels of `rank`; nothing in it works in place.
 
     Names of parameters and buffers stay those of the model, only their shapes shrink.
-
-    Raises:
-        InvalidInput: two layers share a weight that would be divided.
     """
     shards = plan.shards
     refuse_ties(model, shards)
@@ -210,19 +199,7 @@ def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
 
 
 class DividedModel:
-    """A model whose layers the ranks of a replica divide.
-
-    Args:
-        model: whole, on this rank's device.
-        mesh: of this rank.
-        example: inputs of a micro-batch of this replica.
-        criterion: how the loss is computed.
-        recompute: whether backward keeps little of the forward pass, and computes the rest again.
-        compiles: whether what lies between exchanges is compiled.
-
-    Attributes:
-        model: this rank's part.
-    """
+    """A model whose layers the ranks of a replica divide; the arguments are those of `ShardedModel`."""
 
     rng_stream = 0
     """What is random is drawn for the samples of all replicas, as in one process."""

@@ -78,13 +78,7 @@ def own_part(shard: Shard, whole: Tensor, rank: int) -> Tensor:
 
 
 class _OptimizerParts(msgspec.Struct, frozen=True):
-    """What one rank's optimiser holds.
-
-    Attributes:
-        groups: of parameters, by name.
-        divided: by parameter, the tensors that are divided as it is.
-        plain: by parameter, what is no tensor.
-    """
+    """What one rank's optimiser holds: by parameter, the tensors that are divided as it is, and what is no tensor."""
 
     groups: list[list[str]]
     divided: dict[str, list[str]]

@@ -44,11 +44,7 @@ def sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Te
 
 
 class GradientBucket:
-    """Weights whose gradients travel together in one all-reduce.
-
-    Args:
-        group: the ranks that have them.
-    """
+    """Weights whose gradients travel together in one all-reduce over `group`."""
 
     def __init__(self, group: Group) -> None:
         self.weights: list[nn.Parameter] = []

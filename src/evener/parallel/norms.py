@@ -107,11 +107,7 @@ class GroupBatchNorm(_ReplacedBatchNorm):
 
 
 class DeferredBatchNorm(_ReplacedBatchNorm):
-    """A BatchNorm that collects the statistics of micro-batches, and moves its running ones when asked to.
-
-    Attributes:
-        counting: whether statistics are collected; off while a micro-batch is recomputed.
-    """
+    """A BatchNorm that collects the statistics of micro-batches, while it is `counting`, and moves when asked to."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__(norm)

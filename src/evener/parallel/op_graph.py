@@ -18,10 +18,9 @@ from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Kind, Network, Operation, Weight
 from evener.parallel import op_registry
 from evener.parallel.refusals import refuse_partial_changes, untraceable
-from evener.tracer.ir import TracedModel, item, record
+from evener.tracer.ir import TorchModes, TracedModel, item, record
 from evener.tracer.meta_model import attribute
 from evener.tracer.nested import map_values, values_in
-from evener.tracer.torch_modes import TorchModes
 from evener.tracer.tracing import CPU, trace
 
 Nest: TypeAlias = Any
@@ -108,12 +107,7 @@ def _is_of_torch(module: nn.Module) -> bool:
 
 
 class _Builder:
-    """Turns the nodes of a traced model into operations.
-
-    Args:
-        model: whole, on any device.
-        traced: of it.
-    """
+    """Turns the nodes of a traced model into operations."""
 
     def __init__(self, model: nn.Module, traced: TracedModel) -> None:
         self._model, self._traced = model, traced

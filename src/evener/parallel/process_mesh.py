@@ -33,11 +33,7 @@ class ProcessMesh:
 
 
 def form_process_mesh(world: Group, arrangement: Arrangement) -> ProcessMesh:
-    """Form the groups of all replicas; every rank of `world` calls this.
-
-    Raises:
-        InvalidValue: the arrangement is of another number of ranks.
-    """
+    """Form the groups of all replicas; every rank of `world` calls this."""
     require(arrangement.size == world.size, "ranks of the arrangement", arrangement.size, f"{world.size}, as there are")
     own: tuple[Group, int] | None = None
     for index in range(len(arrangement.replicas)):

@@ -43,8 +43,8 @@ class RankProgram:
         model: this rank's part.
         mesh: where this rank is.
         samples: (first one of this replica, number over all replicas) of the batch that is being computed.
-        recompute: whether backward keeps only the ends of about the root of the number of operations, and computes the
-            rest again: those segments that keep the least at once.
+        recompute: whether backward keeps only the ends of about the root of the number of operations: those segments
+            that keep the least at once.
         compiles: whether what lies between exchanges is compiled.
     """
 

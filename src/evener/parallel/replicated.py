@@ -30,13 +30,9 @@ _BUFFERS_ARE_OURS: dict[str, Any] = (
 
 
 class ReplicatedModel:
-    """A model of which every rank has the whole.
+    """A model of which every rank has the whole; its BatchNorms are already synchronised.
 
-    Args:
-        model: on the group's device; its BatchNorms already synchronised.
-        group: the ranks; with a single one the model runs as it is.
-        criterion: how the loss is computed.
-        compiled: whether it is compiled, all but its exchanges of statistics.
+    With `compiled`, all but its exchanges of statistics is; of a single rank the model runs as it is.
     """
 
     is_reporter = True

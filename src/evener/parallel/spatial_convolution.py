@@ -25,14 +25,7 @@ from evener.parallel.rectangle_ops import Rectangle, compute_dtype, held_by, mar
 
 @dataclass(frozen=True)
 class Convolution:
-    """Computes `outputs` of a convolution from the pixels `held`, taking all others for zero.
-
-    Attributes:
-        windows: of rows and columns.
-        groups: of channels.
-        held: what the input holds.
-        outputs: to be computed; not empty.
-    """
+    """Computes `outputs` (some) of a convolution from the pixels `held`, taking all others for zero."""
 
     windows: tuple[Sliding, Sliding]
     groups: int
@@ -82,12 +75,7 @@ def _adds_itself(window: Sliding, around: tuple[int, int], inputs: int, outputs:
 
 @dataclass(frozen=True)
 class Seam:
-    """A rectangle of the halo and what it adds to.
-
-    Attributes:
-        convolution: of the rectangle.
-        place: its outputs, counted from the rank's first one.
-    """
+    """A rectangle of the halo, by its convolution, and the place of its outputs among the rank's."""
 
     convolution: Convolution
     place: tuple[slice, ...]

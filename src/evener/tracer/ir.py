@@ -11,14 +11,45 @@ for one shape of the inputs and one mode, training or evaluation: both may decid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from evener.tracer.torch_modes import TorchModes
+
+@dataclass(frozen=True, kw_only=True)
+class TorchModes:
+    """What a model sets around some of its operations: state of this thread that decides how they run.
+
+    Attributes:
+        device_type: that autocast is asked about.
+        grad: whether gradients are recorded.
+        autocast: its dtype; None if it is off.
+    """
+
+    device_type: str
+    grad: bool
+    autocast: torch.dtype | None
+
+    @classmethod
+    def now(cls, device_type: str) -> TorchModes:
+        """As it is in this thread."""
+        on = torch.is_autocast_enabled(device_type)
+        return cls(
+            device_type=device_type,
+            grad=torch.is_grad_enabled(),
+            autocast=torch.get_autocast_dtype(device_type) if on else None,
+        )
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, this thread is in this state; gradients stay off where they are off already."""
+        cast = torch.autocast(self.device_type, dtype=self.autocast, enabled=self.autocast is not None)
+        with cast, torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
+            yield
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,13 +1,16 @@
-"""A model without memory: shapes and dtypes of all its tensors on the meta device, none of their numbers."""
+"""A model without memory: shapes and dtypes of its tensors on the meta device, and what operations on them cost."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 META = torch.device("meta")
 
@@ -53,3 +56,51 @@ def attribute(model: nn.Module, name: str) -> Any:
     """What `model` holds under a dotted name."""
     path, _, last = name.rpartition(".")
     return getattr(model.get_submodule(path), last)
+
+
+class Spent(NamedTuple):
+    """What one operation took: FLOPs of its forward pass, bytes of every storage that autograd keeps anew, chance."""
+
+    flops: int
+    kept: tuple[int, ...]
+    is_random: bool
+
+
+class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what runs while it is entered; keeping the tensors `held`, which are there anyhow, costs nothing."""
+
+    def __init__(self, held: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages = {storage_of(tensor): tensor.untyped_storage() for tensor in held}
+        self._flops, self._is_random = 0, False
+        self._kept: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` and count it."""
+        outputs = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self._flops += count(*args, **(kwargs or {}), out_val=outputs)
+        self._is_random |= torch.Tag.nondeterministic_seeded in func.tags
+        return outputs
+
+    def run_quietly(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns; if it draws random numbers, the generator is as it was before."""
+        before = torch.random.get_rng_state()
+        outputs = compute()
+        if self._is_random:
+            torch.random.set_rng_state(before)
+        return outputs
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """A hook for what autograd saves: note `tensor`; its storage is held, so that no other is taken for it."""
+        if storage_of(tensor) not in self._storages:
+            self._storages[storage_of(tensor)] = tensor.untyped_storage()
+            self._kept.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    def take(self) -> Spent:
+        """What was spent since the last call."""
+        spent = Spent(self._flops, tuple(self._kept), self._is_random)
+        self._flops, self._kept, self._is_random = 0, [], False
+        return spent

@@ -24,11 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from evener.errors import is_users
-from evener.tracer.cost_meter import CostMeter
-from evener.tracer.ir import OpRecord, TracedModel, item, record
-from evener.tracer.meta_model import META, attributes, storage_of, value_on_meta
+from evener.tracer.ir import OpRecord, TorchModes, TracedModel, item, record
+from evener.tracer.meta_model import META, CostMeter, attributes, storage_of, value_on_meta
 from evener.tracer.nested import call, map_tensors, map_values, tensors_in
-from evener.tracer.torch_modes import TorchModes
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
 """What may stand in arguments and results beside tensors."""
@@ -41,14 +39,9 @@ class NotFollowed(Exception):
 
 @dataclass
 class _Operation:
-    """One that is under way.
+    """One that is under way, with what it was called with.
 
-    Attributes:
-        args: positional arguments.
-        kwargs: named arguments.
-        line: of the user's code.
-        path: of the module, if it is one.
-        versions: the tensors given, as the model knows them and as the operation does, and how often that was changed.
+    `versions` are the tensors given: as the model knows them and as the operation does, and how often that was changed.
     """
 
     args: Any
@@ -70,13 +63,9 @@ class _Operation:
 
 
 class Tracer(TorchFunctionMode):
-    """Runs a model once and writes down what it does.
+    """Runs a model on the meta device once, and writes down what it does; the modules `leaves` are one operation each.
 
-    Args:
-        model: on the meta device.
-        device: that the model is told if it asks where a tensor is.
-        leaves: paths of the modules that are one operation each.
-        executable: whether the graph has to compute what the model computes.
+    The model is told `device` if it asks where a tensor is. The graph computes what the model does if `executable`.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, leaves: Set[str], executable: bool) -> None:

@@ -36,16 +36,7 @@ _AHEAD = 2
 
 
 class Executor:
-    """Runs the stages of this process.
-
-    Args:
-        problem: whose model was cut.
-        plan: of this process's replica.
-        config: what the user asked for.
-        modules: of the stages of this process.
-        host: where they run.
-        replica: number of this process's one.
-    """
+    """Runs the stages of this process, which are those of `host` and hold `modules`."""
 
     def __init__(
         self,
@@ -156,10 +147,7 @@ class _StageRun:
         p2p: to the other stages.
         clock: times what is computed.
         again: micro-batches to recompute.
-        loss: given to the last stage, in training.
-
-    Attributes:
-        total: loss of the micro-batches so far; zero on other stages than the last.
+        loss: given to the last stage, in training; `total` is what it came to so far.
     """
 
     def __init__(
@@ -180,12 +168,7 @@ class _StageRun:
         self.total = torch.zeros((), device=rng.device)
 
     def run(self, actions: Sequence[Action], inputs: Sequence[Sequence[Tensor]]) -> list[Any]:
-        """Perform `actions`, in order; returns what those of evaluation made.
-
-        Args:
-            actions: of this stage.
-            inputs: the model's, of every micro-batch; only the first stage reads them.
-        """
+        """Perform `actions`, in order; returns what those of evaluation made. Only the first stage reads `inputs`."""
         evaluated = []
         for i, action in enumerate(actions):
             for coming in actions[i : i + 1 + _AHEAD]:

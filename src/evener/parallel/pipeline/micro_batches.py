@@ -1,7 +1,4 @@
-"""A batch as micro-batches: equal ones, or as equal as whole samples can be; their losses; and the header of a batch.
-
-The loss of a batch is a sum: a micro-batch's mean counts as much as its part of the whole batch.
-"""
+"""A batch as micro-batches, as equal as whole samples can be; their losses; and the header of a batch."""
 
 from __future__ import annotations
 
@@ -95,13 +92,7 @@ def scaled_loss(
 
 
 class BatchHeader(Part, frozen=True, kw_only=True):
-    """What the first stage sends the others about a batch: how its inputs are shaped, and the seed of random layers.
-
-    Attributes:
-        seed: of random layers.
-        shapes: of the inputs' tensors, in order.
-        dtypes: likewise, by their names in torch.
-    """
+    """What the first stage sends the others: the seed of random layers, shapes and dtypes of the inputs' tensors."""
 
     seed: int
     shapes: tuple[tuple[int, ...], ...]
@@ -111,8 +102,7 @@ class BatchHeader(Part, frozen=True, kw_only=True):
     def of(cls, inputs: Any, example: Any) -> BatchHeader:
         """Of a step on `inputs`, whose random layers draw from what the process's generator gives next.
 
-        Raises:
-            InvalidValue: `inputs` have not the structure of `example`.
+        Raises InvalidValue if `inputs` have not the structure of `example`.
         """
         tensors, expected = list(tensors_in(inputs)), len(list(tensors_in(example)))
         require(len(tensors) == expected, "inputs", f"{len(tensors)} tensors", f"{expected}, as in the example")

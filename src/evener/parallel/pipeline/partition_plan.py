@@ -80,12 +80,9 @@ class PipelineConfig:
 
 
 def recomputed(policy: Rematerialise, actions: Sequence[Action], most_kept: float) -> frozenset[int]:
-    """Micro-batches that a stage computes again.
+    """Micro-batches that a stage computes again, of its forward and backward `actions`.
 
-    Args:
-        policy: what was asked for.
-        actions: of the stage, forward and backward.
-        most_kept: number of micro-batches whose activations fit the memory at once; only `auto` asks.
+    Only `auto` asks for `most_kept`: the number of micro-batches whose activations fit the memory at once.
     """
     every = frozenset(action.micro_batch for action in actions)
     if policy == "always":
@@ -140,12 +137,9 @@ class PartitionPlan:
     work: tuple[float, ...]
 
     def most_kept(self, stage: int, waiting: int, scale: float = 1.0) -> float:
-        """Number of micro-batches whose activations fit, beside the inputs of `waiting` ones.
+        """Number of micro-batches whose activations fit, beside the inputs of `waiting` ones between both passes.
 
-        Args:
-            stage: that holds them.
-            waiting: micro-batches between forward and backward.
-            scale: samples of a micro-batch, relative to the one that the model was cut with.
+        Their samples are `scale` times those of the micro-batch that the model was cut with.
         """
         passing = scale * ((waiting + IN_FLIGHT) * self.boundary_bytes[stage] + self.passing_bytes[stage])
         room = self.memory[stage] - self.weight_bytes[stage] - passing

@@ -238,15 +238,6 @@ class Pipeline:
             grads += list(own.values())
         return clip_gradients(counted, grads, most, self._placement.gather_replica)
 
-    def bytes_to_send(self, samples: int) -> dict[str, int]:
-        """Bytes of activations and gradients that this process sends to other stages in a step of so many samples."""
-        rows = self._executor.programs(resized(self._example, samples), self.training)
-        own = [program for row in rows for program in row.values()]
-        return {
-            "activations": sum(value.nbytes * len(value.used_by) for p in own for value in p.outputs),
-            "gradients": sum(value.nbytes for p in own for value in p.inputs if value.needs_grad),
-        }
-
     def timeline(self) -> Timeline:
         """Of the last step, over all stages; every process of the pipeline calls this."""
         rows = self._placement.gather_replica(msgspec.msgpack.encode(self._executor.events()))

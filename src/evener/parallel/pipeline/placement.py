@@ -28,7 +28,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.errors import require
 from evener.parallel.pipeline.stage_layout import BoundaryTensor
-from evener.tracer.torch_modes import TorchModes
+from evener.tracer.ir import TorchModes
 
 T = TypeVar("T")
 Payload = Literal["activations", "gradients"]
@@ -78,8 +78,7 @@ def place_stages(
 ) -> StagePlacement:
     """Where `stages` (their number, or names of all but the first) can run.
 
-    Raises:
-        InvalidValue: they do not fit the devices, or `replicas` do not hold every rank once.
+    Raises InvalidValue if they do not fit the devices, or `replicas` do not hold every rank once.
     """
     number = stages if stages is None or isinstance(stages, int) else len(stages) + 1
     require(number is None or number > 0, "stages", stages, "positive")
@@ -103,12 +102,7 @@ def _local_devices(number: int | None) -> tuple[torch.device, ...]:
 
 
 class ProcessP2P:
-    """Between processes, one a stage.
-
-    Args:
-        group: all ranks.
-        ranks: of the stages, in order.
-    """
+    """Between processes, one a stage, on the `ranks` of `group`."""
 
     def __init__(self, group: Group, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
@@ -152,11 +146,7 @@ class PeerStageFailed(Exception):
 
 
 class Mailboxes:
-    """Where the threads of one process leave tensors for each other.
-
-    Args:
-        devices: of the stages, in order.
-    """
+    """Where the threads of one process leave tensors for each other; `devices` are those of the stages, in order."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = devices
@@ -176,12 +166,7 @@ class Mailboxes:
 
 
 class ThreadP2P:
-    """Between threads of one process, one a stage; the methods are those of ProcessP2P.
-
-    Args:
-        mailboxes: of all stages.
-        stage: number of this one.
-    """
+    """Between threads of one process, one a stage; the methods are those of ProcessP2P."""
 
     def __init__(self, mailboxes: Mailboxes, stage: int) -> None:
         self._mailboxes, self._stage = mailboxes, stage

@@ -1,7 +1,7 @@
 """Tensors that several stages or replicas hold: tied weights, and everything where there are several replicas.
 
-A gradient is a sum: that of a parameter is the sum of what all stages and replicas that hold it have computed. So tied
-weights and replicas are one thing here: for every parameter, those who hold it, and a sum over them.
+The gradient of a parameter is the sum of what all stages and replicas that hold it have computed; so tied weights and
+replicas are one thing here.
 """
 
 from __future__ import annotations
@@ -84,17 +84,14 @@ class SharedTensors:
             parameter.grad = None
 
     def sum_gradients(self) -> None:
-        """Every holder's gradients become the sums of this step's, besides what they held before it.
-
-        Sets of ranks come in one order on all ranks, so that somebody can always go on.
-        """
+        """Every holder's gradients become the sums of this step's, besides what they held before it."""
         for held in self._tied:
             gradients = [parameter.grad for parameter in held if parameter.grad is not None]
             if gradients:
                 total = sum((g.to(gradients[0].device) for g in gradients[1:]), start=gradients[0])
                 for parameter in held:
                     parameter.grad = total.to(parameter.device, copy=True)
-        for common in self._common:
+        for common in self._common:  # in one order on all ranks, so that somebody can always go on
             sum_over(common.group, [parameter for parameter in common.parameters if parameter.requires_grad])
         for parameter, before in zip(self._summed, self._before, strict=True):
             if before is not None:

@@ -5,7 +5,6 @@ Whatever a stage needs comes straight from the stage that made it, also past sta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -23,15 +22,15 @@ from evener.tracer.meta_model import storage_of
 
 @dataclass(frozen=True, kw_only=True)
 class StageLayout:
-    """A replica's stages.
+    """A replica's stages; a row of each tuple is a stage's.
 
     Attributes:
         ranks: of the stages, in order; in a process alone, numbers of its devices.
         operations: stage of every operation of the traced model that the cut was made for, by name.
-        targets: of every stage, names of the modules and tensors that it holds.
-        parameters: of every stage, first names of the parameters that it uses.
+        targets: names of the modules and tensors that it holds.
+        parameters: first names of the parameters that it uses.
         buffers: likewise.
-        norms: of every stage, names of the BatchNorms that keep running statistics.
+        norms: names of the BatchNorms that keep running statistics.
     """
 
     ranks: tuple[int, ...]
@@ -83,10 +82,7 @@ def stages_in(traced: TracedModel, layout: StageLayout) -> list[int]:
     """Stage of every operation of `traced`, which is of another shape or mode than the one that the cut was made for.
 
     Where both do the same, the cut stays. Otherwise an operation runs where its modules and tensors are, or as early as
-    its inputs allow.
-
-    Raises:
-        InvalidInput: the model uses its modules in an order that the cut does not allow.
+    its inputs allow. Raises InvalidInput if the model uses its modules in an order that the cut does not allow.
     """
     if [node.name for node in traced.operations] == list(layout.operations):
         return list(layout.operations.values())
@@ -108,8 +104,7 @@ def stages_in(traced: TracedModel, layout: StageLayout) -> list[int]:
 def positions_of(model: PartitionProblem, begins: Sequence[str]) -> tuple[int, ...]:
     """Positions of the cuts in front of the modules (or operations) that `begins` names.
 
-    Raises:
-        InvalidValue: there is no such module, or no cut is possible there; names the nearest ones that are.
+    Raises InvalidValue where no cut is possible, or there is no such module; names the nearest ones.
     """
     found = [_position(model, name) for name in begins]
     if found != sorted(set(found)):
@@ -186,11 +181,6 @@ class BoundaryTensor:
     made_by: int
     used_by: tuple[int, ...]
 
-    @property
-    def nbytes(self) -> int:
-        """Of it, and of its gradient."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def empty(self, device: torch.device) -> Tensor:
         """Memory to receive it, or its gradient, in."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
@@ -201,10 +191,9 @@ class StageGraph:
     """What one stage does with a micro-batch.
 
     Attributes:
-        graph: takes `inputs`, the first stage the model's inputs instead; gives `outputs`, and the last stage what
-            the model returns.
+        graph: takes `inputs`, the first stage the model's inputs instead; gives `outputs`, the last stage the model's.
         inputs: values of earlier stages.
-        outputs: values for later stages; the last stage has none.
+        outputs: values for later ones.
     """
 
     graph: fx.Graph

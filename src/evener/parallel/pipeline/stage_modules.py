@@ -64,15 +64,10 @@ def make_stage_modules(
     targets: Sequence[Sequence[str]],
     devices: Mapping[int, torch.device],
 ) -> dict[int, StageModules]:
-    """The parts of those stages that this process runs, each on its device.
+    """The parts of the stages on `devices`, those of this process, by what every stage uses of the whole `model`.
 
     Modules and tensors of `model` are taken over, not copied, by the first stage that uses them; BatchNorms in them
     defer their statistics.
-
-    Args:
-        model: whole.
-        targets: of every stage, what it uses.
-        devices: of the stages of this process.
     """
     alive = [*model.modules(), *model.parameters(), *model.buffers()]  # whose ids are asked for: none may be given anew
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -173,11 +168,7 @@ def _memory_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def initialise(path: str, module: nn.Module) -> None:
-    """Initial values of one module, by its own `reset_parameters`.
-
-    Raises:
-        InvalidInput: it has none.
-    """
+    """Initial values of one module, by its own `reset_parameters`. Raises InvalidInput if it has none."""
     reset = getattr(module, "reset_parameters", None)
     if reset is None:
         raise InvalidInput(
@@ -194,13 +185,7 @@ def initialise(path: str, module: nn.Module) -> None:
 
 @dataclass
 class StageRNG:
-    """What a stage's random operations draw from.
-
-    Attributes:
-        device: that they run on.
-        seed: of the step.
-        micro_batch: that is computed.
-    """
+    """What the random operations of a stage on `device` draw from: the step's seed, and the micro-batch."""
 
     device: torch.device
     seed: int = 0

@@ -20,10 +20,9 @@ from torch.fx.node import map_aggregate
 from evener.parallel.pipeline.partition_problem import PartitionProblem, trace_micro_batch
 from evener.parallel.pipeline.stage_layout import BoundaryTensor, StageGraph, StageLayout, split, stages_in
 from evener.parallel.pipeline.stage_modules import StageModules, StageRNG, attach, give_memory, targets_of, tree
-from evener.tracer.ir import TracedModel, record
+from evener.tracer.ir import TorchModes, TracedModel, record
 from evener.tracer.meta_model import attribute, on_meta
 from evener.tracer.nested import tensors_in
-from evener.tracer.torch_modes import TorchModes
 
 _ROUNDS = 5
 """Of a measurement; the fastest counts, as whatever disturbs one makes it slower."""
@@ -46,14 +45,7 @@ class StageProgram:
 
 
 def compile_stage(stage: StageGraph, root: nn.Module, traced: TracedModel, rng: StageRNG) -> StageProgram:
-    """The program of `stage` with the modules in `root`.
-
-    Args:
-        stage: its graph; it is changed.
-        root: what the stage holds.
-        traced: that the stage is a part of.
-        rng: for random operations; also says which device is the stage's.
-    """
+    """The program of `stage` (its graph is changed), a part of `traced`, with the modules in `root`."""
     for node in stage.graph.nodes:
         node.args, node.kwargs = map_aggregate(
             (node.args, node.kwargs), lambda value: rng.device if value == traced.device else value
@@ -100,14 +92,7 @@ def _wrapped(
 
 
 class StagePrograms:
-    """Programs by shape of the inputs and mode.
-
-    Args:
-        problem: whose model was cut.
-        layout: its stages.
-        parts: what the stages of this process hold.
-        rng: likewise.
-    """
+    """Programs, by shape of the inputs and mode, of the stages of which this process holds `parts`."""
 
     def __init__(
         self,

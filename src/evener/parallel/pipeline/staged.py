@@ -18,15 +18,7 @@ from evener.parallel.pipeline.pipeline import Pipeline
 
 
 class StagedModel:
-    """A model of which every rank of a replica has a stage.
-
-    Args:
-        model: whole; the pipeline takes its parts over.
-        group: all ranks.
-        replica: that this rank belongs to.
-        criterion: how the loss is computed.
-        options: of the `Pipeline`, besides model, loss and group.
-    """
+    """A model of which every rank of a replica has a stage; `options` are the Pipeline's, which takes `model` over."""
 
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
         self.group, self.replica, self.rng_stream = group, replica, replica

@@ -14,15 +14,7 @@ from evener.schema import Part
 
 
 class StageEvent(Part, frozen=True, kw_only=True):
-    """One action of one stage, in seconds of the machine's monotonic clock.
-
-    Attributes:
-        stage: that acted.
-        micro_batch: on which.
-        kind: of action.
-        begin: when computing began; waiting is not part of it.
-        end: when it ended.
-    """
+    """One action of one stage: when it computed (waiting is no part of it), in seconds of the monotonic clock."""
 
     stage: int
     micro_batch: int
@@ -32,12 +24,7 @@ class StageEvent(Part, frozen=True, kw_only=True):
 
 
 class Timeline(Part, frozen=True, kw_only=True):
-    """All actions of a step.
-
-    Attributes:
-        num_stages: of the pipeline.
-        events: of all stages.
-    """
+    """All actions of a step."""
 
     num_stages: int
     events: tuple[StageEvent, ...]
@@ -89,10 +76,7 @@ class _Moment(NamedTuple):
 class StageClock:
     """Times the actions of one stage; what it reads is read later, so that a GPU is not waited for.
 
-    Args:
-        stage: number of the stage.
-        device: that computes.
-        timer: of this rank, told when it computes and when it waits; it may slow the rank down.
+    The rank's `timer` is told when it computes and when it waits; it may slow the rank down.
     """
 
     def __init__(self, stage: int, device: torch.device, timer: StepTimer | None = None) -> None:
