@@ -35,10 +35,10 @@ import numpy as np
 import psutil
 
 from evener.profile import DeviceProfile
-from evener.ps.admission import Versions
+from evener.ps.config import MasterConfig, Versions
 from evener.ps.engine import EngineSetup, NodeEngine
 from evener.ps.job import Job
-from evener.ps.master import Master, MasterConfig
+from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node

@@ -1,8 +1,8 @@
 """Heartbeats: who is due to give a sign of life, and who has been silent for too long. Pure: time is an argument.
 
-Ranks of a run beat through the store that they share, nodes and master over their connections. Both say that they live
-several times within the patience, and both go by one rule: what ought to grow, and has not grown for the patience by
-the listener's own clock, is lost. That needs no common clock, and does not mistake slow for dead.
+Ranks of a run beat through the store that they share, nodes and master over their connections, whose bytes count too.
+All say that they live several times within the patience, and all go by one rule: what ought to grow, and has not grown
+for the patience by the listener's own clock, is lost. That needs no common clock, and does not mistake slow for dead.
 """
 
 from __future__ import annotations

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from evener.profile import DeviceProfile
+from evener.ps.config import MasterConfig
+from evener.ps.handlers import Handlers
 from evener.ps.job import Job, encode_job
-from evener.ps.master import Master, MasterConfig
+from evener.ps.master import Master
 from evener.ps.messages import PROTOCOL, Contribution, Header, Join, Prepare, Ready, ServerReply, SubmitRun, ToNode
 from evener.ps.state_dir import StateDir
 from evener.sync.layout import Flat, layout_of
@@ -128,8 +130,8 @@ def test_a_contribution_takes_few_calls_in_few_files() -> None:
     round: from the socket being ready, with all bytes of a contribution in the kernel, to the answer being handed to
     the kernel; the round's update and leases are in it, and what the master does every now and then.
 
-    The files are those of the package that are crossed from a contribution's last byte being in its place to the
-    answer being queued; what comes before and after is the wire's own affair.
+    The files are those of the package that are crossed while a contribution is dealt with whose last byte is in its
+    place; the wire's own, which sends the answers, are not among them.
     """
     calls: Counter[str] = Counter()
     files: set[str] = set()
@@ -137,15 +139,13 @@ def test_a_contribution_takes_few_calls_in_few_files() -> None:
 
     def count(frame: FrameType, event: str, _: object) -> None:
         nonlocal is_between
+        code = frame.f_code
+        if code is Handlers.on_part.__code__:
+            is_between = event == "call" and bool(frame.f_locals["is_whole"])
         if event != "call":
             return
-        code = frame.f_code
-        if code is Master._on_part.__code__:
-            is_between = frame.f_locals["received"] == 4 * PARAMETERS
-        elif code is Master._flush.__code__:
-            is_between = False
         calls[code.co_qualname] += 1
-        if is_between and "evener" in code.co_filename:
+        if is_between and "evener" in code.co_filename and "wire" not in code.co_filename:
             files.add(code.co_filename)
 
     with begun() as (plane, nodes):

@@ -16,8 +16,8 @@ from evener.ps.submission import Submissions
 from support.linear_engine import job, weights
 
 
-class Sent(list[tuple[int, Any]]):
-    def __call__(self, peer: int, header: Any, buffers: Sequence[Any]) -> None:
+class Sent(list[tuple[int | None, Any]]):
+    def __call__(self, peer: int | None, header: Any, buffers: Sequence[Any] = ()) -> None:
         self.append((peer, header))
 
     def reasons(self, peer: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 
 from evener.history import History
 from evener.ps.job import Job
-from evener.ps.messages import Contribution, Outbox, ServerReply, Validate
+from evener.ps.messages import Contribution, Header, ServerReply, Validate
 from evener.ps.nodes import Nodes
 from evener.ps.training_run import TrainingRun
 from evener.sync.layout import Flat, layout_of
 from evener.sync.messages import Lease, Push
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload, asynchronous, synchronous
+from evener.wire.frame import Buffer
 
 LAYOUT = layout_of({"w": np.zeros(4, np.float32)})
 SGD = Sgd(learning_rate=0.1)
@@ -38,9 +40,9 @@ class Stage:
             layout=LAYOUT,
             num_validation=8,
         )
-        self.nodes, self.outbox = Nodes(15.0), Outbox()
+        self.nodes, self.sent = Nodes(15.0), list[tuple[int | None, Header]]()
         server = ParameterServer(agreement, workload, Flat(LAYOUT))
-        self.run = TrainingRun(job, server, History(), self.nodes, self.outbox, lambda: 0.0)
+        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: 0.0)
         self.leases: dict[str, list[Lease]] = {"a": [], "b": []}
         for peer, name in enumerate("ab"):
             node = self.nodes.record(name)
@@ -50,12 +52,16 @@ class Stage:
         self.run.begin(self.nodes.present)
         self.deliver()
 
+    def send(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        self.sent.append((peer, header))
+
     def deliver(self) -> list[Any]:
         """What is sent, leases apart, which are kept."""
         headers = []
-        for peer, header, *_ in self.outbox.drain():
+        while self.sent:
+            peer, header = self.sent.pop(0)
             if isinstance(header, ServerReply):
-                if header.answer.lease is not None:
+                if header.answer.lease is not None and peer is not None:
                     self.leases["ab"[peer]].append(header.answer.lease)
             else:
                 headers.append(header)

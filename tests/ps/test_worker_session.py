@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from evener.profile import DeviceProfile
-from evener.ps.admission import Versions
 from evener.ps.blob import Blob
+from evener.ps.config import Versions
 from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
 from evener.ps.worker_session import NodeConfig, WorkerSession
 from evener.sync import protocol

@@ -12,7 +12,7 @@ import pytest
 
 from evener.errors import InvalidInput, MissingFile
 from evener.profile import DeviceProfile
-from evener.ps.admission import Versions
+from evener.ps.config import Versions
 from evener.run.console import run_folder
 from evener.run.options import JoinConfig
 from evener.run.ps_master import join_line, reachable_address

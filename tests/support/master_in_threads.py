@@ -17,9 +17,9 @@ from safetensors.numpy import load
 
 from evener.events import RunEvent
 from evener.profile import DeviceProfile
-from evener.ps.admission import Versions
+from evener.ps.config import MasterConfig, Versions
 from evener.ps.job import Job
-from evener.ps.master import Master, MasterConfig
+from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node

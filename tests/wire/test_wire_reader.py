@@ -221,9 +221,12 @@ def test_places_that_do_not_fit_are_a_mistake_of_ours(places: list[bytearray]) -
 
 def test_progress_is_told_at_the_end_and_before_whenever_as_much_as_is_read_ahead_has_come() -> None:
     told = []
-    reader: FrameReader[Kinds] = FrameReader(
-        Kinds, Limits(), on_part=lambda header, count: told.append((header, count))
-    )
+
+    def on_part(header: Kinds, received: int, is_whole: bool) -> bool:
+        told.append((header, received))
+        return is_whole
+
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits(), on_part=on_part)
     whole = stream([(Push(4), [bytes(5000), bytes(9000)]), (Push(5), [bytes(300)])])
     for begin in range(0, len(whole), 1000):
         feed(reader, whole[begin : begin + 1000])

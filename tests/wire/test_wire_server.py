@@ -250,9 +250,10 @@ def test_place_and_on_part_may_send_and_refuse() -> None:
         w.server.send(peer, Hello("go on"))
         return [bytearray(n) for n in lengths]
 
-    def on_part(peer: int, header: Kinds, received: int) -> None:
+    def on_part(peer: int, header: Kinds, received: int, is_whole: bool) -> bool:
         if received > 1_000_000:
             raise BadFrame("part 1 of the update is not finite")
+        return False
 
     with world(place=place, on_part=on_part) as w:
         node, peer = w.join()
@@ -408,3 +409,22 @@ def test_a_closed_hub_has_said_goodbye_and_left_nothing_open() -> None:
             node.receive()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((w.address.host, w.address.port))
+
+
+def test_what_on_part_has_taken_is_no_event_and_the_next_frame_may_follow_in_the_same_memory(
+    transport: str, tmp_path: Path
+) -> None:
+    memory, taken = bytearray(100), list[bytes]()
+
+    def on_part(peer: int, header: Kinds, received: int, is_whole: bool) -> bool:
+        taken.append(bytes(memory))
+        return header != Push(2)
+
+    with world(transport, tmp_path, place=lambda _, __, lengths: [memory][: len(lengths)], on_part=on_part) as w:
+        node, peer = w.join()
+        for number in range(4):
+            w.meanwhile(partial(node.send, Push(number), [bytes([number]) * 100]))
+        w.meanwhile(lambda: node.send(Hello("last")))
+        assert w.message(peer).header == Push(2)
+        assert w.message(peer).header == Hello("last")
+        assert taken == [bytes([number]) * 100 for number in range(4)]

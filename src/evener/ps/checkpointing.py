@@ -10,15 +10,14 @@ finished does not wait for it. It is done often enough to lose little, seldom en
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
 from evener.atomic import atomic_write
 from evener.errors import InvalidFile
 from evener.history import HistoryState
+from evener.ps.config import MasterConfig
 from evener.ps.job import Job
 from evener.ps.node_state import NodeState
 from evener.ps.nodes import Nodes
@@ -61,13 +60,11 @@ class Checkpointer:
     """Writes down one run at a time; close it.
 
     Args:
-        folder: where checkpoints lie.
-        clock: seconds.
-        notify: tells the master's user.
+        config: of the master.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float], notify: Callable[[str], None]) -> None:
-        self._folder, self._clock, self._notify = folder, clock, notify
+    def __init__(self, config: MasterConfig) -> None:
+        self._folder, self._clock, self._notify = config.home.run, config.clock, config.notify
         self._writer = ThreadPoolExecutor(1, "evener-checkpointer")
         self._writing: Future[None] | None = None
         self._after, self._version = 0.0, -1

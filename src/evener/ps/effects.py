@@ -6,12 +6,14 @@ something happened -> membership decides (`nodes`) -> told, noted in the history
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from evener.ps.messages import Dismiss, Outbox, Quarantine
+from evener.ps.config import MasterConfig
+from evener.ps.messages import Dismiss, Header, Quarantine
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.scheduler import Scheduler
+from evener.wire.server import Server
 
 EVENTS: dict[TransitionKind, str] = {
     "admit": "joined",
@@ -34,21 +36,13 @@ class Effects:
     Args:
         nodes: whose state is decided upon.
         scheduler: of the run in progress.
-        outbox: takes what has to leave.
-        clock: seconds.
-        notify: tells the master's user.
+        server: of the connections.
+        config: of the master.
     """
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        scheduler: Scheduler,
-        outbox: Outbox,
-        clock: Callable[[], float],
-        notify: Callable[[str], None],
-    ) -> None:
-        self._nodes, self._scheduler, self._outbox = nodes, scheduler, outbox
-        self._clock, self._notify = clock, notify
+    def __init__(self, nodes: Nodes, scheduler: Scheduler, server: Server[Header], config: MasterConfig) -> None:
+        self._nodes, self._scheduler, self._server = nodes, scheduler, server
+        self._clock, self._notify = config.clock, config.notify
 
     def of(self, what: Occurrence, node: NodeRecord) -> None:
         """Something happened to a node."""
@@ -61,16 +55,15 @@ class Effects:
 
     def of_run(self) -> None:
         """The run may have learnt something of nodes; then its next round may be open."""
-        run = self._scheduler.run
-        if run is None:
+        if (run := self._scheduler.run) is None:
             return
         observations = run.observations
         while observations:
             what, node = observations.popleft()
             if what != "contributed" or not self._nodes.is_well(node):
                 self.of(what, node)
-        if run.server.version + 1 != self._nodes.round:
-            self._nodes.open_round(run.server.version + 1, self._clock())
+        if (number := run.server.version + 1) != self._nodes.round:
+            self._nodes.open_round(number, self._clock())
 
     def of_not_ready(self, node: NodeRecord, reason: str) -> None:
         """A node cannot take part in the run."""
@@ -94,8 +87,8 @@ class Effects:
 
     def turn_away(self, peer: int, reason: str) -> None:
         """Close the connection of a node that may not take part."""
-        self._outbox.send(peer, Dismiss(reason=reason, is_error=True))
-        self._outbox.disconnect(peer, reason)
+        self._server.send(peer, Dismiss(reason=reason, is_error=True))
+        self._server.disconnect(peer, reason)
 
     def _do(self, transition: Transition) -> None:
         kind, run, node = transition.kind, self._scheduler.run, self._nodes.by_name[transition.node]
@@ -105,6 +98,6 @@ class Effects:
         if kind in ("admit", "resume", "replace", "take back"):
             self._scheduler.admit(node)
         elif kind in ("bench", "wait"):
-            self._outbox.send(node.peer, Quarantine(seconds=transition.seconds, reason=transition.reason))
+            self._server.send(node.peer, Quarantine(seconds=transition.seconds, reason=transition.reason))
         elif kind == "dismiss" and node.peer is not None:
             self.turn_away(node.peer, transition.reason)

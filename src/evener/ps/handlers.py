@@ -1,48 +1,46 @@
 """What the master does about each message: where its bytes go while they arrive, and who deals with it.
 
-    head of a frame    -> place: memory for what comes
-    bytes of it        -> on_part: a contribution is dealt with the moment its last byte is here: a node that overlaps
-                          communication with work may have the next one right behind it, for the same memory
-    whole frame        -> on_message: HANDLERS says by the type of the header which method deals with it
-
-All that has to leave goes into the outbox.
+head of a frame    -> place: memory for what comes
+bytes of it        -> on_part: a contribution is dealt with the moment its last byte is here, and is no event
+whole frame        -> on_message: HANDLERS says by the type of the header which method deals with it
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from evener.profile import ClusterProfile
 from evener.ps import messages as m
-from evener.ps.admission import Versions, admission_of
 from evener.ps.blob import CHUNK_BYTES
+from evener.ps.config import MasterConfig, Versions
 from evener.ps.effects import Effects
-from evener.ps.messages import Header, Outbox
+from evener.ps.messages import PROTOCOL, Header, Join
 from evener.ps.node_state import Transition
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.scheduler import Scheduler
-from evener.ps.state_dir import StateDir
 from evener.ps.status import ClusterStatus, RunStatus, encode_status
 from evener.ps.training_run import TrainingRun
 from evener.schema import write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
+from evener.wire.server import Server
+
+CLOCK_SECONDS = 3.0
+"""By which two clocks may differ without a remark."""
+_LONGEST_NAME = 64
 
 
 class Handlers:
     """See the first lines.
 
     Args:
-        home: the master's folder.
-        versions: of what runs here.
+        config: of the master.
         nodes: all nodes.
         scheduler: of runs.
         effects: of what happens to nodes.
-        outbox: takes what has to leave.
-        clock: seconds, never going back.
-        notify: tells the master's user.
+        server: of the connections.
 
     Attributes:
         address: of the master.
@@ -50,20 +48,11 @@ class Handlers:
     """
 
     def __init__(
-        self,
-        home: StateDir,
-        versions: Versions,
-        nodes: Nodes,
-        scheduler: Scheduler,
-        effects: Effects,
-        outbox: Outbox,
-        clock: Callable[[], float],
-        notify: Callable[[str], None],
+        self, config: MasterConfig, nodes: Nodes, scheduler: Scheduler, effects: Effects, server: Server[Header]
     ) -> None:
-        self._home, self._versions, self._clock, self._notify = home, versions, clock, notify
-        self._nodes, self._scheduler, self._effects, self._outbox = nodes, scheduler, effects, outbox
+        self._config, self._nodes, self._scheduler, self._effects = config, nodes, scheduler, effects
+        self._server, self._send = server, server.send
         self._origins: dict[int, str] = {}
-        self._lengths: dict[int, int] = {}
         self.address = ""
         self.is_ending = False
 
@@ -74,7 +63,6 @@ class Handlers:
     def on_disconnected(self, peer: int) -> None:
         """A connection is gone."""
         self._origins.pop(peer, None)
-        self._lengths.pop(peer, None)
         self._scheduler.disconnected(peer)
         node = self._nodes.disconnect(peer)
         if node is not None:
@@ -87,75 +75,66 @@ class Handlers:
             BadFrame: nothing of that kind may bring so much, or not from there.
         """
         if type(header) is m.Contribution:
-            return self._place_contribution(peer, header, lengths)
+            if (node := self._nodes.at(peer)) is None:
+                raise BadFrame("it has to join first")
+            run = self._scheduler.run
+            inbox = run.inbox(node, header, lengths[0]) if run is not None and len(lengths) == 1 else None
+            return None if inbox is None else (inbox,)
         is_blob = isinstance(header, m.BlobChunk) and sum(lengths) <= CHUNK_BYTES
         if lengths and not is_blob and not isinstance(header, m.SubmitRun):
             raise BadFrame(f"{type(header).__name__} brings {sum(lengths)} bytes too many")
         return allocate(header, lengths)
 
-    def on_part(self, peer: int, header: Header, received: int) -> None:
-        """So many bytes of a frame's buffers are here."""
+    def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
+        """So many bytes of a frame's buffers are here; whether nothing is left to do when they are all."""
         node, run = self._nodes.at(peer), self._scheduler.run
-        if node is None:
-            return
-        self._effects.of_hearing(node)
-        if type(header) is not m.Contribution or run is None:
-            return
-        if received < self._lengths[peer]:
-            run.arrived(node, header, received)
-        else:
-            run.contribute(node, header, received)
-            self._effects.of_run()
+        if node is not None:
+            self._effects.of_hearing(node)
+        if not isinstance(header, m.Contribution):
+            return False
+        if node is not None and run is not None:
+            if is_whole:
+                run.contribute(node, header, received)
+                self._effects.of_run()
+            else:
+                run.arrived(node, header, received)
+        return True
 
     def on_message(self, peer: int, header: Header, buffers: Sequence[memoryview]) -> None:
         """A frame is here."""
-        if type(header) is m.Contribution and self._lengths.get(peer, 0) > 0:
-            return  # dealt with when its last byte came
         node, handler = self._nodes.at(peer), HANDLERS.get(type(header))
         if node is not None:
             self._effects.of_hearing(node)
         if handler is not None and (node is not None or type(header) in FROM_ANYBODY):
             handler(self, peer, node, header, buffers)
         elif not isinstance(header, m.Heartbeat):
-            self._outbox.disconnect(peer, "it has to join first")
+            self._server.disconnect(peer, "it has to join first")
         self._effects.of_run()
 
-    def _place_contribution(
-        self, peer: int, header: m.Contribution, lengths: tuple[int, ...]
-    ) -> Sequence[Buffer] | None:  # fmt: skip
-        self._lengths[peer] = sum(lengths)
-        node, run = self._nodes.at(peer), self._scheduler.run
-        if node is None:
-            raise BadFrame("it has to join first")
-        if run is None or len(lengths) != 1:
-            return None
-        inbox = run.inbox(node, header, lengths[0])
-        return None if inbox is None else (inbox,)
-
-    def _join(self, peer: int, _: NodeRecord | None, join: m.Join, __: object) -> None:
-        admission = admission_of(join, self._versions, time.time())
+    def _join(self, peer: int, _: NodeRecord | None, join: Join, __: object) -> None:
+        admission = admission_of(join, self._config.versions, time.time())
         transitions: tuple[Transition, ...] = ()
         if not admission.refusal:
             node = self._nodes.record(join.name)
-            transitions = self._nodes.decide("joined", node, self._clock(), join.incarnation)
+            transitions = self._nodes.decide("joined", node, self._config.clock(), join.incarnation)
         reasons = [admission.refusal, *(one.reason for one in transitions if one.kind == "dismiss")]
         if any(reasons):
             self._effects.turn_away(peer, next(filter(None, reasons)))
             return
         for remark in admission.remarks:
-            self._notify(f"warning: {remark}")
+            self._config.notify(f"warning: {remark}")
         earlier = self._nodes.connect(node, peer)
         node.origin, node.device, node.profile, node.ready = self._origins[peer], join.device, join.profile, join.run
         node.doing, node.peak_memory_bytes, node.steps = "waits", 0, 0
         if earlier is not None:
             self._effects.turn_away(earlier, "a later process of that name has taken its place")
-        self._outbox.send(peer, m.Welcome(patience=self._nodes.patience, remarks=admission.remarks))
+        self._send(peer, m.Welcome(patience=self._nodes.patience, remarks=admission.remarks))
         self._effects.follow(transitions)
 
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
         node.profile = header.profile
         profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
-        write_noun(ClusterProfile(devices=tuple(profiles)), self._home.profile)
+        write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
         if node.is_present:
             self._scheduler.admit(node)
 
@@ -201,9 +180,9 @@ class Handlers:
 
     def _get_status(self, peer: int, _: object, __: m.GetStatus, ___: object) -> None:
         run = self._scheduler.run
-        nodes = self._nodes.status(run.history.totals if run else {}, self._clock())
+        nodes = self._nodes.status(run.history.totals if run else {}, self._config.clock())
         status = ClusterStatus(address=self.address, nodes=nodes, run=self._run_status(run) if run else None)
-        self._outbox.send(peer, m.StatusReply(), (encode_status(status),))
+        self._send(peer, m.StatusReply(), (encode_status(status),))
 
     def _run_status(self, run: TrainingRun) -> RunStatus:
         validations = run.history.validations
@@ -216,7 +195,7 @@ class Handlers:
             epochs=run.job.workload.num_epochs,
             loss=run.history.loss,
             accuracy=validations[-1].accuracy if validations else None,
-            folder=str(self._home.runs / run.job.run),
+            folder=str(self._config.home.runs / run.job.run),
         )
 
     def _shut_down(self, _: int, __: object, ___: m.ShutDown, ____: object) -> None:
@@ -224,7 +203,7 @@ class Handlers:
 
 
 FROM_ANYBODY: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
-    m.Join: Handlers._join,
+    Join: Handlers._join,
     m.FetchBlob: Handlers._fetch,
     m.BlobChunk: Handlers._chunk,
     m.SubmitRun: Handlers._submit,
@@ -244,3 +223,55 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = F
     m.Validated: Handlers._validated,
 }
 """Who deals with a message: of anybody, or of a node that has joined."""
+
+
+class Admission(NamedTuple):
+    """The answer to a node.
+
+    Attributes:
+        refusal: why it may not join, with a cure; empty if it may.
+        remarks: sentences for its user.
+    """
+
+    refusal: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+def admission_of(join: Join, here: Versions, now: float) -> Admission:
+    """What to answer to `join`.
+
+    Args:
+        join: of the node.
+        here: what runs on the master.
+        now: the master's clock, seconds since 1970.
+    """
+    if join.protocol != PROTOCOL:
+        return Admission(
+            f"Evener {join.evener} on the node does not understand Evener {here.evener} on the master: "
+            "install the same version on both"
+        )
+    if not join.name.isprintable() or not 0 < len(join.name) <= _LONGEST_NAME or join.name != join.name.strip():
+        return Admission(f"the name of a node must be 1 to {_LONGEST_NAME} printable characters, got {join.name!r}")
+    return Admission(remarks=tuple(_remarks(join, here, now)))
+
+
+def _remarks(join: Join, here: Versions, now: float) -> list[str]:
+    """What differs and may matter: results need not be the same to the last bit, and logs do not fit each other."""
+    remarks = []
+    if abs(join.clock - now) > CLOCK_SECONDS:
+        relation = "ahead of" if join.clock > now else "behind"
+        seconds = abs(join.clock - now)
+        remarks.append(f"the clock of node {join.name} is {seconds:.0f} s {relation} the master's: let both follow NTP")
+    pairs = {
+        "Evener": (join.evener, here.evener),
+        "Python": (_minor(join.python), _minor(here.python)),
+        "PyTorch": (_minor(join.torch), _minor(here.torch)),
+    }
+    for what, (theirs, ours) in pairs.items():
+        if theirs and ours and theirs != ours:
+            remarks.append(f"node {join.name} runs {what} {theirs}, the master {ours}")
+    return remarks
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -1,51 +1,28 @@
-"""The master: one thread around the sockets. What arrives goes to its handler; what follows leaves by the outbox.
+"""The master: one thread around the sockets. What arrives goes to its handler; what follows is sent at once.
 
 poll -> frames -> handlers (a table by type of message) -> nodes (membership decides: who is in, benched, back)
                                                         -> scheduler and run (agreement, validation, history)
-               -> effects (the one place where a node is taken in, or lost) -> outbox -> sockets
+               -> effects (the one place where a node is taken in, or lost)
      -> the time alone: heartbeats, the late and the silent, events for whoever watches
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from evener.errors import Interrupted
 from evener.heartbeat import is_due
-from evener.ps.admission import Versions
+from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
 from evener.ps.handlers import Handlers
-from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, Outbox, ToMaster
+from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, ToMaster
 from evener.ps.nodes import Nodes
 from evener.ps.scheduler import Scheduler
-from evener.ps.state_dir import StateDir
-from evener.wire.frame import Buffer, Limits
-from evener.wire.identity import Address, Identity
+from evener.wire.frame import Limits
+from evener.wire.identity import Address
 from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerRefused, Server
 
 _TICK_SECONDS = 0.05
-
-
-class MasterConfig(NamedTuple):
-    """What a master is given.
-
-    Attributes:
-        home: its folder.
-        identity: who it is.
-        versions: of what runs here.
-        environment: the same and more, for records.
-        patience: seconds of silence after which a node is given up.
-        notify: tells its user.
-    """
-
-    home: StateDir
-    identity: Identity
-    versions: Versions
-    environment: dict[str, str]
-    patience: float
-    notify: Callable[[str], None]
 
 
 class Master:
@@ -53,36 +30,21 @@ class Master:
 
     Args:
         config: see there.
-        clock: seconds, never going back.
 
     Attributes:
         nodes: all that it knows.
         server: its connections.
     """
 
-    def __init__(self, config: MasterConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._patience, self._notify, self._clock = config.patience, config.notify, clock
-        self._outbox = Outbox()
+    def __init__(self, config: MasterConfig) -> None:
+        self._patience, self._notify, self._clock = config.patience, config.notify, config.clock
         self.nodes = Nodes(config.patience)
-        self._scheduler = Scheduler(
-            config.home, self.nodes, self._outbox, clock, config.environment, config.notify
-        )  # fmt: skip
-        self._effects = Effects(self.nodes, self._scheduler, self._outbox, clock, config.notify)
-        self._handlers = Handlers(
-            config.home,
-            config.versions,
-            self.nodes,
-            self._scheduler,
-            self._effects,
-            self._outbox,
-            clock,
-            config.notify,
-        )
-        limits = Limits(patience=config.patience)
-        self.server: Server[Header] = Server(
-            ToMaster, config.identity, limits, place=self._place, on_part=self._on_part
-        )  # fmt: skip
-        self._ticked = self._beaten = clock()
+        self.server: Server[Header] = Server(ToMaster, config.identity, Limits(patience=config.patience))
+        self._scheduler = Scheduler(config, self.nodes, self.server.send)
+        self._effects = Effects(self.nodes, self._scheduler, self.server, config)
+        self._handlers = Handlers(config, self.nodes, self._scheduler, self._effects, self.server)
+        self.server.place, self.server.on_part = self._handlers.place, self._handlers.on_part
+        self._ticked = self._beaten = config.clock()
         self._has_ended = False
 
     def listen(self, address: Address) -> Address:
@@ -117,13 +79,6 @@ class Master:
         self.server.close(MASTER_ENDED if self._has_ended else "the master closes")
         self._scheduler.close()
 
-    def _place(self, peer: int, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
-        return self._handlers.place(peer, header, lengths)
-
-    def _on_part(self, peer: int, header: Header, received: int) -> None:
-        self._handlers.on_part(peer, header, received)
-        self._flush()
-
     def _on_event(self, event: Any) -> None:
         if isinstance(event, FrameReceived):
             self._handlers.on_message(event.peer, event.header, event.buffers)
@@ -133,15 +88,6 @@ class Master:
             self._handlers.on_disconnected(event.peer)
         elif isinstance(event, PeerRefused):
             self._notify(f"turned away {event.origin}: {event.reason}")
-        self._flush()
-
-    def _flush(self) -> None:
-        """Hand what has to leave to the sockets."""
-        for peer, header, buffers, reason in self._outbox.drain():
-            if header is None:
-                self.server.disconnect(peer, reason)
-            else:
-                self.server.send(peer, header, buffers)
 
     def _tick(self) -> None:
         now = self._clock()
@@ -151,7 +97,6 @@ class Master:
         self._effects.of_time()
         self._scheduler.tick(now, self.server.is_sending)
         self._effects.of_run()
-        self._flush()
         if is_due(self._beaten, now, self._patience):
             self._beaten = now
             for peer in self.server.peers:
@@ -162,7 +107,6 @@ class Master:
         dismiss = Dismiss(reason="`evener down` was typed", is_error=False)
         if self._scheduler.run is not None:
             self._scheduler.finish(Interrupted(f"stopped: {dismiss.reason}"))
-            self._flush()
         for peer in self.nodes.peers:
             self.server.send(peer, dismiss)
         missing, until = self.nodes.missing, self._clock() + self._patience

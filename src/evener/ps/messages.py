@@ -7,7 +7,7 @@ each other; a field that is added gets a default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -266,31 +266,9 @@ ToCommand: TypeAlias = (
 )
 
 
-class Outgoing(NamedTuple):
-    """A message for a connection; or the end of it, with a reason, if there is no header."""
+class Send(Protocol):
+    """Sends a message to a connection without waiting; to nobody if it is None, or gone."""
 
-    peer: int
-    header: Header | None
-    buffers: Sequence[Buffer] = ()
-    reason: str = ""
-
-
-class Outbox:
-    """Messages in the order in which they are to leave."""
-
-    def __init__(self) -> None:
-        self._messages: list[Outgoing] = []
-
-    def send(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
-        """Have a message sent; to nobody if there is no connection."""
-        if peer is not None:
-            self._messages.append(Outgoing(peer, header, buffers))
-
-    def disconnect(self, peer: int, reason: str) -> None:
-        """Have a connection closed."""
-        self._messages.append(Outgoing(peer, None, (), reason))
-
-    def drain(self) -> list[Outgoing]:
-        """All that has to leave now; forgotten here."""
-        messages, self._messages = self._messages, []
-        return messages
+    def __call__(self, peer: int | None, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a frame."""
+        ...

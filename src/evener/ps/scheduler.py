@@ -11,20 +11,20 @@ from evener.events import encode_events
 from evener.history import History
 from evener.ps.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer
+from evener.ps.config import MasterConfig
 from evener.ps.messages import (
     BlobChunk,
     FetchBlob,
-    Outbox,
     Release,
     RunAccepted,
     RunEvents,
     RunFinished,
     RunRejected,
+    Send,
     StopRun,
 )
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.results import RunResult, encode_record, load_result, plan_of, record_of, save_result, weights_of
-from evener.ps.state_dir import StateDir
 from evener.ps.submission import Submission, Submissions
 from evener.ps.training_run import TrainingRun
 from evener.sync.parameter_server import ParameterServer
@@ -35,31 +35,20 @@ class Scheduler:
     """All that a master does for runs; close it.
 
     Args:
-        home: where results go.
+        config: of the master.
         nodes: those who may work.
-        outbox: takes what has to leave.
-        clock: seconds.
-        environment: versions, for records.
-        notify: tells the master's user.
+        send: to connections.
 
     Attributes:
         run: in progress, if there is one.
     """
 
-    def __init__(
-        self,
-        home: StateDir,
-        nodes: Nodes,
-        outbox: Outbox,
-        clock: Callable[[], float],
-        environment: dict[str, str],
-        notify: Callable[[str], None],
-    ) -> None:
-        self._home, self._nodes, self._outbox, self._clock = home, nodes, outbox, clock
-        self._environment, self._notify = environment, notify
-        self._submissions, self._blobs = Submissions(home.blobs, outbox.send), BlobSender(home.blobs)
-        self._subscribers = Subscribers(nodes, outbox)
-        self._checkpointer = Checkpointer(home.run, clock, notify)
+    def __init__(self, config: MasterConfig, nodes: Nodes, send: Send) -> None:
+        self._config, self._nodes, self._send = config, nodes, send
+        self._home, self._clock, self._notify = config.home, config.clock, config.notify
+        self._submissions, self._blobs = Submissions(self._home.blobs, send), BlobSender(self._home.blobs)
+        self._subscribers = Subscribers(nodes, send)
+        self._checkpointer = Checkpointer(config)
         self._cores = ThreadPool()
         self.run: TrainingRun | None = None
 
@@ -76,7 +65,7 @@ class Scheduler:
         server = ParameterServer.resume(snapshot, first_number=time.time_ns(), cores=self._cores)
         self._nodes.resume(checkpoint.nodes, self._clock())
         history = History(checkpoint.history)
-        self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._outbox, self._clock)
+        self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
         self.run.begun, self.run.submitted = checkpoint.begun, checkpoint.submitted
         self._subscribers.begin((), len(history.totals))
         self.run.resume(checkpoint.used, checkpoint.due)
@@ -93,7 +82,7 @@ class Scheduler:
     def fetch(self, peer: int, fetch: FetchBlob) -> None:
         """A node lacks a piece of a blob."""
         chunk, data = self._blobs.chunk(fetch)
-        self._outbox.send(peer, chunk, (data,))
+        self._send(peer, chunk, (data,))
 
     def watch(self, peer: int, run: str) -> None:
         """A command subscribes to a run, or wants its result."""
@@ -103,10 +92,10 @@ class Scheduler:
         try:
             result = load_result(self._home.runs / run)
         except EvenerError as error:
-            self._outbox.send(peer, RunRejected(reason=f"there is no run {run}: {error}"))
+            self._send(peer, RunRejected(reason=f"there is no run {run}: {error}"))
             return
         header = RunFinished(exit_code=result.exit_code, reason=result.reason)
-        self._outbox.send(peer, header, (result.record, result.weights))
+        self._send(peer, header, (result.record, result.weights))
 
     def stop(self, stop: StopRun) -> None:
         """A command wants the run to end."""
@@ -168,7 +157,7 @@ class Scheduler:
         self._checkpointer.forget()
         for node in self._nodes.by_name.values():
             node.ready, node.doing, node.worker = "", "waits", None
-            self._outbox.send(node.peer, Release(run=run.job.run))
+            self._send(node.peer, Release(run=run.job.run))
         self._notify(f"run {run.job.run} is over{f': {error}' if error else ''}; results are in {self._folder(run)}")
         self.run = None
 
@@ -188,10 +177,10 @@ class Scheduler:
         server = ParameterServer(
             job.agreement, job.workload, submission.weights, cores=self._cores, first_number=time.time_ns()
         )
-        self.run = TrainingRun(job, server, History(), self._nodes, self._outbox, self._clock)
+        self.run = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
         self.run.submitted = submission.submitted
         self._subscribers.begin((submission.peer,), 0)
-        self._outbox.send(submission.peer, RunAccepted(run=job.run))
+        self._send(submission.peer, RunAccepted(run=job.run))
         self._notify(f"run {job.run} begins")
         for node in self._nodes.present:
             self.admit(node)
@@ -206,7 +195,7 @@ class Scheduler:
                 run.costs,
                 seconds=time.time() - run.begun if run.begun else 0.0,
                 startup=run.begun - run.submitted if run.begun else 0.0,
-                environment=self._environment,
+                environment=self._config.environment,
             )
         )
 
@@ -233,11 +222,11 @@ class Subscribers:
 
     Args:
         nodes: of which the plan names the devices.
-        outbox: takes what has to leave.
+        send: to connections.
     """
 
-    def __init__(self, nodes: Nodes, outbox: Outbox) -> None:
-        self._nodes, self._outbox = nodes, outbox
+    def __init__(self, nodes: Nodes, send: Send) -> None:
+        self._nodes, self._send = nodes, send
         self._peers: set[int] = set()
         self._columns = 0
         self._sent = 0.0
@@ -273,13 +262,13 @@ class Subscribers:
         if run.events and self._peers:
             data = encode_events(run.events)
             for peer in self._peers:
-                self._outbox.send(peer, RunEvents(), (data,))
+                self._send(peer, RunEvents(), (data,))
         run.events.clear()
 
     def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
         """The run is over."""
         for peer in self._peers:
-            self._outbox.send(peer, header, buffers)
+            self._send(peer, header, buffers)
         self._peers.clear()
 
     def _add_plan(self, run: TrainingRun) -> None:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
 from evener.errors import EvenerError
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.job import Job, decode_job
-from evener.ps.messages import BlobChunk, FetchBlob, Header, RunRejected
+from evener.ps.messages import BlobChunk, FetchBlob, RunRejected, Send
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat
-from evener.wire.frame import Buffer
-
-Send: TypeAlias = Callable[[int, Header, Sequence[Buffer]], None]
-"""Sends to a connection."""
 
 
 class Submission(NamedTuple):
@@ -42,7 +38,7 @@ class Submissions:
 
     Args:
         blobs: folder for code and data.
-        send: see above.
+        send: to connections.
     """
 
     def __init__(self, blobs: Path, send: Send) -> None:
@@ -65,7 +61,7 @@ class Submissions:
         if self._open is not None:
             reason_to_wait = reason_to_wait or "another command is submitting a run at this moment: try again"
         if reason_to_wait:
-            self._send(peer, RunRejected(reason=reason_to_wait), ())
+            self._send(peer, RunRejected(reason=reason_to_wait))
             return None
         self._open = Submission(peer, job, weights, time.time())
         self._ask(peer, self._receiver.request(job.blobs))
@@ -79,7 +75,7 @@ class Submissions:
             self._ask(peer, self._receiver.receive(chunk, data))
         except (EvenerError, OSError) as error:
             self.close()
-            self._send(peer, RunRejected(reason=str(error)), ())
+            self._send(peer, RunRejected(reason=str(error)))
         return self._complete()
 
     def left(self, peer: int) -> None:
@@ -94,7 +90,7 @@ class Submissions:
 
     def _ask(self, peer: int, fetches: Sequence[FetchBlob]) -> None:
         for fetch in fetches:
-            self._send(peer, fetch, ())
+            self._send(peer, fetch)
 
     def _complete(self) -> Submission | None:
         found = self._open if self._receiver.is_complete else None

@@ -1,6 +1,6 @@
 """The conduct of one run at the master: the parameter server, validation and the history, joined to those who work.
 
-No sockets: what has to be sent goes into the outbox. What a run learns about nodes (a good update, a refused one, a
+What a run learns about nodes (a good update, a refused one, a
 late one) it puts into `observations`, for membership to decide upon; it never decides itself who takes part.
 """
 
@@ -16,7 +16,7 @@ from evener.events import RunEvent
 from evener.history import Entry, History, NodeWork
 from evener.oracle.apportion import Worker
 from evener.ps.job import Job, encode_job
-from evener.ps.messages import Contribution, Outbox, Prepare, ServerReply, Validated
+from evener.ps.messages import Contribution, Prepare, Send, ServerReply, Validated
 from evener.ps.node_state import Occurrence
 from evener.ps.nodes import NodeRecord, Nodes, stragglers
 from evener.ps.validation import SliceForNode, Validations
@@ -38,7 +38,7 @@ class TrainingRun:
         server: that agrees on the weights.
         history: that remembers.
         nodes: whoever may work.
-        outbox: takes what has to leave.
+        send: to connections.
         clock: seconds.
 
     Attributes:
@@ -56,7 +56,7 @@ class TrainingRun:
         server: ParameterServer,
         history: History,
         nodes: Nodes,
-        outbox: Outbox,
+        send: Send,
         clock: Callable[[], float],
     ) -> None:
         self.job, self.server, self.history = job, server, history
@@ -66,7 +66,7 @@ class TrainingRun:
         self.has_begun = False
         self.used: dict[int, int] = {}
         self.submitted = self.begun = 0.0
-        self._nodes, self._outbox, self._clock = nodes, outbox, clock
+        self._nodes, self._send, self._clock = nodes, send, clock
         self._validations = Validations(job)
         self._bytes_saved = job.layout.num_bytes - server.push_bytes
         self._refused_in_a_row = 0
@@ -105,7 +105,7 @@ class TrainingRun:
             return
         if node.ready != self.job.run:
             node.doing = "prepares"
-            self._outbox.send(node.peer, Prepare(run=self.job.run), [encode_job(self.job)])
+            self._send(node.peer, Prepare(run=self.job.run), [encode_job(self.job)])
             return
         node.doing = "works" if self.has_begun else "waits for the others to make ready"
         if self.has_begun:
@@ -215,7 +215,7 @@ class TrainingRun:
         self.history.add_node(node.name)
         node.worker = self.server.worker(node.name)
         self._follow(self.server.admit(node.name))
-        self._send(self._validations.slices_of(node.name))
+        self._send_slices(self._validations.slices_of(node.name))
         self._give_out()
 
     def _step_seconds(self) -> dict[NodeRecord, float]:
@@ -245,7 +245,7 @@ class TrainingRun:
                 work.received += len(image)
                 work.saved += self.job.layout.num_bytes - len(image)
             buffers = () if image is None else (image,)
-            self._outbox.send(node.peer, ServerReply(run=self.job.run, answer=answer), buffers)
+            self._send(node.peer, ServerReply(run=self.job.run, answer=answer), buffers)
 
     def _applied(self, judgement: Judgement) -> NodeWork:
         self._refused_in_a_row = 0
@@ -292,8 +292,8 @@ class TrainingRun:
 
     def _give_out(self, *, also_of_the_late: bool = False) -> None:
         if self._validations.due:
-            self._send(self._validations.give_out(self.costs, self._clock(), also_of_the_late=also_of_the_late))
+            self._send_slices(self._validations.give_out(self.costs, self._clock(), also_of_the_late=also_of_the_late))
 
-    def _send(self, slices: Iterable[SliceForNode]) -> None:
+    def _send_slices(self, slices: Iterable[SliceForNode]) -> None:
         for name, header, weights in slices:
-            self._outbox.send(self._nodes.by_name[name].peer, header, [weights])
+            self._send(self._nodes.by_name[name].peer, header, [weights])

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from evener.profile import DeviceProfile
-from evener.ps.admission import Versions
 from evener.ps.blob_transfer import BlobReceiver
+from evener.ps.config import Versions
 from evener.ps.engine import Build, EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated

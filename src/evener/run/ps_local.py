@@ -14,8 +14,8 @@ from evener.errors import NodeLost
 from evener.host import environment
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
-from evener.ps.admission import versions_here
-from evener.ps.master import Master, MasterConfig
+from evener.ps.config import MasterConfig, versions_here
+from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.node import Node
 from evener.ps.state_dir import StateDir

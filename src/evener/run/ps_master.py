@@ -11,8 +11,8 @@ from rich.table import Table
 
 from evener.errors import InvalidInput
 from evener.host import environment, own_address
-from evener.ps.admission import versions_here
-from evener.ps.master import Master, MasterConfig
+from evener.ps.config import MasterConfig, versions_here
+from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.state_dir import Beacon, StateDir, default_state_dir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus

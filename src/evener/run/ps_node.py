@@ -20,7 +20,7 @@ from typing import IO
 from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import InvalidInput, InvalidValue, MissingFile, require
 from evener.profile import ClusterProfile, DeviceProfile
-from evener.ps.admission import versions_here
+from evener.ps.config import versions_here
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
 from evener.ps.reconnecting_client import Dial

@@ -20,6 +20,7 @@ from typing import Any, Generic
 
 import msgspec
 
+from evener.heartbeat import Progress
 from evener.wire.errors import BadFrame, ConnectionLost
 from evener.wire.frame import (
     Buffer,
@@ -200,8 +201,7 @@ class Peer(Generic[H]):
         self._limits = limits
         self._queue: deque[list[memoryview]] = deque()
         self._sequence = 0
-        self._sent, self._sent_at = 0, now
-        self._received, self._received_at = 0, now
+        self._sent, self._received = Progress(now), Progress(now)
 
     @property
     def wants_write(self) -> bool:
@@ -249,12 +249,8 @@ class Peer(Generic[H]):
     def stalled(self, now: float) -> str:
         """Why the peer is to be given up at `now`: it took or gave nothing for the patience; else empty."""
         patience, transport = self._limits.patience, self.transport
-        if transport.wire_bytes_sent != self._sent or not self.wants_write:
-            self._sent, self._sent_at = transport.wire_bytes_sent, now
-        if transport.wire_bytes_received != self._received or not self.reader.midway:
-            self._received, self._received_at = transport.wire_bytes_received, now
-        if now - self._sent_at > patience:
+        taken = self._sent.idle_seconds(transport.wire_bytes_sent, expected=self.wants_write, now=now)
+        given = self._received.idle_seconds(transport.wire_bytes_received, expected=self.reader.midway, now=now)
+        if taken > patience:
             return f"it took nothing for {patience:g} s, with {len(self._queue)} frames waiting for it"
-        if now - self._received_at > patience:
-            return f"it stopped amid a frame for {patience:g} s"
-        return ""
+        return f"it stopped amid a frame for {patience:g} s" if given > patience else ""

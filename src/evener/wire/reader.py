@@ -40,8 +40,11 @@ from evener.wire.frame import (
 
 Place: TypeAlias = Callable[[H, tuple[int, ...]], Sequence[Buffer] | None]
 """Where the buffers of a frame with this header go, given their lengths; None drops them; BadFrame refuses them."""
-OnPart: TypeAlias = Callable[[H, int], None]
-"""Gets the header and how many bytes of the payload have arrived: when all are here, and before, whenever 4 KB more."""
+OnPart: TypeAlias = Callable[[H, int, bool], bool]
+"""Gets the header, how many bytes of the payload have arrived, and whether these are all: then, and whenever 4 KB more.
+
+What it answers when all are here says whether the frame has been dealt with by that.
+"""
 
 READ_AHEAD = 4096
 _DROP_BYTES = 64 * 1024
@@ -64,6 +67,7 @@ class FrameReader(Generic[H]):
     Attributes:
         space: where the next bytes have to be put; never empty.
         midway: whether bytes have come that were not handed out as a frame.
+        is_taken: whether `on_part` has dealt with the frame that was handed out last.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class FrameReader(Generic[H]):
         self._decoder = msgspec.msgpack.Decoder(headers)
         self._limits = limits
         self._near = self.space = memoryview(bytearray(READ_AHEAD))
-        self.midway = False
+        self.midway = self.is_taken = False
         self._start = self._end = 0  # of what was read ahead and not looked at
         self._needed = PREFIX_BYTES  # bytes from start on before the head can be looked at again
         self._sequence = 0
@@ -120,7 +124,7 @@ class FrameReader(Generic[H]):
             if missing and received - self._reported < READ_AHEAD:  # what came along with the head is not worth a call
                 return None
             self._reported = received
-            self.on_part(header, received)
+            self.is_taken = self.on_part(header, received, not missing)
         if missing:
             return None
         frame = Frame(header, self._views)
@@ -179,6 +183,7 @@ class FrameReader(Generic[H]):
         places = self.place(header, lengths)
         self.midway = True
         self._header, self._missing, self._received, self._reported = header, total, 0, 0
+        self.is_taken = False
         self._views = () if places is None else _checked(places, lengths)
         if not total:
             return

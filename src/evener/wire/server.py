@@ -36,8 +36,11 @@ PeerPlace: TypeAlias = Callable[[int, H, tuple[int, ...]], Sequence[Buffer] | No
 
 Memory that was given must not be given again before its `FrameReceived` was seen: the next frame may be close behind.
 """
-PeerOnPart: TypeAlias = Callable[[int, H, int], None]
-"""Gets peer, header and how many bytes of the payload have arrived so far."""
+PeerOnPart: TypeAlias = Callable[[int, H, int, bool], bool]
+"""Gets peer, header, how many bytes of the payload have arrived so far, and whether these are all; see `reader.OnPart`.
+
+A frame that it has taken is no event: the poll goes on, and its memory may be given again at once.
+"""
 
 _TICKS = 20
 """How often deadlines are looked at within the shortest of them."""
@@ -88,8 +91,11 @@ class Server(Generic[H]):
         headers: type of the headers that nodes send.
         identity: of this master; says whether TLS is spoken.
         limits: what nodes and pending peers may ask for.
-        place: where payload goes; new memory if not given. It may call `send` and `disconnect`.
-        on_part: gets progress; may do the same.
+
+    Attributes:
+        place: where payload goes; new memory if it is None. It may call `send` and `disconnect`. To be set before
+            anybody connects.
+        on_part: gets progress; likewise.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class Server(Generic[H]):
         on_part: PeerOnPart[H] | None = None,
     ) -> None:
         self._headers, self._limits = headers, limits or Limits()
-        self._place, self._on_part = place, on_part
+        self.place, self.on_part = place, on_part
         self._poller = Poller()
         self._peers: dict[int, Peer[H]] = {}
         self._events: list[ServerEvent[H]] = []
@@ -147,15 +153,15 @@ class Server(Generic[H]):
         events, self._events, self._has_drained = self._events, [], False
         return events
 
-    def send(self, peer: int, header: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
+    def send(self, peer: int | None, header: msgspec.Struct, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame without waiting; `buffers` may be written to again when `is_sending` says no.
 
-        A peer that has gone is passed over: its `PeerDisconnected` has come or is on its way.
+        A peer that has gone, or None, is passed over: its `PeerDisconnected` has come or is on its way.
 
         Raises:
             InvalidValue: the frame exceeds a limit.
         """
-        if (end := self._peers.get(peer)) is None:
+        if peer is None or (end := self._peers.get(peer)) is None:
             return
         try:
             waits = end.send(header, buffers)
@@ -230,7 +236,8 @@ class Server(Generic[H]):
                 if not isinstance(arrived, Frame):
                     self._end(end, arrived.words)
                     return
-                events.append(FrameReceived(number, arrived.header, arrived.buffers))
+                if not reader.is_taken:
+                    events.append(FrameReceived(number, arrived.header, arrived.buffers))
                 arrived = reader.feed(0) if reader.midway else None
             if number not in self._peers:
                 return
@@ -250,10 +257,10 @@ class Server(Generic[H]):
     def _on_connected(self, transport: Transport, origin: str) -> None:
         number, self._num_connected = self._num_connected, self._num_connected + 1
         reader: FrameReader[H] = FrameReader(self._headers, self._limits)
-        if self._place is not None:
-            reader.place = partial(self._place, number)
-        if self._on_part is not None:
-            reader.on_part = partial(self._on_part, number)
+        if self.place is not None:
+            reader.place = partial(self.place, number)
+        if self.on_part is not None:
+            reader.on_part = partial(self.on_part, number)
         end = self._peers[number] = Peer(number, transport, reader, self._limits, time.monotonic())
         self._poller.watch(transport.sock, partial(self._serve, end))
         self._events.append(PeerConnected(number, origin))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from evener.ps.admission import CLOCK_SECONDS, Admission, Versions, admission_of
+from evener.ps.config import Versions
+from evener.ps.handlers import CLOCK_SECONDS, Admission, admission_of
 from evener.ps.messages import PROTOCOL, Join
 
 HERE = Versions("0.1.0", "3.11.7", "2.13.0")
