@@ -1,14 +1,17 @@
-"""Who may join is decided from what it says of itself: refusals carry a cure, remarks say what differs."""
+"""Who may join is decided from what it says of itself, with a cure or remarks; what may bring how many bytes."""
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from evener.ps.config import Versions
-from evener.ps.handlers import CLOCK_SECONDS, Admission, admission_of
-from evener.ps.messages import PROTOCOL, Join
+from evener.ps.handlers import CLOCK_SECONDS, Admission, Handlers, admission_of
+from evener.ps.messages import PROTOCOL, Contribution, Join
+from evener.sync.messages import Push
+from evener.wire.errors import BadFrame
 
 HERE = Versions("0.1.0", "3.11.7", "2.13.0")
 
@@ -56,3 +59,22 @@ def test_a_name_that_would_spoil_a_table_is_refused(name: str) -> None:
 )
 def test_what_differs_is_remarked(words: dict[str, Any], remark: str) -> None:
     assert admission_of(join(**words), HERE, 1000.0) == Admission(remarks=(remark,))
+
+
+@pytest.mark.parametrize(("lengths", "reason"), [((8, 8), "a contribution has one buffer, got 2"), ((16,), "")])
+def test_a_contribution_in_pieces_is_refused_for_no_memory_was_given_for_them(
+    lengths: tuple[int, ...], reason: str
+) -> None:
+    place = Handlers(
+        cast(Any, None),
+        cast(Any, SimpleNamespace(at=lambda peer: "node")),
+        cast(Any, SimpleNamespace(run=SimpleNamespace(inbox=lambda node, header, length: memoryview(bytes(length))))),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(send=None)),
+    ).place
+    header = Contribution(run="r", push=Push(number=1, seconds=1.0))
+    if reason:
+        with pytest.raises(BadFrame, match=reason):
+            place(0, header, lengths)
+    else:
+        assert [len(one) for one in place(0, header, lengths) or ()] == [16]

@@ -77,8 +77,10 @@ class Handlers:
         if type(header) is m.Contribution:
             if (node := self._nodes.at(peer)) is None:
                 raise BadFrame("it has to join first")
+            if len(lengths) > 1:
+                raise BadFrame(f"a contribution has one buffer, got {len(lengths)}")
             run = self._scheduler.run
-            inbox = run.inbox(node, header, lengths[0]) if run is not None and len(lengths) == 1 else None
+            inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
             return None if inbox is None else (inbox,)
         is_blob = isinstance(header, m.BlobChunk) and sum(lengths) <= CHUNK_BYTES
         if lengths and not is_blob and not isinstance(header, m.SubmitRun):

@@ -46,7 +46,8 @@ class ReceiveBuffers:
 
     def open(self, worker: str) -> memoryview:
         """Where the next bytes of `worker` belong: `num_bytes` of them; memory that nobody else writes to."""
-        self.forget(worker)
+        if worker in self._pages or worker in self._images:  # of which somebody may still hold the memory
+            self.forget(worker)
         if self._packing is None:
             return self.page(worker).lend()
         self._images[worker] = np.empty(self.num_bytes, np.uint8)
@@ -61,9 +62,8 @@ class ReceiveBuffers:
 
     def take(self, worker: str) -> Buffer:
         """The contribution that has arrived from `worker`; keep it until it is given to `reuse`."""
-        page = self.page(worker)
         if self._packing is not None:
-            self._packing.unpack(self._images[worker], page.flat)
+            self._packing.unpack(self._images[worker], self.page(worker).flat)
         return self._pages.pop(worker)
 
     def reuse(self, page: Buffer) -> None:

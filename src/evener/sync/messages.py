@@ -16,7 +16,7 @@ Range = tuple[int, int]
 """First position and number of positions."""
 
 
-class SampleRange(Part, frozen=True, kw_only=True):
+class SampleRange(Part, frozen=True, kw_only=True, array_like=True):
     """Some samples of one epoch: `ranges` of positions in its order."""
 
     epoch: int
@@ -25,7 +25,10 @@ class SampleRange(Part, frozen=True, kw_only=True):
     @property
     def num_samples(self) -> int:
         """In all ranges."""
-        return sum([count for _, count in self.ranges])
+        total = 0
+        for _, count in self.ranges:
+            total += count
+        return total
 
 
 def positions(samples: SampleRange) -> NDArray[np.int64]:
@@ -33,7 +36,7 @@ def positions(samples: SampleRange) -> NDArray[np.int64]:
     return np.concatenate([np.arange(first, first + count) for first, count in samples.ranges])
 
 
-class Lease(Part, frozen=True, kw_only=True):
+class Lease(Part, frozen=True, kw_only=True, array_like=True):
     """Work for one worker: until it is answered for or taken back, nobody else has these samples.
 
     Attributes:
@@ -54,7 +57,7 @@ class Lease(Part, frozen=True, kw_only=True):
         return self.samples.num_samples
 
 
-class Push(Part, frozen=True, kw_only=True):
+class Push(Part, frozen=True, kw_only=True, array_like=True):
     """What goes with a worker's contribution.
 
     Attributes:
@@ -68,7 +71,7 @@ class Push(Part, frozen=True, kw_only=True):
     loss: float | None = None
 
 
-class Answer(Part, frozen=True, kw_only=True):
+class Answer(Part, frozen=True, kw_only=True, array_like=True):
     """What a worker hears of the server; whoever holds no lease waits for the next answer.
 
     Attributes:

@@ -142,7 +142,8 @@ class ParameterServer:
         worker = self.workers.get(name)
         if worker is None or number not in worker.leases:
             return None
-        self.arrived(name, number, 0)
+        if self._buffers.comes_in_parts:
+            self._schedule.arrived(name, worker.leases[number], 0)
         return self._buffers.open(name)
 
     def arrived(self, name: str, number: int, num_bytes: int) -> None:

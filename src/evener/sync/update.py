@@ -72,6 +72,8 @@ class Merging:
 
     def _sum_counters(self) -> None:
         total = self._out.counters
+        if not total.size:
+            return
         np.copyto(total, self._sources[0].counters)
         for source in self._sources[1:]:
             np.add(total, source.counters, out=total)

@@ -119,17 +119,15 @@ def encode_frame(sequence: int, header: msgspec.Struct, buffers: Sequence[Buffer
         InvalidValue: it exceeds a limit, which the receiver would refuse, or a buffer is not contiguous.
     """
     encoded = _ENCODER.encode(header)
-    views = list(map(as_bytes, buffers))
-    lengths = list(map(len, views))
-    total = sum(lengths)
+    views = [*map(as_bytes, buffers)]
+    lengths = [*map(len, views)]
     if len(encoded) > limits.header_bytes:
         raise InvalidValue("bytes of a header", len(encoded), f"at most {limits.header_bytes}")
     if len(views) > limits.buffers:
         raise InvalidValue("number of buffers", len(views), f"at most {limits.buffers}")
-    if total > limits.frame_bytes:
+    if (total := sum(lengths)) > limits.frame_bytes:
         raise InvalidValue("bytes of a frame", total, f"at most {limits.frame_bytes}")
-    views.insert(0, memoryview(encode_head(sequence, encoded, lengths)))
-    return views
+    return [memoryview(encode_head(sequence, encoded, lengths)), *views]
 
 
 def encode_close(sequence: int, reason: str) -> list[memoryview]:
@@ -154,9 +152,8 @@ def as_bytes(buffer: Buffer) -> memoryview:
         InvalidValue: its memory is not contiguous.
     """
     view = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
-    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
-        return view
-    require(view.c_contiguous, "buffer", view.shape, "contiguous in memory")
+    if not view.c_contiguous:
+        raise InvalidValue("buffer", view.shape, "contiguous in memory")
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 

@@ -98,20 +98,13 @@ class FrameReader(Generic[H]):
         try:
             if self._header is None:
                 self._end += count
-                if self._end - self._start < self._needed:
-                    closed = None
-                    self._look_ahead()
-                else:
-                    closed = self._begin()
+                closed = self._begin() if self._end - self._start >= self._needed else None
                 if self._header is None:
+                    self._look_ahead()
                     self.midway = self._start != self._end
                     return closed
             else:
-                self._received += count
-                self._missing -= count
-                self.space = self.space[count:]
-                if self._missing and not self.space:
-                    self._next_view()
+                self._advance(count)
             return self._progress(self._header)
         except Exception as error:
             self._error = error
@@ -147,7 +140,6 @@ class FrameReader(Generic[H]):
         checked = layout.size + header_bytes
         self._needed = checked + CHECKSUM_BYTES
         if self._end - start < self._needed:
-            self._look_ahead()
             return None
         head = near[start : start + checked]
         if zlib.crc32(head) != CHECKSUM.unpack_from(near, start + checked)[0]:
@@ -156,9 +148,8 @@ class FrameReader(Generic[H]):
             raise BadFrame(f"frame {self._sequence} was due and frame {sequence} came: one was lost, repeated or moved")
         self._start, self._needed, self._sequence = start + self._needed, PREFIX_BYTES, sequence + 1
         if flags == CLOSE:
-            self._look_ahead()
             return Close(_decoded(_REASON, head[layout.size :]))
-        lengths = layout.unpack_from(head)[_PREFIX_FIELDS:]
+        lengths = layout.unpack_from(near, start)[_PREFIX_FIELDS:]
         if (total := sum(lengths)) > limits.frame_bytes:
             raise BadFrame(f"a frame must have at most {limits.frame_bytes} bytes of payload, got {total}")
         self._expect(_decoded(self._decoder, head[layout.size :]), lengths, total)
@@ -188,21 +179,22 @@ class FrameReader(Generic[H]):
         if not total:
             return
         self._rest = self._dropping() if places is None else iter(self._views)
-        self._next_view()
+        self.space = next(self._rest)
+        self._advance(0)
         while self._missing and (here := self._end - self._start):
             count = min(len(self.space), here)
             self.space[:count] = self._near[self._start : self._start + count]
             self._start += count
-            self._received += count
-            self._missing -= count
-            self.space = self.space[count:]
-            if self._missing and not self.space:
-                self._next_view()
+            self._advance(count)
 
-    def _next_view(self) -> None:
-        self.space = next(self._rest)
-        while not self.space:
-            self.space = next(self._rest)
+    def _advance(self, count: int) -> None:
+        """Count so many bytes of payload as received, and have the next ones come behind them."""
+        self._received += count
+        self._missing -= count
+        if self._missing:
+            self.space = self.space[count:]
+            while not self.space:
+                self.space = next(self._rest)
 
     def _dropping(self) -> Iterator[memoryview]:
         scratch = memoryview(bytearray(min(self._missing, _DROP_BYTES)))
