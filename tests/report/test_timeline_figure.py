@@ -9,7 +9,7 @@ import pytest
 from evener.errors import InvalidValue
 from evener.parallel.pipeline.timeline import StageEvent, Timeline
 from evener.report.canvas import png
-from evener.report.timeline import timeline_figure
+from evener.report.figures import timeline_figure
 
 
 def event(stage: int, micro_batch: int, kind: Any, begin: float, end: float) -> StageEvent:

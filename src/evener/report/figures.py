@@ -1,20 +1,37 @@
-"""Figures over the steps of runs: how well they learn, and how fast."""
+"""Figures over time: how well runs learn and how fast, and who computed what in a step of a pipeline."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from evener.errors import require
 from evener.record import Event, TrainRecord
-from evener.report.canvas import BLUE, COLORS, INK, LINES, MUTED, canvas, empty
-from evener.report.text import ellipsis
+from evener.report.canvas import (
+    BLUE,
+    COLORS,
+    FAINT,
+    GREEN,
+    INK,
+    LINES,
+    MUTED,
+    ORANGE,
+    SKY,
+    bar_axes,
+    bars_height,
+    canvas,
+    empty,
+)
+from evener.report.text import ellipsis, human_seconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from evener.parallel.pipeline.timeline import StageEvent, Timeline
 
 _MOST_LABELLED_EVENTS = 8
 
@@ -164,3 +181,83 @@ def _rolling_median(values: list[float]) -> list[float]:
     """`values` smoothed over a fiftieth of their number on either side; a few values are left as they are."""
     reach = len(values) // 50
     return [median(values[max(0, at - reach) : at + reach + 1]) for at in range(len(values))]
+
+
+_ACTION_COLORS = {"forward": BLUE, "recompute": SKY, "backward": GREEN, "evaluate": BLUE}
+_WAITING = "waiting for others"
+_BOX_HEIGHT = 0.68
+_NARROWEST_LABELLED = 0.016
+"""Of the width of the picture."""
+
+
+def timeline_figure(timeline: Timeline) -> Figure:
+    """A row a stage, a box an action with the number of its micro-batch; beside it the share of the step it computed.
+
+    Args:
+        timeline: of a step.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+        InvalidValue: nothing was timed.
+    """
+    events = timeline.events
+    require(len(events) > 0, "events", len(events), "at least one action of a step")
+    start = min(event.begin for event in events)
+    length = max(event.end for event in events) - start
+    with canvas(11, bars_height(max(timeline.num_stages, 2)), _title(timeline, length)) as figure:
+        axes = figure.subplots()
+        bar_axes(axes, [f"stage {stage}" for stage in range(timeline.num_stages)], "")
+        for stage in range(timeline.num_stages):
+            _draw_stage(axes, [event for event in events if event.stage == stage], stage, start, length)
+        axes.set_xlim(0, length)
+        axes.xaxis.set_major_formatter(lambda value, _: human_seconds(value))
+        axes.locator_params(axis="x", nbins=8)
+        handles, labels = axes.get_legend_handles_labels()
+        known = dict(zip(labels, handles, strict=True))
+        figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=len(known))
+    return figure
+
+
+def _title(timeline: Timeline, length: float) -> str:
+    stages, micro_batches = timeline.num_stages, len({event.micro_batch for event in timeline.events})
+    equal = (stages - 1) / (micro_batches + stages - 1)
+    return (
+        f"{human_seconds(length)} of {stages} stages and {micro_batches} micro-batches: "
+        f"idle for {percent(timeline.bubble)}, equal stages for {percent(equal)}"
+    )
+
+
+def _draw_stage(axes: Axes, events: Sequence[StageEvent], stage: int, start: float, length: float) -> None:
+    ordered = sorted(events, key=lambda event: event.begin)
+    for one, other in pairwise(ordered):
+        if other.begin > one.end:
+            axes.barh(
+                stage, other.begin - one.end, left=one.end - start, height=_BOX_HEIGHT, color=FAINT, hatch="////",
+                edgecolor=ORANGE, linewidth=0, label=_WAITING,
+            )  # fmt: skip
+    for event in ordered:
+        _draw_box(axes, event, start, length)
+    busy = sum(event.end - event.begin for event in ordered)
+    axes.text(
+        1.01, stage, percent(busy / length), va="center", fontsize=8.5, color=MUTED,
+        transform=axes.get_yaxis_transform(),
+    )  # fmt: skip
+
+
+def _draw_box(axes: Axes, event: StageEvent, start: float, length: float) -> None:
+    width, left = event.end - event.begin, event.begin - start
+    color = _ACTION_COLORS[event.kind]
+    axes.barh(
+        event.stage,
+        width,
+        left=left,
+        height=_BOX_HEIGHT,
+        color=color,
+        edgecolor="white",
+        linewidth=0.5,
+        label=event.kind,
+    )
+    if width >= _NARROWEST_LABELLED * length:
+        ink = INK if color == SKY else "white"
+        text = str(event.micro_batch)
+        axes.text(left + width / 2, event.stage, text, ha="center", va="center", fontsize=8, color=ink)

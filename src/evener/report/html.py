@@ -18,7 +18,7 @@ from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
-from evener.report.text import grid, human_count, human_seconds
+from evener.report.text import exact_percent, grid, human_count, human_seconds
 from evener.schema import read_noun
 
 if TYPE_CHECKING:
@@ -140,13 +140,13 @@ def _facts(record: TrainRecord) -> str:
 
 
 def _tiles(record: TrainRecord) -> str:
-    loss, accuracy = record.final_loss, record.validation_accuracy
+    loss = record.final_loss
     facts = {
         "training": human_seconds(record.seconds),
         "until the first step": human_seconds(record.startup_seconds),
         "samples per second": human_count(record.samples_per_second),
         "final loss": "-" if loss is None else human_count(loss),
-        "validation accuracy": "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+        "validation accuracy": exact_percent(record.validation_accuracy),
     }
     tiles = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     return f"<dl>{''.join(tiles)}</dl>"

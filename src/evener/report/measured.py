@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from evener.record import NodeStep, Step, TrainRecord
+from evener.record import NodeStep, NodeSummary, Step, TrainRecord
 
 
 class TypicalStep(NamedTuple):
@@ -94,8 +95,8 @@ def _sum(name: str, steps: tuple[NodeStep, ...]) -> NodePhases:
     )
 
 
-def waiting_fraction(record: TrainRecord) -> float:
-    """The part of all nodes' time that they waited for others, in [0, 1]."""
-    waiting = sum(node.seconds_waiting for node in record.nodes)
-    total = waiting + sum(node.seconds_computing for node in record.nodes)
+def waiting_fraction(nodes: Sequence[NodeSummary]) -> float:
+    """The part of the nodes' time that they waited for others, in [0, 1]."""
+    waiting = sum(node.seconds_waiting for node in nodes)
+    total = waiting + sum(node.seconds_computing for node in nodes)
     return waiting / total if total else 0.0

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
 from evener.plan import Plan, Prediction, Rejected
-from evener.record import NodeSummary, TrainRecord
+from evener.record import TrainRecord
 from evener.report.measured import typical_step, waiting_fraction
-from evener.report.text import Row, grid, human_bytes, human_count, human_seconds, percent
+from evener.report.text import (
+    Row,
+    exact_percent,
+    grid,
+    human_bytes,
+    human_count,
+    human_seconds,
+    percent,
+    table_of,
+)
+
+_NODE_FIELDS = ("name", "share", "seconds_computing", "seconds_waiting", "bytes_sent")
 
 
 def summary(record: TrainRecord) -> dict[str, object]:
@@ -29,16 +40,7 @@ def summary(record: TrainRecord) -> dict[str, object]:
         "samples_per_second": record.samples_per_second,
         "validation_accuracy": record.validation_accuracy,
         "final_loss": record.final_loss,
-        "nodes": [
-            {
-                "name": node.name,
-                "share": node.share,
-                "seconds_computing": node.seconds_computing,
-                "seconds_waiting": node.seconds_waiting,
-                "bytes_sent": node.bytes_sent,
-            }
-            for node in record.nodes
-        ],
+        "nodes": [{name: getattr(node, name) for name in _NODE_FIELDS} for node in record.nodes],
         **of_ps,
     }
 
@@ -74,47 +76,37 @@ def _predicted(prediction: Prediction) -> str:
 
 def record_table(record: TrainRecord) -> Table:
     """What every node of `record` did: its share, the seconds it computed and waited, what it sent and held."""
-    return grid(
+    return table_of(
         f"Run: {record.task}, {human_seconds(record.seconds)}, {human_count(record.samples_per_second)} samples/s",
-        ("node", ">share", ">computing", ">waiting", ">of its time", ">sent MB", ">peak memory"),
-        [_node_row(node) for node in record.nodes],
-    )
-
-
-def _node_row(node: NodeSummary) -> Row:
-    seconds = node.seconds_computing + node.seconds_waiting
-    return (
-        node.name,
-        percent(node.share),
-        human_seconds(node.seconds_computing),
-        human_seconds(node.seconds_waiting),
-        percent(node.seconds_waiting / seconds if seconds else 0.0),
-        human_count(node.bytes_sent / 1e6),
-        human_bytes(node.peak_memory_bytes),
+        {
+            "node": lambda node: node.name,
+            ">share": lambda node: percent(node.share),
+            ">computing": lambda node: human_seconds(node.seconds_computing),
+            ">waiting": lambda node: human_seconds(node.seconds_waiting),
+            ">of its time": lambda node: percent(waiting_fraction([node])),
+            ">sent MB": lambda node: human_count(node.bytes_sent / 1e6),
+            ">peak memory": lambda node: human_bytes(node.peak_memory_bytes),
+        },
+        record.nodes,
     )
 
 
 def comparison_table(records: Mapping[str, TrainRecord]) -> Table:
     """One row per way of training; speed-ups are over the samples per second of the first."""
-    first = next(iter(records.values()), None)
-    return grid(
+    reference = next((record.samples_per_second for record in records.values()), 0.0)
+    return table_of(
         "Comparison",
-        ("way", ">nodes", ">time", ">samples/s", ">speed-up", ">accuracy", ">waiting"),
-        [_way_row(name, record, first.samples_per_second) for name, record in records.items() if first],
+        {
+            "way": lambda way: way[0],
+            ">nodes": lambda way: str(len(way[1].nodes)),
+            ">time": lambda way: human_seconds(way[1].seconds),
+            ">samples/s": lambda way: human_count(way[1].samples_per_second),
+            ">speed-up": lambda way: f"{way[1].samples_per_second / reference:.2f}" if reference else "-",
+            ">accuracy": lambda way: exact_percent(way[1].validation_accuracy),
+            ">waiting": lambda way: percent(waiting_fraction(way[1].nodes)),
+        },
+        records.items(),
         caption="Accuracy: of the last validation. Waiting: of the time of all nodes.",
-    )
-
-
-def _way_row(name: str, record: TrainRecord, reference: float) -> Row:
-    accuracy = record.validation_accuracy
-    return (
-        name,
-        str(len(record.nodes)),
-        human_seconds(record.seconds),
-        human_count(record.samples_per_second),
-        f"{record.samples_per_second / reference:.2f}" if reference else "-",
-        "-" if accuracy is None else f"{100 * accuracy:.2f} %",
-        percent(waiting_fraction(record)),
     )
 
 
@@ -131,7 +123,7 @@ def predicted_table(record: TrainRecord) -> Table:
                 prediction.communication_seconds + prediction.waiting_seconds,
                 typical.communication_seconds,
             ),
-            _bytes_against("sent by a rank", prediction.sent_bytes, typical.sent_bytes),
+            _against("sent by a rank", prediction.sent_bytes, typical.sent_bytes, human_bytes),
         ]
     rebalanced = sum(event.kind == "rebalanced" for event in record.events)
     return grid(
@@ -142,16 +134,9 @@ def predicted_table(record: TrainRecord) -> Table:
     )
 
 
-def _against(what: str, predicted: float, measured: float) -> Row:
-    return (what, human_seconds(predicted), human_seconds(measured), _error(predicted, measured))
-
-
-def _bytes_against(what: str, predicted: float, measured: float) -> Row:
-    return (what, human_bytes(predicted), human_bytes(measured), _error(predicted, measured))
-
-
-def _error(predicted: float, measured: float) -> str:
-    return f"{100 * (predicted - measured) / measured:+.1f} %" if measured else "-"
+def _against(what: str, predicted: float, measured: float, form: Callable[[float], str] = human_seconds) -> Row:
+    error = f"{100 * (predicted - measured) / measured:+.1f} %" if measured else "-"
+    return (what, form(predicted), form(measured), error)
 
 
 def _prediction_caption(known: bool, rebalanced: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rich import box
 from rich.table import Table
@@ -11,6 +12,7 @@ from rich.text import Text
 
 Row = Sequence[str] | None
 """The cells of a row; None for a line between rows."""
+T = TypeVar("T")
 
 
 def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str = "") -> Table:
@@ -40,6 +42,11 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str =
         else:
             table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def table_of(title: str, columns: Mapping[str, Callable[[T], str]], items: Iterable[T], caption: str = "") -> Table:
+    """A table with a row an item: `columns` gives each header, as for `grid`, and the cell of an item."""
+    return grid(title, list(columns), [[cell(item) for cell in columns.values()] for item in items], caption)
 
 
 _BYTES = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -81,6 +88,11 @@ def percent(fraction: float) -> str:
     """`fraction` of one in per cent: `0.4 %`, `58 %`."""
     value = 100 * fraction
     return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def exact_percent(fraction: float | None) -> str:
+    """`fraction` of one in per cent with two decimals, as accuracies are compared; `-` for None."""
+    return "-" if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def ellipsis(text: str, length: int) -> str:

@@ -31,7 +31,7 @@ from evener.record import TrainRecord
 from evener.report.bars import comparison_figure
 from evener.report.canvas import png, require_matplotlib
 from evener.report.html import write_page
-from evener.report.profile_tables import layers_table, links_table, profile_table, timing_table
+from evener.report.planning_tables import layers_table, links_table, profile_table, timing_table
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
 from evener.run.config import RunConfig

@@ -17,7 +17,7 @@ from evener.oracle.profiles import fit_profile, imagine
 from evener.oracle.search import EVERY_STRATEGY, search
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
-from evener.report.forecast import parts_table, ranking_table, scale_figure, scale_table
+from evener.report.planning_tables import parts_table, ranking_table, scale_figure, scale_table
 from evener.run.console import open_console, print_line
 from evener.run.options import PROFILE, PlanConfig
 from evener.schema import read_noun, write_noun

@@ -23,7 +23,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.staged import StagedModel
 from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import png
-from evener.report.timeline import timeline_figure
+from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
 from evener.run.context import join_run, make_context, read_plan

@@ -1,0 +1,223 @@
+"""What is known before a run: layers of a model, measured machines, what the oracle foresees; tables and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from evener.graph import ModelGraph
+from evener.oracle.advice import Curve
+from evener.oracle.cost.model import CostEstimate
+from evener.oracle.search import Ranking
+from evener.plan import Plan
+from evener.profile import BatchTiming, ClusterProfile, DeviceProfile, TaskTiming, Throughput
+from evener.report.canvas import COLORS, LINES, canvas
+from evener.report.text import Row, grid, human_bytes, human_count, human_seconds, percent, table_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_GIGA = 1e9
+
+
+def layers_table(graph: ModelGraph) -> Table:
+    """Every layer of `graph` with its costs per sample; in the caption those of the whole model."""
+    forward, kept = human_count(graph.forward_flops / 1e6), human_bytes(graph.activation_bytes)
+    total = (
+        f"{human_count(graph.parameters)} parameters ({human_bytes(graph.parameter_bytes)}); "
+        f"per sample {forward} MFLOP forward, {kept} kept for backward"
+    )
+    return table_of(
+        f"Model: {graph.name}",
+        {
+            "layer": lambda layer: layer.name,
+            "kind": lambda layer: layer.kind,
+            "output of a sample": lambda layer: " x ".join(map(str, layer.output_shape)),
+            ">parameters": lambda layer: human_count(layer.parameters),
+            ">MFLOP": lambda layer: human_count(layer.forward_flops / 1e6),
+            ">kept": lambda layer: human_bytes(layer.activation_bytes),
+            "can be split along": lambda layer: ", ".join(layer.splits),
+        },
+        graph.layers,
+        caption=total,
+    )
+
+
+def profile_table(profile: ClusterProfile) -> Table:
+    """The devices of `profile`: memory, and speed and score at every precision that was measured."""
+    footnotes: list[str] = []
+    rows: list[Row] = []
+    for device in profile.devices:
+        rows += [*_device_rows(device, footnotes), None]
+    return grid(
+        "Devices",
+        ("node", "device", "model", ">cores", ">memory", ">GB/s", "precision", ">matmul", ">conv", ">score"),
+        rows[:-1],
+        caption="\n".join(("Speeds in GFLOP/s; score: geometric mean of matmul and conv.", *footnotes)),
+    )
+
+
+def _device_rows(device: DeviceProfile, footnotes: list[str]) -> Iterator[Row]:
+    slowed = f" (slowed to {percent(device.speed)})" if device.speed != 1.0 else ""
+    bandwidth = human_count(device.bandwidth / _GIGA) if device.bandwidth else "-"
+    memory = human_bytes(device.memory_bytes)
+    head: tuple[str, ...] = (device.node, device.device, device.model + slowed, str(device.cores), memory, bandwidth)
+    for throughput in device.throughputs:
+        yield (*head, *_speed_cells(throughput, footnotes))
+        head = ("",) * len(head)
+    if not device.throughputs:
+        yield (*head, "-", "-", "-", "-")
+
+
+def _speed_cells(throughput: Throughput, footnotes: list[str]) -> tuple[str, ...]:
+    speeds = (throughput.matmul_flops, throughput.conv_flops)
+    mark = _footnote(throughput.reason, footnotes) if None in speeds and throughput.reason else ""
+    total = throughput.score
+    return (
+        throughput.precision,
+        *(f"unsupported{mark}" if speed is None else human_count(speed / _GIGA) for speed in speeds),
+        "-" if total is None else human_count(total),
+    )
+
+
+def _footnote(reason: str, footnotes: list[str]) -> str:
+    """The mark of `reason` among the footnotes, which it joins if it is new."""
+    numbered = [line.partition(" ")[2] for line in footnotes]
+    if reason not in numbered:
+        footnotes.append(f"[{len(footnotes) + 1}] {reason}")
+        numbered.append(reason)
+    return f" [{numbered.index(reason) + 1}]"
+
+
+def links_table(profile: ClusterProfile) -> Table:
+    """The measured links of `profile`: latency in microseconds, bandwidth in GB/s."""
+    names = [f"{device.node} {device.device}" for device in profile.devices]
+    return table_of(
+        "Links",
+        {
+            "from": lambda link: names[link.source],
+            "to": lambda link: names[link.target],
+            "backend": lambda link: link.backend,
+            ">latency µs": lambda link: human_count(link.alpha * 1e6),
+            ">GB/s": lambda link: human_count(1 / link.beta / _GIGA) if link.beta else "-",
+        },
+        profile.links,
+    )
+
+
+def timing_table(profile: ClusterProfile) -> Table:
+    """Seconds per sample, forward and backward, of every task that was measured on a device of `profile`."""
+    timed = [(device, timing) for device in profile.devices for timing in device.timings]
+    sizes = sorted({batch.samples for _, timing in timed for batch in timing.batches})
+    return grid(
+        "Time per sample, by samples of the batch",
+        ("task", "precision", "node", "device", *(f">{size}" for size in sizes), ">update", ">largest batch"),
+        [_timing_row(device, timing, sizes) for device, timing in timed],
+    )
+
+
+def _timing_row(device: DeviceProfile, timing: TaskTiming, sizes: list[int]) -> Row:
+    batches: dict[int, BatchTiming] = {batch.samples: batch for batch in timing.batches}
+    each = [human_seconds(batches[size].seconds / size) if size in batches else "-" for size in sizes]
+    largest = "-" if timing.max_samples is None else str(timing.max_samples)
+    head = (timing.task, timing.precision, device.node, device.device)
+    return (*head, *each, human_seconds(timing.update_seconds), largest)
+
+
+def ranking_table(ranking: Ranking) -> Table:
+    """Every strategy's best way, fastest first; below, those that cannot run, with the reason."""
+    rows: list[Row] = [_estimate_row(ranking, estimate) for estimate in ranking.ranked]
+    rejected: list[Row] = [(one.what, "-", "-", "-", "-", "-", "-", "-", "-", one.reason) for one in ranking.rejected]
+    job = ranking.model.job
+    return grid(
+        f"Ways to train {job.graph.name}, {job.batch_size} samples a step",
+        (
+            "strategy", ">devices", ">a step", ">computing", ">exchanging", ">waiting", ">speed-up", ">sent", ">memory",
+            "limited by",
+        ),
+        [*rows, None, *rejected] if rejected else rows,
+        caption="Speed-up: over the best single device. Sent and memory: of the rank that has most.",
+    )  # fmt: skip
+
+
+def _estimate_row(ranking: Ranking, estimate: CostEstimate) -> Row:
+    speedup = ranking.speedup(estimate)
+    steps = f", {estimate.local_steps} local steps" if estimate.local_steps > 1 else ""
+    return (
+        ("> " if estimate is ranking.best else "") + estimate.strategy + steps,
+        str(len(estimate.devices)),
+        human_seconds(estimate.step_seconds),
+        human_seconds(estimate.compute_seconds),
+        human_seconds(estimate.communication_seconds),
+        human_seconds(estimate.waiting_seconds),
+        f"{speedup:.2f}" if speedup is not None else "-",
+        human_bytes(estimate.sent_bytes),
+        human_bytes(estimate.peak_bytes),
+        estimate.bottleneck,
+    )
+
+
+def parts_table(plan: Plan) -> Table:
+    """Who does how much of a plan: uneven samples, shares of the model, stages."""
+    return table_of(
+        f"Plan: {plan.strategy}",
+        {
+            "node": lambda a: a.node,
+            "device": lambda a: a.device,
+            ">replica": lambda a: "-" if a.replica is None else str(a.replica),
+            ">samples": lambda a: str(a.samples),
+            ">share": lambda a: percent(a.share),
+            "first layer": lambda a: a.first_layer or "-",
+            ">memory": lambda a: human_bytes(a.memory_bytes),
+        },
+        plan.assignments,
+        caption=plan.advice,
+    )
+
+
+def scale_table(curves: Sequence[Curve]) -> Table:
+    """Seconds a step of every strategy by number of devices, and the number up to which more devices pay."""
+    sizes = sorted({point.devices for curve in curves for point in curve.points})
+    rows: list[Row] = []
+    for curve in curves:
+        seconds = {point.devices: human_seconds(point.estimate.step_seconds) for point in curve.points}
+        rows.append((curve.strategy, *(seconds.get(size, "-") for size in sizes), f"{curve.pays_up_to or '-'}"))
+    return grid("Seconds a step", ("strategy", *(f">{size}" for size in sizes), "pays up to"), rows)
+
+
+def scale_figure(curves: Sequence[Curve]) -> Figure:
+    """Time, efficiency and memory of every strategy against devices.
+
+    Raises:
+        MissingExtra: Matplotlib is not installed.
+    """
+    with canvas(14, 4.2, "Scaling") as figure:
+        panels = figure.subplots(1, 3)
+        for index, curve in enumerate(curve for curve in curves if curve.points):
+            _draw(panels, curve, COLORS[index % len(COLORS)], LINES[index // len(COLORS) % len(LINES)])
+        titles = ("seconds a step", "efficiency", "memory of the fullest rank [GB]")
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_title(title)
+            axes.set_xlabel("devices")
+            axes.set_xscale("log", base=2)
+        panels[0].set_yscale("log")
+        panels[2].set_yscale("log")
+        panels[2].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
+        return figure
+
+
+def _draw(panels: Sequence[Axes], curve: Curve, color: str, line: str) -> None:
+    """One strategy; a dot marks where it stops paying."""
+    sizes = [point.devices for point in curve.points]
+    values = (
+        [point.estimate.step_seconds for point in curve.points],
+        [point.efficiency for point in curve.points],
+        [point.estimate.peak_bytes / 1e9 for point in curve.points],
+    )
+    last = sizes.index(curve.pays_up_to) if curve.pays_up_to in sizes else 0
+    for axes, column in zip(panels, values, strict=True):
+        axes.plot(sizes, column, color=color, linestyle=line, label=curve.strategy)
+        axes.plot(sizes[last], column[last], marker="o", markersize=4, color=color)
