@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from pipeline import CPU, hardware, joined, ranks
 
-from evener.benchmark.live_bytes import LiveBytes
+from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group, leave_group
 from evener.errors import DoesNotFit
 from evener.launch.rank_environment import RankEnvironment

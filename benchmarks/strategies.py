@@ -31,7 +31,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from evener.benchmark.live_bytes import LiveBytes
+from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group, join_group, leave_group
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment

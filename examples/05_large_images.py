@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evener.benchmark.live_bytes import LiveBytes
+from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import join_group, leave_group
 from evener.comm.step_timing import StepTimer
 from evener.launch.nodes import parse_local_nodes

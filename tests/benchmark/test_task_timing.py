@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.task_timing import affine, batch_sizes, time_task
 from evener.comm.step_timing import StepTimer
 from evener.errors import DoesNotFit, InvalidValue
 from evener.profile import BatchTiming, TaskTiming
-from evener.task import Task
 
 CPU = torch.device("cpu")
 
@@ -56,21 +56,18 @@ def loss_step(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
-def timing(model: nn.Module, **options: Any) -> TaskTiming:
-    task = Task(name="digits", model=network, loss=nn.functional.cross_entropy, train_data=list)  # type: ignore[arg-type]
-    defaults: dict[str, Any] = {
-        "task": task,
-        "model": model,
-        "make_optimizer": make_optimizer,
-        "loss_step": loss_step,
-        "fetch": fetch,
-        "device": CPU,
-        "timer": StepTimer(CPU),
-        "precision": "fp32",
-        "largest": 32,
-        "seconds": 0.2,
-    }
-    return time_task(**(defaults | options))
+def timing(
+    model: nn.Module,
+    *,
+    loss_step: Any = loss_step,
+    fetch: Any = fetch,
+    device: torch.device = CPU,
+    timer: StepTimer | None = None,
+    **options: Any,
+) -> TaskTiming:
+    defaults: dict[str, Any] = {"task": "digits", "precision": "fp32", "largest": 32, "seconds": 0.2}
+    with dry_run_of(model, make_optimizer, loss_step, fetch, device) as trial:
+        return time_task(trial, timer or StepTimer(device), **(defaults | options))
 
 
 class Sleeper:
@@ -202,8 +199,9 @@ def test_memory_bounds_the_sizes() -> None:
 
 @pytest.mark.parametrize(("option", "value"), [("largest", 0), ("seconds", 0.0), ("memory_limit", 0)])
 def test_a_wrong_argument_is_named(option: str, value: float) -> None:
+    options: dict[str, Any] = {option: value}
     with pytest.raises(InvalidValue, match=f"{option.replace('_', ' ')} must be positive"):
-        timing(network(), **{option: value})
+        timing(network(), **options)
 
 
 @given(st.integers(1, 10**6))

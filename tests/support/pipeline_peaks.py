@@ -17,7 +17,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn, zeros
 
-from evener.benchmark.live_bytes import LiveBytes
+from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group
 from evener.oracle.schedule import Rematerialise
 from evener.parallel.pipeline.pipeline import Pipeline

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from statistics import median
 
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from evener import host
 from evener.benchmark.throughput import measure_throughputs
-from evener.benchmark.timing import DeviceClock, num_workers, run_threaded
+from evener.benchmark.timing import DeviceClock, num_workers, rounds, run_threaded
 from evener.errors import require
 from evener.memory import usable_memory
 from evener.profile import PRECISIONS, DeviceProfile, Throughput, WidthEfficiency
@@ -88,12 +88,8 @@ def environment() -> dict[str, str]:
 
 
 def _slowed(throughput: Throughput, speed: float) -> Throughput:
-    return Throughput(
-        precision=throughput.precision,
-        matmul_flops=throughput.matmul_flops and throughput.matmul_flops * speed,
-        conv_flops=throughput.conv_flops and throughput.conv_flops * speed,
-        reason=throughput.reason,
-    )
+    matmul, conv = throughput.matmul_flops, throughput.conv_flops
+    return replace(throughput, matmul_flops=matmul and matmul * speed, conv_flops=conv and conv * speed)
 
 
 def _model_and_cores(device: torch.device) -> tuple[str, int]:
@@ -111,14 +107,8 @@ def measure_bandwidth(device: torch.device, budget_seconds: float) -> float:
     `timing`). Pieces of 4 MB are timed one by one, cycling through memory, so that none is in a cache when its turn
     comes again; the fastest tenth counts, for on a shared machine strangers take of the same memory.
 
-    Args:
-        device: to measure.
-        budget_seconds: after which the copying ends; every piece is copied at least twice.
-
-    Raises:
-        InvalidValue: the budget is not positive.
+    Ends after `budget_seconds`; every piece is copied at least twice.
     """
-    require(budget_seconds > 0, "budget_seconds", budget_seconds, "positive")
     room = usable_memory(str(device))[1] // _SHARE_OF_MEMORY // num_workers(device)
     return sum(run_threaded(device, lambda: _copy_rate(device, room, budget_seconds)))
 
@@ -126,8 +116,8 @@ def measure_bandwidth(device: torch.device, budget_seconds: float) -> float:
 def _copy_rate(device: torch.device, room_bytes: int, budget_seconds: float) -> float:
     """Bytes per second that the calling thread reads and writes, copying within `room_bytes`."""
     pieces = _pieces(device, room_bytes)
-    clock, start, times = DeviceClock(device), time.perf_counter(), list[float]()
-    while len(times) < 2 * len(pieces) or time.perf_counter() - start < budget_seconds:
+    clock, times = DeviceClock(device), list[float]()
+    for _ in rounds(budget_seconds, least=2):
         times += [clock.time(partial(to.copy_, of)) for to, of in pieces]
     return 2 * pieces[0][0].nbytes / sorted(times)[len(times) // 10]
 
@@ -142,22 +132,12 @@ def _pieces(device: torch.device, room_bytes: int) -> list[tuple[torch.Tensor, t
 
 
 def measure_widths(device: torch.device, budget_seconds: float) -> tuple[WidthEfficiency, ...]:
-    """FLOP/s of 3x3 convolutions of few filters, as fractions of those of the best of them.
-
-    Args:
-        device: to measure.
-        budget_seconds: for all together, about; each width is timed thrice at least.
-
-    Raises:
-        InvalidValue: the budget is not positive.
-    """
-    require(budget_seconds > 0, "budget_seconds", budget_seconds, "positive")
+    """FLOP/s of 3x3 convolutions of few filters, as fractions of those of the best of them; each is timed thrice."""
     clock, images = DeviceClock(device), torch.rand(4, _CHANNELS, _SIDE, _SIDE, device=device)
     weights = [torch.rand(filters, _CHANNELS, 3, 3, device=device) for filters in _FILTERS]
     seconds: list[list[float]] = [[] for _ in weights]
-    start = time.perf_counter()
     with torch.no_grad():
-        while len(seconds[0]) <= _LEAST_ROUNDS or time.perf_counter() - start < budget_seconds:
+        for _ in rounds(budget_seconds, least=_LEAST_ROUNDS + 1):
             for taken, weight in zip(seconds, weights, strict=True):
                 taken.append(clock.time(partial(F.conv2d, images, weight, padding=1)))
     rates = [filters / median(taken[1:]) for filters, taken in zip(_FILTERS, seconds, strict=True)]
@@ -168,16 +148,7 @@ def measure_widths(device: torch.device, budget_seconds: float) -> tuple[WidthEf
 
 
 def measure_pass(device: torch.device, budget_seconds: float) -> float:
-    """Seconds that one pass of one layer takes that has next to nothing to compute: the mean of forward and backward.
-
-    Args:
-        device: to measure.
-        budget_seconds: for all rounds, about; there are three at least.
-
-    Raises:
-        InvalidValue: the budget is not positive.
-    """
-    require(budget_seconds > 0, "budget_seconds", budget_seconds, "positive")
+    """Seconds of one pass of one layer that has next to nothing to compute: the mean of forward and backward."""
     layers = nn.Sequential(*(nn.Linear(1, 1) for _ in range(_LAYERS))).to(device)
     clock, numbers, taken = DeviceClock(device), torch.ones(1, 1, device=device), list[float]()
 
@@ -185,7 +156,6 @@ def measure_pass(device: torch.device, budget_seconds: float) -> float:
         made: Tensor = layers(numbers)
         torch.autograd.backward(made)
 
-    start = time.perf_counter()
-    while len(taken) <= _LEAST_ROUNDS or time.perf_counter() - start < budget_seconds:
+    for _ in rounds(budget_seconds, least=_LEAST_ROUNDS + 1):
         taken.append(clock.time(passes))
     return median(taken[1:]) / (2 * _LAYERS)

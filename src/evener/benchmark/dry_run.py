@@ -5,8 +5,7 @@
 
 On a GPU need(n) is PyTorch's peak. On a CPU it is counted: weights, buffers, gradients, optimiser state, what the graph
 keeps for the backward pass (each storage once), and four times the largest of these for gradients in flight and for the
-layouts that kernels reorder them into.
-
+layouts that kernels reorder them into. What re-materialisation saves is seen by counting live bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from evener.errors import DoesNotFit, require
+from evener.tracer.nested import tensors_in
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 LossStep = Callable[[nn.Module, Any], Tensor]
@@ -212,3 +214,34 @@ def _state(model: nn.Module) -> list[Tensor]:
 
 def _total(tensors: Iterable[Any]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, counts what operations of this thread (backward passes on CPUs included) allocate.
+
+    Attributes:
+        now: bytes of the tensors that were made since it was entered, and are still there.
+        peak: the most that `now` has been.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.peak = 0
+        self._known = weakref.WeakSet[torch.UntypedStorage]()
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func`; its results count if they do not share the memory of an argument."""
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(outputs):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given and storage not in self._known:
+                self._known.add(storage)
+                self._change(storage.nbytes())
+                weakref.finalize(storage, self._change, -storage.nbytes())
+        return outputs
+
+    def _change(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)

@@ -18,18 +18,15 @@ from functools import partial
 from statistics import median
 
 import torch
-from torch import nn
 
-from evener.benchmark.dry_run import DryRun, Fetch, LossStep, MakeOptimizer, capacity, dry_run_of
-from evener.benchmark.timing import DeviceClock
+from evener.benchmark.dry_run import DryRun, capacity
+from evener.benchmark.timing import DeviceClock, rounds
 from evener.comm.step_timing import Phase, StepTimer
 from evener.errors import require
 from evener.memory import usable_memory
 from evener.oracle.cost.roofline import fit_line
 from evener.profile import BatchTiming, TaskTiming
-from evener.task import Task
 
-_SMALLEST_BATCH = 2
 _MOST_PASSES = 50
 _LEAST_UPDATES = 3
 _SLOWED_SECONDS = 0.04
@@ -37,14 +34,10 @@ _UPDATE_SHARE = 0.1
 
 
 def time_task(
-    *,
-    task: Task,
-    model: nn.Module,
-    make_optimizer: MakeOptimizer,
-    loss_step: LossStep,
-    fetch: Fetch,
-    device: torch.device,
+    trial: DryRun,
     timer: StepTimer,
+    *,
+    task: str,
     precision: str,
     largest: int,
     memory_limit: int | None = None,
@@ -52,18 +45,11 @@ def time_task(
 ) -> TaskTiming:
     """Seconds of forward and backward by batch size, of the update, and the largest batch that fits.
 
-    Works on a copy: the model with its gradients and running statistics, and all random number generators, are left bit
-    for bit as they were.
-
     Args:
-        task: that the model is of; named in the result.
-        model: on the device.
-        make_optimizer: parameters -> optimiser.
-        loss_step: (model, batch) -> scalar loss; runs the forward pass, autocast and the like included.
-        fetch: number of samples -> a batch of so many, on the device; its time is not counted.
-        device: that computes.
+        trial: what is timed; the time of its `fetch` is not counted.
         timer: the rank's clock, outside a step; the times are those of the node as slowed by it.
-        precision: of the run; named in the result.
+        task: named in the result.
+        precision: likewise.
         largest: batch that will ever be asked for.
         memory_limit: bytes that the user grants; None for all that are usable.
         seconds: for the passes, about; exceeded where two of the smallest batch take longer. Finding what fits the
@@ -77,14 +63,12 @@ def time_task(
         InvalidValue: `largest`, `memory_limit` or `seconds` is not positive.
     """
     require(seconds > 0, "seconds", seconds, "positive")
-    usable = usable_memory(str(device), memory_limit)[1]
-    with dry_run_of(model, make_optimizer, loss_step, fetch, device) as trial:
-        bound = capacity(trial, largest, usable)
-        passes = _PassTimer(trial, timer, DeviceClock(device))
-        batches = passes.sweep(batch_sizes(bound or largest), seconds)
-        update = passes.update(batches[0].samples, seconds * _UPDATE_SHARE)
+    bound = capacity(trial, largest, usable_memory(str(trial.device), memory_limit)[1])
+    passes = _PassTimer(trial, timer, DeviceClock(trial.device))
+    batches = passes.sweep(batch_sizes(bound or largest), seconds)
+    update = passes.update(batches[0].samples, seconds * _UPDATE_SHARE)
     timer.discard()
-    return TaskTiming(task=task.name, precision=precision, batches=batches, update_seconds=update, max_samples=bound)
+    return TaskTiming(task=task, precision=precision, batches=batches, update_seconds=update, max_samples=bound)
 
 
 def batch_sizes(largest: int) -> list[int]:
@@ -132,10 +116,7 @@ class _PassTimer:
     def update(self, samples: int, seconds: float) -> float:
         """Seconds of one optimiser step."""
         self.trial.run_step(samples)
-        start, steps = time.perf_counter(), list[float]()
-        while len(steps) < _LEAST_UPDATES or (time.perf_counter() - start < seconds and len(steps) < _MOST_PASSES):
-            steps.append(sum(self._mean(self._update)))
-        return median(steps)
+        return median(sum(self._mean(self._update)) for _ in rounds(seconds, _LEAST_UPDATES, _MOST_PASSES))
 
     def _visit(self, samples: int, seconds: float) -> None:
         """Time passes over one batch for about `seconds`, at least one, after one that does not count."""
@@ -143,10 +124,8 @@ class _PassTimer:
         batch = self.trial.fetch(samples)
         self.fetch_seconds[samples] = time.perf_counter() - start
         self._pass(batch)
-        timed, start = list[tuple[float, float]](), time.perf_counter()
-        while not timed or (time.perf_counter() - start < seconds and len(timed) < _MOST_PASSES):
-            timed.append(self._mean(partial(self._pass, batch)))
-        self.passes.setdefault(samples, []).extend(timed)
+        for _ in rounds(seconds, 1, _MOST_PASSES):
+            self.passes.setdefault(samples, []).append(self._mean(partial(self._pass, batch)))
 
     def _visit_seconds(self, samples: int) -> float:
         """What the shortest visit to a size takes."""

@@ -7,6 +7,7 @@ work lose only what is really taken from them: a median or quartile of many shor
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +59,14 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def rounds(seconds: float, least: int, most: float = math.inf) -> Iterator[int]:
+    """Numbers from 0, until the time is over; `least` of them in any case, and no more than `most`."""
+    start, number = time.perf_counter(), 0
+    while number < least or (number < most and time.perf_counter() - start < seconds):
+        yield number
+        number += 1
 
 
 def num_workers(device: torch.device) -> int:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.benchmark.live_bytes import LiveBytes
+from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import Group
 from evener.errors import DoesNotFit
 from evener.experiments.local_ranks import equal_nodes, measure_on

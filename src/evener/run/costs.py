@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import nn
 
+from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.benchmark.task_timing import affine, time_task
 from evener.comm.step_timing import StepTimer
@@ -141,19 +142,19 @@ def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> 
         with context.arithmetic.autocast():
             return context.task.loss(call(model, inputs), targets)
 
-    return time_task(
-        task=context.task,
-        model=context.model,
-        make_optimizer=context.make_optimizer,
-        loss_step=loss_step,
-        fetch=lambda samples: to_device(context.samples(samples), device),
-        device=device,
-        timer=StepTimer(device, speed),
-        precision=context.arithmetic.precision,
-        largest=micro,
-        memory_limit=memory_limit(context),
-        seconds=seconds,
-    )
+    def fetch(samples: int) -> Any:
+        return to_device(context.samples(samples), device)
+
+    with dry_run_of(context.model, context.make_optimizer, loss_step, fetch, device) as trial:
+        return time_task(
+            trial,
+            StepTimer(device, speed),
+            task=context.task.name,
+            precision=context.arithmetic.precision,
+            largest=micro,
+            memory_limit=memory_limit(context),
+            seconds=seconds,
+        )
 
 
 def price(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.benchmark.live_bytes import LiveBytes
+from evener.benchmark.dry_run import LiveBytes
 from evener.comm.group import leave_group
 from evener.errors import DoesNotFit, EvenerError
 from evener.launch.rank_environment import RankEnvironment
