@@ -6,22 +6,22 @@ import math
 from collections.abc import Sequence
 from itertools import combinations, permutations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit, InvalidValue
-from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
+from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, divide
 
+BYTES = ("weight_bytes", "kept_bytes", "boundary_bytes")
 ONE_EACH = Held(waiting=(1,) * 8, kept=(1,) * 8)
 
 
-def units(costs: Sequence[float], speeds: Sequence[float], boundaries: Sequence[float] = ()) -> list[Unit]:
-    edges = boundaries or [0.0] * len(costs)
-    return [
-        Unit(seconds=tuple(cost / speed for speed in speeds), boundary_bytes=edge)
-        for cost, edge in zip(costs, edges, strict=True)
-    ]
+def units(costs: Sequence[float], speeds: Sequence[float], **columns: Sequence[float]) -> Units:
+    """Units of `costs` on devices of `speeds`; other columns are of zeros unless they are given."""
+    given = {name: np.array(columns.get(name, np.zeros(len(costs))), dtype=float) for name in BYTES}
+    return Units(seconds=np.array([[cost / speed for speed in speeds] for cost in costs]), **given)
 
 
 def team(size: int, in_order: bool = False) -> DeviceGroup:
@@ -46,15 +46,15 @@ def test_literal_divisions(
     assert (found.ends, found.devices, found.pace) == (ends, devices, pace)
 
 
-def cost_of(division: StageCut, chain: Sequence[Unit], with_links: DeviceGroup, held: Held) -> tuple[float, float]:
+def cost_of(division: StageCut, chain: Units, with_links: DeviceGroup, held: Held) -> tuple[float, float]:
     """(pace, seconds of one micro-batch); infinite where a stage is empty or does not fit."""
     busy: list[float] = []
     for k, (begin, end, device) in enumerate(zip((0, *division.ends), division.ends, division.devices, strict=False)):
-        boundary = chain[begin - 1].boundary_bytes if begin else 0.0
-        needed = sum(u.weight_bytes + held.kept[k] * u.kept_bytes for u in chain[begin:end])
+        boundary = chain.boundary_bytes[begin - 1] if begin else 0.0
+        needed = (chain.weight_bytes + held.kept[k] * chain.kept_bytes)[begin:end].sum()
         if begin == end or needed + held.waiting[k] * boundary > with_links.memory[device]:
             return math.inf, math.inf
-        busy.append(sum(unit.seconds[device] for unit in chain[begin:end]))
+        busy.append(float(chain.seconds[begin:end, device].sum()))
         if k and with_links.alpha:
             before = division.devices[k - 1]
             busy.append(with_links.alpha[before][device] + boundary * with_links.beta[before][device])
@@ -71,17 +71,11 @@ def every_division(size: int, stages: int, with_links: DeviceGroup) -> list[Stag
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[Unit], DeviceGroup, Held, int]:
+def problems(draw: st.DrawFn) -> tuple[Units, DeviceGroup, Held, int]:
     size, devices = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     speeds = draw(st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=devices, max_size=devices))
-    small = st.integers(0, 5)
-    chain = []
-    for _ in range(size):
-        cost = draw(st.integers(0, 9))
-        chain.append(Unit(
-            seconds=tuple(cost / speed for speed in speeds),
-            weight_bytes=draw(small), kept_bytes=draw(small), boundary_bytes=draw(small),
-        ))  # fmt: skip
+    costs, *small = (draw(st.lists(st.integers(0, most), min_size=size, max_size=size)) for most in (9, 5, 5, 5))
+    chain = units(costs, speeds, **dict(zip(BYTES, small, strict=True)))
     table = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=devices, max_size=devices).map(tuple)
     square = st.lists(table, min_size=devices, max_size=devices).map(tuple)
     linked = draw(st.booleans())
@@ -97,7 +91,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Unit], DeviceGroup, Held, int]:
 
 @settings(max_examples=200, deadline=None)
 @given(problems())
-def test_no_other_division_is_faster(problem: tuple[list[Unit], DeviceGroup, Held, int]) -> None:
+def test_no_other_division_is_faster(problem: tuple[Units, DeviceGroup, Held, int]) -> None:
     chain, members, held, stages = problem
     every = [cost_of(division, chain, members, held) for division in every_division(len(chain), stages, members)]
     best = min(every)
@@ -117,7 +111,7 @@ def test_devices_that_would_not_pay_are_left_out_if_the_number_is_free() -> None
 
 
 def test_memory_moves_a_cut_away_from_the_fastest_place() -> None:
-    chain = [Unit(seconds=(1.0, 1.0), weight_bytes=10) for _ in range(4)]
+    chain = units([1] * 4, [1, 1], weight_bytes=[10] * 4)
     tight = DeviceGroup(memory=(10, 30))
     assert divide(chain, tight, ONE_EACH, 2).ends == (1, 4)
     with pytest.raises(DoesNotFit, match="into 2 stages fits the devices' memory"):

@@ -107,11 +107,14 @@ def finish_seconds(shares: Sequence[int], workers: Sequence[Worker]) -> float:
 
 def _below_level(total: int, workers: Sequence[Worker]) -> list[int]:
     """Most of the units, none of which the rule would place elsewhere: what is surely done before a common finish."""
-    low, high = 0.0, max(w.fixed_seconds for w in workers) + total * max(w.unit_seconds for w in workers)
-    for _ in range(64):
+    low, high = 0.0, 2 * (max(w.fixed_seconds for w in workers) + total * max(w.unit_seconds for w in workers))
+    level = (total + sum(w.fixed_seconds / w.unit_seconds for w in workers)) / sum(1 / w.unit_seconds for w in workers)
+    units = [0] * len(workers)
+    while total - sum(units) > 2 * len(workers) and low < level < high:
+        done = [_done_by(level, worker) for worker in workers]
+        low, high, units = (level, high, done) if sum(done) <= total else (low, level, units)
         level = (low + high) / 2
-        low, high = (level, high) if sum(_done_by(level, w) for w in workers) <= total else (low, level)
-    return [max(0, _done_by(low, worker) - 1) for worker in workers]
+    return [max(0, n - 1) for n in units]
 
 
 def _done_by(level: float, worker: Worker) -> int:

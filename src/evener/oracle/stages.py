@@ -14,37 +14,43 @@ pipeline is taken, which a second pass with sums in place of maxima finds. O(set
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations
 from math import inf
+from operator import itemgetter
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from evener.errors import DoesNotFit, require
 
-_Floats = npt.NDArray[np.float64]
+_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """What lies between two neighbouring places where a model may be cut, for one micro-batch.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Units:
+    """What lies between neighbouring places where a model may be cut, in columns, for one micro-batch.
 
     Attributes:
-        seconds: forward and backward, on every device.
+        seconds: forward and backward, [units, devices].
         weight_bytes: of weights, gradients and the optimiser's state.
         kept_bytes: of activations that backward needs.
-        boundary_bytes: of what lives across the cut behind it, and has to travel if it is cut there.
+        boundary_bytes: of what lives across the cut behind each, and has to travel if it is cut there.
     """
 
-    seconds: tuple[float, ...]
-    weight_bytes: float = 0.0
-    kept_bytes: float = 0.0
-    boundary_bytes: float = 0.0
+    seconds: _Floats
+    weight_bytes: _Floats
+    kept_bytes: _Floats
+    boundary_bytes: _Floats
 
     def __post_init__(self) -> None:
-        require(all(0 <= s < inf for s in self.seconds), "seconds", self.seconds, "zero or more and finite")
+        allowed = bool(((self.seconds >= 0) & (self.seconds < inf)).all())
+        require(allowed, "seconds", self.seconds.tolist(), "zero or more and finite")
+
+    def __len__(self) -> int:
+        return len(self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +82,6 @@ class DeviceGroup:
         )
         memory = tuple(self.memory[device] for device in devices)
         return DeviceGroup(memory=memory, alpha=alpha, beta=beta, in_order=self.in_order)
-
-    def link_seconds(self, sender: int, receiver: int, nbytes: _Floats) -> _Floats:
-        """Seconds of messages of `nbytes`."""
-        alpha = self.alpha[sender][receiver] if self.alpha else 0.0
-        beta = self.beta[sender][receiver] if self.beta else 0.0
-        return alpha + nbytes * beta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class StageCut:
         return self.seconds + (micro_batches - 1) * self.pace
 
 
-def divide(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut:
+def divide(units: Units, group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut:
     """The division of `units` into stages of the fastest pace; arguments as of `best_cut`.
 
     Raises:
@@ -130,7 +130,7 @@ def divide(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int | 
     return cut
 
 
-def best_cut(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut | None:
+def best_cut(units: Units, group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut | None:
     """The division of `units` into stages of the fastest pace; None if none fits the memory of the devices.
 
     Args:
@@ -142,142 +142,137 @@ def best_cut(units: Sequence[Unit], group: DeviceGroup, held: Held, stages: int 
     most = min(group.size, len(units), len(held.kept))
     require(stages is None or 1 <= stages <= most, "stages", stages, f"1 to {most}, or None")
     chain = _Chain(units, group, held)
-    counts = range(1, most + 1) if stages is None else [stages]
-    fastest = min((chain.best(count, np.maximum, inf) for count in counts), key=lambda way: way.value, default=None)
-    if fastest is None or fastest.value == inf:
+    pace = min(seconds for seconds, *_ in _ends(chain.reach(stages or most, np.maximum, inf), stages))
+    if pace == inf:
         return None
-    way = min((chain.best(count, np.add, fastest.value) for count in counts), key=lambda way: way.value)
-    return StageCut(ends=way.ends, devices=way.devices, pace=fastest.value, seconds=way.value)
+    reached = chain.reach(stages or most, np.add, pace)
+    seconds, count, state = min(_ends(reached, stages), key=itemgetter(0))
+    ends, devices = chain.way(reached, count, state, pace)
+    return StageCut(ends=ends, devices=devices, pace=pace, seconds=seconds)
 
 
-@dataclass(frozen=True)
-class _Way:
-    """The best value of some first stages, and how it came about."""
-
-    value: float
-    ends: tuple[int, ...] = ()
-    devices: tuple[int, ...] = ()
-
-
-_State = tuple[tuple[int, ...], int]
+_State: TypeAlias = tuple[tuple[int, ...], int]
 """(how many devices of every kind are used, kind of the last one)"""
+_Reached: TypeAlias = list[dict[_State, _Floats]]
+"""After 0, 1, 2 ... stages, by state: the least value with which these stages hold the first 0, 1, 2 ... units."""
+
+
+def _ends(reached: _Reached, stages: int | None) -> list[tuple[float, int, _State]]:
+    """(value, number of stages, state) of everything that holds all units."""
+    counts = range(1, len(reached)) if stages is None else [stages]
+    return [(float(values[-1]), count, state) for count in counts for state, values in reached[count].items()]
 
 
 class _Chain:
     """The units as prefix sums, and the search over them."""
 
-    def __init__(self, units: Sequence[Unit], group: DeviceGroup, held: Held) -> None:
+    def __init__(self, units: Units, group: DeviceGroup, held: Held) -> None:
         self._group, self._held = group, held
         self._kinds = _kinds(units, group)
-        self._seconds = _prefix([unit.seconds for unit in units])
-        self._weights, self._kept = (
-            _prefix([(u.weight_bytes,) for u in units])[:, 0],
-            _prefix([(u.kept_bytes,) for u in units])[:, 0],
+        self._seconds, self._weights, self._kept = (
+            np.concatenate((np.zeros((1, *column.shape[1:])), np.cumsum(column, axis=0)))
+            for column in (units.seconds, units.weight_bytes, units.kept_bytes)
         )
-        self._boundary = np.array([0.0] + [unit.boundary_bytes for unit in units])
-        self._size = len(units) + 1
-        self._pair_weights = self._weights[None, :] - self._weights[:, None]
-        self._pair_kept = self._kept[None, :] - self._kept[:, None]
-        self._is_later = ~np.tri(self._size, dtype=bool)
-        self._busy_known: dict[tuple[int, int, float], _Floats] = {}
+        self._boundary = np.concatenate(([0.0], units.boundary_bytes))
+        self._is_empty = np.tri(len(units) + 1, dtype=bool)
+        self._busy: dict[tuple[int, int], _Floats] = {}
 
-    def best(self, stages: int, combine: Callable[[_Floats, _Floats], _Floats], bound: float) -> _Way:
-        """The division into `stages` of the least value: of all busy times, each at most `bound`, combined."""
-        start = np.full(self._size, inf)
+    def reach(self, stages: int, combine: Callable[[_Floats, _Floats], _Floats], bound: float) -> _Reached:
+        """The least values of up to `stages` stages: of all busy times, each at most `bound`, combined."""
+        start = np.full(len(self._boundary), inf)
         start[0] = 0.0
-        reached: dict[_State, _Floats] = {((0,) * len(self._kinds), -1): start}
-        froms: list[dict[_State, tuple[npt.NDArray[np.intp], list[_State], npt.NDArray[np.intp]]]] = []
+        reached: _Reached = [{((0,) * len(self._kinds), -1): start}]
         for stage in range(stages):
-            ways: dict[_State, list[tuple[_State, _Floats]]] = {}
-            for state, values in reached.items():
-                for kind in self._next(state, stage):
-                    arrival = combine(values, self._link(state[1], kind, bound))
-                    used = tuple(n + (k == kind) for k, n in enumerate(state[0]))
-                    ways.setdefault((used, kind), []).append((state, arrival))
-            reached, found = {}, {}
-            for state, options in ways.items():
-                arrivals = np.array([arrival for _, arrival in options])
-                total = combine(arrivals.min(0)[:, None], self._busy(state[1], stage, bound))
-                reached[state] = total.min(0)
-                found[state] = (total.argmin(0), [origin for origin, _ in options], arrivals.argmin(0))
-            froms.append(found)
-        last = min(reached, key=lambda state: reached[state][-1])
-        return self._way(last, float(reached[last][-1]), froms)
+            begun: dict[_State, _Floats] = {}
+            for state, values in reached[stage].items():
+                for after in self._next(state, stage):
+                    arrival = combine(values, self._link(state[1], after[1], bound))
+                    begun[after] = np.minimum(begun[after], arrival) if after in begun else arrival
+            reached.append({
+                state: self._least(state[1], stage, arrival, combine, bound) for state, arrival in begun.items()
+            })  # fmt: skip
+        return reached
 
-    def _way(self, state: _State, value: float, froms: list) -> _Way:  # type: ignore[type-arg]
-        ends, kinds, end = [], [], self._size - 1
-        for found in reversed(froms):
-            begin, origins, chosen = found[state]
-            ends.append(end)
-            kinds.append(state[1])
-            end = int(begin[end])
-            state = origins[int(chosen[end])]
-        return _Way(value, tuple(reversed(ends)), self._members(kinds[::-1]))
+    def _least(
+        self, kind: int, stage: int, arrival: _Floats, combine: Callable[[_Floats, _Floats], _Floats], bound: float
+    ) -> _Floats:
+        """The least value behind `stage`, over all units that it may begin with."""
+        begins = np.flatnonzero(arrival < inf)
+        if not len(begins):
+            return arrival
+        some = slice(int(begins[0]), int(begins[-1]) + 1)
+        busy = self._find_busy(kind, stage)[some]
+        total = combine(arrival[some, None], np.where(busy <= bound, busy, inf) if bound < inf else busy)
+        least: _Floats = total.min(axis=0)
+        return least
 
-    def _members(self, kinds: Sequence[int]) -> tuple[int, ...]:
+    def way(
+        self, reached: _Reached, count: int, state: _State, bound: float
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(ends, devices) of the `count` stages of least sum that lead to `state`."""
+        ends, kinds = [len(self._boundary) - 1], [state[1]]
+        for stage in reversed(range(1, count)):
+            busy = self._find_busy(kinds[0], stage)[:, ends[0]]
+            origins = [origin for origin in reached[stage] if state in self._next(origin, stage)]
+            arrivals = np.stack([reached[stage][o] + self._link(o[1], kinds[0], bound) for o in origins])
+            begin = int((arrivals.min(axis=0) + np.where(busy <= bound, busy, inf)).argmin())
+            state = origins[int(arrivals[:, begin].argmin())]
+            ends.insert(0, begin)
+            kinds.insert(0, state[1])
         left = [list(members) for members in self._kinds]
-        return tuple(left[kind].pop(0) for kind in kinds)
+        return tuple(ends), tuple(left[kind].pop(0) for kind in kinds)
 
-    def _next(self, state: _State, stage: int) -> Iterator[int]:
-        """Kinds of devices that may compute the next stage."""
-        for kind, members in enumerate(self._kinds):
-            if state[0][kind] < len(members) and (not self._group.in_order or stage in members):
-                yield kind
+    def _next(self, state: _State, stage: int) -> list[_State]:
+        """What `state` may become by the next stage."""
+        used, _ = state
+        return [
+            ((*used[:kind], used[kind] + 1, *used[kind + 1 :]), kind)
+            for kind, members in enumerate(self._kinds)
+            if used[kind] < len(members) and (not self._group.in_order or stage in members)
+        ]
 
     def _link(self, sender: int, receiver: int, bound: float) -> _Floats:
         """Seconds that the link between two kinds of devices is busy, for a cut in front of every unit."""
-        if sender < 0:
-            return np.zeros(self._size)
+        if sender < 0 or not self._group.alpha:
+            return np.zeros(len(self._boundary))
         one, other = self._kinds[sender][0], self._kinds[receiver][-1]
-        seconds = self._group.link_seconds(one, other, self._boundary)
+        seconds = self._group.alpha[one][other] + self._boundary * self._group.beta[one][other]
         return np.where(seconds <= bound, seconds, inf)
 
-    def _busy(self, kind: int, stage: int, bound: float) -> _Floats:
+    def _find_busy(self, kind: int, stage: int) -> _Floats:
         """Seconds of units [i, j) on a kind of device, infinite where they do not fit or are none."""
-        key = kind, stage, bound
-        if key not in self._busy_known:
-            self._busy_known[key] = self._find_busy(kind, stage, bound)
-        return self._busy_known[key]
-
-    def _find_busy(self, kind: int, stage: int, bound: float) -> _Floats:
-        device = self._kinds[kind][0]
-        seconds = self._seconds[None, :, device] - self._seconds[:, None, device]
-        needed = self._pair_weights + self._pair_kept * self._held.kept[stage]
-        needed += self._boundary[:, None] * self._held.waiting[stage]
-        allowed = self._is_later & (needed <= self._group.memory[device]) & (seconds <= bound)
-        return np.where(allowed, seconds, inf)
+        if (kind, stage) not in self._busy:
+            device = self._kinds[kind][0]
+            seconds = self._seconds[None, :, device] - self._seconds[:, None, device]
+            held = self._weights + self._kept * self._held.kept[stage]
+            needed = held[None, :] - (held - self._boundary * self._held.waiting[stage])[:, None]
+            seconds[self._is_empty | (needed > self._group.memory[device])] = inf
+            self._busy[kind, stage] = seconds
+        return self._busy[kind, stage]
 
 
-def _prefix(rows: Sequence[Sequence[float]]) -> _Floats:
-    table = np.array(rows, dtype=np.float64)
-    return np.concatenate((np.zeros((1, table.shape[1])), np.cumsum(table, axis=0)))
-
-
-def _kinds(units: Sequence[Unit], group: DeviceGroup) -> list[list[int]]:
+def _kinds(units: Units, group: DeviceGroup) -> list[list[int]]:
     """Devices, those together that may be swapped without any difference."""
-    if group.in_order:
-        return [[device] for device in range(group.size)]
     kinds: list[list[int]] = []
     for device in range(group.size):
-        same = next((members for members in kinds if _alike(members[0], device, units, group)), None)
-        if same is None:
+        same = (members for members in kinds if not group.in_order and _alike(members[0], device, units, group))
+        found = next(same, None)
+        if found is None:
             kinds.append([device])
         else:
-            same.append(device)
+            found.append(device)
     return kinds
 
 
-def _alike(one: int, other: int, units: Sequence[Unit], group: DeviceGroup) -> bool:
+def _alike(one: int, other: int, units: Units, group: DeviceGroup) -> bool:
     swap = {one: other, other: one}
-    links = all(
-        table[i][j] == table[swap.get(i, i)][swap.get(j, j)]
-        for table in (group.alpha, group.beta)
-        if table
-        for i, j in product(range(group.size), repeat=2)
-        if i != j
-    )
     return (
-        links
-        and group.memory[one] == group.memory[other]
-        and all(unit.seconds[one] == unit.seconds[other] for unit in units)
+        group.memory[one] == group.memory[other]
+        and np.array_equal(units.seconds[:, one], units.seconds[:, other])
+        and all(
+            table[i][j] == table[swap.get(i, i)][swap.get(j, j)]
+            for table in (group.alpha, group.beta)
+            if table
+            for i, j in permutations(range(group.size), 2)
+        )
     )

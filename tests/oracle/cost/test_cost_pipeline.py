@@ -34,7 +34,7 @@ def test_stages_are_as_equal_as_the_layers_allow() -> None:
     )
     line = make_pipeline(team, [0, 1], samples=8, micro_batches=4)
     seconds = team.seconds(0)
-    each = seconds.forward(8) + seconds.backward(8)
+    each = seconds.of(8).sum(axis=(0, 1))
     best = min(max(each[:cut].sum(), each[cut:].sum()) for cut in range(1, len(each)))
     assert max(line.timeline.busy) == pytest.approx(4 * best)
     assert line.starts[0] == 0
@@ -56,7 +56,7 @@ def test_no_cut_into_three_is_faster_by_brute_force() -> None:
         [1.0, 0.6, 0.8],
         graph=convolutions(depth=4),
     )
-    each = [team.seconds(device).forward(4) + team.seconds(device).backward(4) for device in range(3)]
+    each = [team.seconds(device).of(4).sum(axis=(0, 1)) for device in range(3)]
     size = len(each[0])
     orders = [(a, b, c) for a in range(3) for b in range(3) for c in range(3) if {a, b, c} == {0, 1, 2}]
     best = min(

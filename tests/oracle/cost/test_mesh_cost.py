@@ -99,9 +99,9 @@ def test_a_mesh_has_groups_that_hold_one_model_each() -> None:
 def test_strips_hold_less_memory_and_filters_hold_fewer_weights() -> None:
     four = model([1] * 4, graph=convolutions(depth=12, width=64, rows=32), per_node=4, batch_size=4)
     strips, filters = (ReplicaCost(four, range(4), mode, LinkCost(0.0, 0.0)) for mode in ("spatial", "filter"))
-    assert strips.sample_bytes(1) < 0.4 * four.whole_sample_bytes  # the last layer's input is gathered
-    assert strips.state_bytes(1) == four.whole_state_bytes
-    assert filters.state_bytes(1) == pytest.approx(four.whole_state_bytes / 4, rel=0.01)
+    assert strips.sample_bytes[1] < 0.4 * four.whole_sample_bytes  # the last layer's input is gathered
+    assert strips.state_bytes[1] == four.whole_state_bytes
+    assert filters.state_bytes[1] == pytest.approx(four.whole_state_bytes / 4, rel=0.01)
 
 
 def test_a_batch_that_does_not_fit_is_done_in_as_few_micro_batches_as_fit() -> None:

@@ -53,7 +53,7 @@ def test_the_parts_of_all_ranks_are_the_whole(mode: Division, shares: list[float
         (layers.by_channel, "channels"),
         (layers.by_rows | layers.follows, "rows"),
     ):
-        total = sum(getattr(part, field) for part in split.parts)
+        total = getattr(split.parts, field).sum(axis=0)
         assert total[flags] == pytest.approx(1.0)
     assert sum(split.shares) == pytest.approx(1.0)
 
@@ -62,7 +62,7 @@ def test_the_parts_of_all_ranks_are_the_whole(mode: Division, shares: list[float
 def test_divided_weights_are_held_once(mode: Division) -> None:
     graph = draw("vgg16", {"image": "3x32x32"})
     layers, split = columns(graph), divided(mode, [3.0, 2.0, 1.0], graph)
-    held = np.sum([split.parameter_bytes(rank) for rank in range(3)], axis=0)
+    held = split.parameter_bytes.sum(axis=0)
     whole = ~(split.layers.by_filter | split.layers.by_channel) & layers.is_weighted
     expected = layers.weight_bytes + 2 * (layers.weight_bytes * whole + layers.bias_bytes * split.layers.by_channel)
     assert held[layers.is_weighted] == pytest.approx(expected[layers.is_weighted])
@@ -125,7 +125,7 @@ def test_rows_end_where_a_layer_cannot_be_divided_by_them() -> None:
     split = divided("spatial", [1.0] * 5, graph)
     last = order.index("features.30")
     assert split.layers.by_rows[last]  # two rows for five ranks: three of them have none
-    assert [part.rows[last] for part in split.parts].count(0) == 3
+    assert split.parts.rows[:, last].tolist().count(0) == 3
 
 
 def test_the_gradient_of_a_value_that_two_layers_read_is_exchanged_once_but_not_as_published() -> None:

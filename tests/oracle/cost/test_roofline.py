@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
 from evener.oracle.cost.layers import columns
-from evener.oracle.cost.roofline import DeviceSpeed, LayerShare, device_of, layer_seconds, roofline, whole
+from evener.oracle.cost.roofline import (
+    BACKWARD,
+    FORWARD,
+    DeviceSpeed,
+    LayerShare,
+    device_of,
+    layer_seconds,
+    roofline,
+    whole,
+)
 from evener.profile import BatchTiming, LayerTiming, TaskTiming
 from evener.zoo.networks import resnet50
 from evener.zoo.sketch import Sketch
@@ -31,25 +40,25 @@ TIMING = TaskTiming(
 
 
 def part(filters: float = 1.0, channels: float = 1.0, rows: float = 1.0) -> LayerShare:
-    ones = np.ones(len(LAYERS))
+    ones = np.ones((1, len(LAYERS)))
     return LayerShare(filters=filters * ones, channels=channels * ones, rows=rows * ones)
 
 
 def test_a_convolution_is_bound_by_arithmetic_and_a_relu_by_memory() -> None:
     net = Sketch("two layers")
     net.relu(net.conv(net.input(64, 10, 10), "conv", 32, 3, 1, 1, bias=False), "relu")
-    seconds = layer_seconds(columns(net.graph()), DeviceSpeed(conv_flops=1e9, matmul_flops=1e9, bandwidth=1e9))
+    seconds = layer_seconds(columns(net.graph()), [DeviceSpeed(conv_flops=1e9, matmul_flops=1e9, bandwidth=1e9)])
     flops = 2 * 64 * 32 * 9 * 100
-    assert seconds.forward_each == pytest.approx([flops / 1e9, 2 * 4 * 3200 / 1e9])
-    assert seconds.backward_each == pytest.approx([flops / 1e9, 3 * 4 * 3200 / 1e9])  # images need no gradient
-    assert seconds.forward_fixed == pytest.approx([4 * 64 * 32 * 9 / 1e9, 0])
+    assert seconds.each[FORWARD, 0] == pytest.approx([flops / 1e9, 2 * 4 * 3200 / 1e9])
+    assert seconds.each[BACKWARD, 0] == pytest.approx([flops / 1e9, 3 * 4 * 3200 / 1e9])  # images need no gradient
+    assert seconds.fixed[FORWARD, 0] == pytest.approx([4 * 64 * 32 * 9 / 1e9, 0])
 
 
 def test_the_gradient_of_the_input_costs_as_much_again() -> None:
-    seconds = layer_seconds(LAYERS, DeviceSpeed(conv_flops=1e9, matmul_flops=1e9, bandwidth=1e15))
+    seconds = layer_seconds(LAYERS, [DeviceSpeed(conv_flops=1e9, matmul_flops=1e9, bandwidth=1e15)])
     second = LAYERS.graph.by_name["conv1"].forward_flops / 1e9
-    assert seconds.forward_each[2] == pytest.approx(second)
-    assert seconds.backward_each[2] == pytest.approx(2 * second)
+    assert seconds.each[FORWARD, 0, 2] == pytest.approx(second)
+    assert seconds.each[BACKWARD, 0, 2] == pytest.approx(2 * second)
 
 
 def test_a_residual_sum_reads_and_writes_and_its_gradients_are_added_up() -> None:
@@ -62,51 +71,53 @@ def test_a_residual_sum_reads_and_writes_and_its_gradients_are_added_up() -> Non
 
 def test_every_pass_of_a_layer_has_to_be_started() -> None:
     quick, slow = (DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e12, pass_seconds=s) for s in (0.0, 1.0))
-    assert layer_seconds(LAYERS, slow).fixed == pytest.approx(layer_seconds(LAYERS, quick).fixed + 2 * len(LAYERS))
+    assert layer_seconds(LAYERS, [slow]).sum(0) == pytest.approx(
+        layer_seconds(LAYERS, [quick]).sum(0) + 2 * len(LAYERS)
+    )
 
 
 def test_measured_seconds_of_the_task_are_divided_among_its_layers() -> None:
     plain = DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e11, pass_seconds=1e-4)
     timed = replace(plain, timing=TIMING)
-    seconds, guess = layer_seconds(LAYERS, timed), layer_seconds(LAYERS, plain)
-    assert seconds.forward(10).sum() == pytest.approx(0.2)
-    assert seconds.backward(20).sum() == pytest.approx(0.5)
-    assert seconds.forward_each / seconds.forward_each.sum() == pytest.approx(
-        guess.forward_each / guess.forward_each.sum()
+    seconds, guess = layer_seconds(LAYERS, [timed]), layer_seconds(LAYERS, [plain])
+    assert seconds.of(10)[FORWARD].sum() == pytest.approx(0.2)
+    assert seconds.of(20)[BACKWARD].sum() == pytest.approx(0.5)
+    assert seconds.each[FORWARD] / seconds.each[FORWARD].sum() == pytest.approx(
+        guess.each[FORWARD] / guess.each[FORWARD].sum()
     )
 
 
 def test_a_layer_that_was_timed_by_itself_has_its_own_seconds() -> None:
     own = LayerTiming(layer="relu0", forward_fixed=1, forward_sample=2, backward_fixed=3, backward_sample=4)
     timing = msgspec.structs.replace(TIMING, layers=(own,))
-    seconds = layer_seconds(LAYERS, DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e11, timing=timing))
-    assert (seconds.forward(10)[1], seconds.backward(10)[1]) == (21, 43)
+    seconds = layer_seconds(LAYERS, [DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e11, timing=timing)])
+    assert seconds.of(10)[:, 0, 1].tolist() == [21, 43]
 
 
 def test_what_past_runs_taught_scales_everything() -> None:
     one, two = (
         layer_seconds(
-            LAYERS, DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e11, timing=TIMING, learnt=learnt)
+            LAYERS, [DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e11, timing=TIMING, learnt=learnt)]
         )
         for learnt in (1.0, 2.0)
     )
-    assert two.fixed == pytest.approx(2 * one.fixed)
-    assert two.each == pytest.approx(2 * one.each)
+    assert two.fixed.sum() == pytest.approx(2 * one.fixed.sum())
+    assert two.each.sum() == pytest.approx(2 * one.each.sum())
 
 
 def test_a_part_of_a_timed_layer_costs_its_part_of_the_measured_seconds() -> None:
     timed = DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e15, timing=TIMING)
-    full, half = layer_seconds(LAYERS, timed), layer_seconds(LAYERS, timed, part(filters=0.5))
+    full, half = layer_seconds(LAYERS, [timed]), layer_seconds(LAYERS, [timed], part(filters=0.5))
     is_weighted = LAYERS.is_weighted
-    assert half.forward_each[is_weighted] == pytest.approx(full.forward_each[is_weighted] / 2)
-    assert half.fixed == full.fixed
+    assert half.each[FORWARD, 0, is_weighted] == pytest.approx(full.each[FORWARD, 0, is_weighted] / 2)
+    assert (half.fixed == full.fixed).all()
 
 
 def test_narrow_convolutions_are_as_slow_as_was_measured() -> None:
     device = DeviceSpeed(conv_flops=1e12, matmul_flops=1e12, bandwidth=1e15, widths=((1, 1 / 32), (32, 1.0)))
     assert device.efficiency(np.array([1.0, 8.0, 32.0, 500.0])) == pytest.approx([1 / 32, 1 / 4, 1, 1])
-    whole_time = roofline(LAYERS, device, part()).forward_each[0]
-    assert roofline(LAYERS, device, part(filters=0.25)).forward_each[0] == pytest.approx(
+    whole_time = roofline(LAYERS, [device], part()).each[FORWARD, 0, 0]
+    assert roofline(LAYERS, [device], part(filters=0.25)).each[FORWARD, 0, 0] == pytest.approx(
         whole_time
     )  # 16 of 32, 4 of 32
 
@@ -116,9 +127,8 @@ def test_a_part_never_costs_more_than_the_whole(filters: float, channels: float,
     device = DeviceSpeed(
         conv_flops=1e12, matmul_flops=1e12, bandwidth=1e10, pass_seconds=1e-6, widths=((1, 0.03), (64, 1.0))
     )
-    small, full = roofline(LAYERS, device, part(filters, channels, rows)), roofline(LAYERS, device, whole(LAYERS))
-    assert (small.forward(7) <= full.forward(7) * (1 + 1e-9)).all()
-    assert (small.backward(7) <= full.backward(7) * (1 + 1e-9)).all()
+    small, full = roofline(LAYERS, [device], part(filters, channels, rows)), roofline(LAYERS, [device], whole(LAYERS))
+    assert (small.of(7) <= full.of(7) * (1 + 1e-9)).all()
 
 
 def test_half_precision_halves_the_activations_but_not_the_parameters() -> None:

@@ -42,11 +42,9 @@ class Layers:
         weight_bytes, bias_bytes: of all parameters; of those that a division of channels leaves whole.
         kept_bytes: for the backward pass.
         halo_bytes: that a rank of a division by rows receives from both neighbours together.
-        channels, filters, rows: sizes of what can be divided; 0 where nothing can.
+        channels, filters: sizes of what can be divided; 0 where nothing can.
         taps: weights that a filter has for each channel.
-        is_weighted, is_convolution, is_linear, is_norm: kinds; a linear layer is a weighted one without a window.
-        is_divisible: whether it works on each channel by itself; flattening makes several features of each.
-        needs_gradient: whether its input has a gradient; the samples themselves have none.
+        is_weighted, is_convolution: kinds.
     """
 
     graph: ModelGraph
@@ -65,14 +63,9 @@ class Layers:
     halo_bytes: Numbers
     channels: Counts
     filters: Counts
-    rows: Counts
     taps: Counts
     is_weighted: Flags
     is_convolution: Flags
-    is_linear: Flags
-    is_norm: Flags
-    is_divisible: Flags
-    needs_gradient: Flags
 
     def __len__(self) -> int:
         return len(self.graph.layers)
@@ -141,14 +134,9 @@ def _row(layer: Layer, inputs: list[Layer], readers: int, size: int, own: int) -
         "halo_bytes": float(_halo_size(layer) * size),
         "channels": layer.channels if layer.has_weights else 0,
         "filters": layer.filters if layer.has_weights else 0,
-        "rows": layer.output_shape[1] if "row" in layer.splits else 0,
         "taps": prod(layer.window.kernel) if layer.window else 1,
         "is_weighted": layer.has_weights,
         "is_convolution": layer.kind.startswith("Conv"),
-        "is_linear": layer.has_weights and layer.window is None,
-        "is_norm": "BatchNorm" in layer.kind,
-        "is_divisible": ("channel" in layer.splits or layer.kind == "Flatten") and not layer.has_weights,
-        "needs_gradient": bool(inputs),
     }
 
 

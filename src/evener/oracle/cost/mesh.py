@@ -70,18 +70,18 @@ def _price(
 ) -> CostEstimate:
     micro = -(-model.job.batch_size // accumulate)
     sizes = apportion(micro, [replica.worker(micro / len(groups)) for replica in replicas])
-    costs = [replica.cost(n) for replica, n in zip(replicas, sizes, strict=True) if n]
-    slowest = max(costs, key=lambda cost: cost.seconds)
+    busy = [(replica, n) for replica, n in zip(replicas, sizes, strict=True) if n]
+    slowest, most = max(busy, key=lambda pair: pair[0].seconds(pair[1]))
     devices = [device for group in groups for device in group]
-    gradients = _exchange_gradients(model, replicas, slowest.backward)
+    gradients = _exchange_gradients(model, replicas, slowest.backward(most))
     statistics = accumulate * model.statistics_seconds(devices) * (len(groups) > 1 or mode == "spatial")
-    update = max(replica.update_seconds() for replica in replicas)
+    update = max(replica.update_seconds for replica in replicas)
     stretch = slowest_of_many(model, devices)
-    computing = (accumulate * max(cost.computing for cost in costs) + update) * stretch
-    inside = accumulate * slowest.exchanging
-    waiting = _beyond_rounding(accumulate * slowest.seconds - inside + update - computing / stretch, computing)
+    computing = (accumulate * max(replica.computing(n) for replica, n in busy) + update) * stretch
+    inside = accumulate * slowest.exchanging(most)
+    waiting = _beyond_rounding(accumulate * slowest.seconds(most) - inside + update - computing / stretch, computing)
     statistics_bytes = (len(devices) - 1) * model.statistics_bytes * (statistics > 0)
-    sent = accumulate * (max(cost.sent_bytes for cost in costs) + statistics_bytes) + gradients.sent_bytes
+    sent = accumulate * (max(replica.sent_bytes(n) for replica, n in busy) + statistics_bytes) + gradients.sent_bytes
     limits = (
         (computing, "computing"),
         (inside, "exchanges between layers, inside of a replica"),
@@ -112,17 +112,13 @@ class _Placement(TypedDict):
 
 
 def _placement(replicas: Sequence[ReplicaCost], sizes: Sequence[int]) -> _Placement:
-    ranks = [
-        (index, replica, n, rank)
-        for index, (replica, n) in enumerate(zip(replicas, sizes, strict=True))
-        for rank in range(len(replica.devices))
-    ]
+    pairs = list(zip(replicas, sizes, strict=True))
     return {
-        "devices": tuple(replica.devices[rank] for _, replica, _, rank in ranks),
-        "replicas": tuple(index for index, *_ in ranks),
-        "samples": tuple(n for _, _, n, _ in ranks),
-        "shares": tuple(replica.shares[rank] / sum(replica.shares) for _, replica, _, rank in ranks),
-        "memory_bytes": tuple(replica.memory_bytes(rank, n) for _, replica, n, rank in ranks),
+        "devices": tuple(device for replica in replicas for device in replica.devices),
+        "replicas": tuple(index for index, replica in enumerate(replicas) for _ in replica.devices),
+        "samples": tuple(n for replica, n in pairs for _ in replica.devices),
+        "shares": tuple(share / sum(replica.shares) for replica in replicas for share in replica.shares),
+        "memory_bytes": tuple(nbytes for replica, n in pairs for nbytes in replica.memory_bytes(n)),
     }
 
 
@@ -243,7 +239,7 @@ def _exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backw
 
 def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[_GradientRing]:
     first = replicas[0]
-    gradients: Numbers = np.max([first.parameter_bytes(rank) for rank in range(len(first.devices))], axis=0)
+    gradients = first.gradient_bytes
     if first.mode != "spatial" or first.division is None:
         return [_GradientRing(gradients, *_counterparts(model, replicas))]
     everybody = [device for replica in replicas for device in replica.devices]

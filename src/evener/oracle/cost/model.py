@@ -10,11 +10,11 @@ from math import ceil, log2
 import numpy as np
 
 from evener.errors import require
-from evener.graph import ModelGraph
+from evener.graph import Layer, ModelGraph
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Layers, Numbers, columns
 from evener.oracle.cost.partition import DividedLayers, ModelSplit
-from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, LayerShare, device_of, layer_seconds
+from evener.oracle.cost.roofline import DeviceSpeed, LayerSeconds, device_of, layer_seconds
 from evener.oracle.cost.topology import Topology
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
@@ -82,7 +82,7 @@ class CostModel:
         kinds: dict[DeviceSpeed, int] = {}
         self.kinds = [kinds.setdefault(device_of(d, job.task, job.precision), len(kinds)) for d in profile.devices]
         self._devices = list(kinds)
-        self._seconds: dict[tuple[int, bytes], LayerSeconds] = {}
+        self._seconds: dict[int, LayerSeconds] = {}
         self._divided: dict[tuple[Division, int], DividedLayers] = {}
 
     @property
@@ -99,12 +99,12 @@ class CostModel:
         one = self.profile.devices[index]
         return f"{one.node} {one.device}"
 
-    def seconds(self, index: int, part: LayerShare | None = None) -> LayerSeconds:
-        """Seconds of `part` of every layer on device `index`; of all by default."""
-        key = (self.kinds[index], part.key if part else b"")
-        if key not in self._seconds:
-            self._seconds[key] = layer_seconds(self.layers, self.device(index), part)
-        return self._seconds[key]
+    def seconds(self, index: int) -> LayerSeconds:
+        """Seconds of every layer on device `index`."""
+        kind = self.kinds[index]
+        if kind not in self._seconds:
+            self._seconds[kind] = layer_seconds(self.layers, [self._devices[kind]])
+        return self._seconds[kind]
 
     def divide(self, mode: Division, shares: Sequence[float]) -> ModelSplit:
         """What ranks with `shares` of the work do of every layer if they divide the model by `mode`."""
@@ -134,10 +134,16 @@ class CostModel:
         """Bytes of every layer's parameters, gradients and optimiser state."""
         return self.layers.weight_bytes * (2 + OPTIMIZERS[self.job.optimizer])
 
-    def sample_bytes(self, kept: Numbers, parts: Numbers) -> float:
-        """Bytes of one sample: what is kept for backward, and the largest layer's tensors while it computes."""
-        passing = (self.layers.input_bytes + self.layers.output_bytes) * parts
-        return float(kept.sum() + 2 * passing.max())
+    def sample_bytes(self, kept: Numbers, share: Numbers) -> Numbers:
+        """Bytes of one sample on every rank: what is kept for backward, and the largest layer's tensors meanwhile.
+
+        Args:
+            kept: of every layer, [ranks, layers].
+            share: of the layers' values, likewise.
+        """
+        passing = (self.layers.input_bytes + self.layers.output_bytes) * share
+        found: Numbers = kept.sum(axis=1) + 2 * passing.max(axis=1)
+        return found
 
     def most_samples(self, index: int, state_bytes: float, sample_bytes: float) -> int | None:
         """Samples that device `index` can hold at once; None if nothing bounds them."""
@@ -156,8 +162,8 @@ class CostModel:
             if kind not in by_kind:
                 seconds = self.seconds(index)
                 by_kind[kind] = Worker(
-                    unit_seconds=max(seconds.each, 1e-12),
-                    fixed_seconds=seconds.fixed + self.update_seconds(index, self.parameter_bytes),
+                    unit_seconds=max(float(seconds.each.sum()), 1e-12),
+                    fixed_seconds=float(seconds.fixed.sum()) + self.update_seconds(index, self.parameter_bytes),
                     most=self.most_samples(index, self.whole_state_bytes, self.whole_sample_bytes),
                 )
         return tuple(by_kind[kind] for kind in self.kinds)
@@ -170,14 +176,13 @@ class CostModel:
     @cached_property
     def whole_sample_bytes(self) -> float:
         """`sample_bytes` of the whole model."""
-        return self.sample_bytes(self.layers.kept_bytes, np.ones(len(self.layers)))
+        return float(self.sample_bytes(self.layers.kept_bytes[None], np.ones((1, len(self.layers))))[0])
 
     @cached_property
     def units(self) -> list[int]:
         """First layers of the units that pipelines are cut into: neighbours of the least seconds are put together."""
         fastest = min(range(self.size), key=lambda device: self.workers[device].unit_seconds)
-        seconds = self.seconds(fastest)
-        sums = [float(value) for value in seconds.forward_each + seconds.backward_each]
+        sums: list[float] = self.seconds(fastest).each.sum(axis=(0, 1)).tolist()
         starts = list(range(len(sums)))
         while len(starts) > _MOST_UNITS:
             least = min(range(len(sums) - 1), key=lambda i: sums[i] + sums[i + 1])
@@ -190,13 +195,16 @@ class CostModel:
         if len(devices) < 2 or not self.job.statistics:
             return 0.0
         rounds = ceil(log2(len(devices))) * self.topology.ring(devices).alpha
-        return 2 * float(self.layers.is_norm.sum()) * rounds
+        return 2 * len(self._norms) * rounds
 
     @cached_property
     def statistics_bytes(self) -> int:
         """Bytes that a rank tells each other one: mean, variance and count forward, two sums backward, in 32 bits."""
-        norms = [layer for layer in self.job.graph.layers if "BatchNorm" in layer.kind]
-        return 4 * sum(4 * layer.output_shape[0] + 1 for layer in norms) if self.job.statistics else 0
+        return 4 * sum(4 * layer.output_shape[0] + 1 for layer in self._norms) if self.job.statistics else 0
+
+    @cached_property
+    def _norms(self) -> list[Layer]:
+        return [layer for layer in self.job.graph.layers if "BatchNorm" in layer.kind]
 
 
 @dataclass(frozen=True, kw_only=True)

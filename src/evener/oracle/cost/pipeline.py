@@ -21,7 +21,7 @@ from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
-from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, best_cut
+from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, best_cut
 
 _FREE_ORDER_UP_TO = 5
 
@@ -91,25 +91,26 @@ class _Load:
 
 
 def _load(model: CostModel, devices: Sequence[int], samples: int, recomputes: bool) -> _Load:
-    layers, seconds = model.layers, [model.seconds(device) for device in devices]
-    forward = np.stack([one.forward(samples) for one in seconds])
+    layers = model.layers
+    forward, backward = np.concatenate([model.seconds(device).of(samples) for device in devices], axis=1)
     return _Load(
         forward=forward,
-        backward=np.stack([one.backward(samples) for one in seconds]) + forward * recomputes,
+        backward=backward + forward * recomputes,
         state=model.layer_state_bytes,
         kept=samples * layers.kept_bytes,
         boundary=samples * layers.boundary_bytes,
     )
 
 
-def _units(load: _Load, starts: Sequence[int]) -> list[Unit]:
+def _units(load: _Load, starts: Sequence[int]) -> Units:
     """What can be cut apart: the layers from each of `starts` to the next."""
-    sums = np.add.reduceat(np.stack([*(load.forward + load.backward), load.state, load.kept]), starts, axis=1)
-    *seconds, state, kept = sums.tolist()
     ends = [*starts[1:], len(load.state)]
-    boundaries = [float(load.boundary[end - 1]) for end in ends]
-    rows = zip(zip(*seconds, strict=True), state, kept, boundaries, strict=True)
-    return [Unit(seconds=s, weight_bytes=w, kept_bytes=k, boundary_bytes=b) for s, w, k, b in rows]
+    return Units(
+        seconds=np.add.reduceat(load.forward + load.backward, starts, axis=1).T,
+        weight_bytes=np.add.reduceat(load.state, starts),
+        kept_bytes=np.add.reduceat(load.kept, starts),
+        boundary_bytes=load.boundary[np.array(ends) - 1],
+    )
 
 
 def _simulated(

@@ -9,74 +9,58 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostModel
-from evener.oracle.cost.partition import Mode, ModelSplit, PassExchanges
-from evener.oracle.cost.roofline import LayerSeconds
+from evener.oracle.cost.partition import Mode, ModelSplit
+from evener.oracle.cost.roofline import BACKWARD, LayerSeconds, layer_seconds
 from evener.oracle.cost.topology import LinkCost
 
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaStep:
-    """A replica's forward and backward pass over its samples.
-
-    Attributes:
-        forward, backward: seconds of every layer, exchanges included.
-        computing: seconds of the rank that computes longest.
-        exchanging: seconds of all collectives inside the replica.
-        sent_bytes: of the rank that sends most.
-    """
-
-    forward: Numbers
-    backward: Numbers
-    computing: float
-    exchanging: float
-    sent_bytes: float
-
-    @property
-    def seconds(self) -> float:
-        """Of both passes."""
-        return float(self.forward.sum() + self.backward.sum())
+_NOTHING = LayerSeconds(np.zeros((2, 1, 1)), np.zeros((2, 1, 1)))
 
 
 class ReplicaCost:
-    """`devices` that hold one model together, divided by `mode`.
+    """`devices` that hold one model together, divided by `mode` in proportion to their speeds.
 
     Args:
         model: the job and the machines.
         devices: in the order of ranks.
         mode: `none` if there is only one device.
         channel: of the collectives among them, all replicas at once.
-        shares: of the work, one a device; by default in proportion to their speeds.
 
     Attributes:
+        shares: of the work, one a device.
+        division: of the layers; None on one device.
+        state_bytes: of every rank's parameters, gradients and optimiser state.
+        sample_bytes: of one sample's activations on every rank.
+        update_seconds: of the optimiser's step of the slowest rank.
         most: samples that the ranks can hold at once; None if nothing bounds them.
     """
 
-    def __init__(
-        self,
-        model: CostModel,
-        devices: Sequence[int],
-        mode: Mode,
-        channel: LinkCost,
-        shares: Sequence[float] | None = None,
-    ) -> None:
-        self.model, self.devices, self.mode, self._channel = model, tuple(devices), mode, channel
-        self.shares = tuple(shares) if shares else self._speeds()
+    def __init__(self, model: CostModel, devices: Sequence[int], mode: Mode, channel: LinkCost) -> None:
+        self.model, self.devices, self.mode = model, tuple(devices), mode
+        units = [model.workers[device].unit_seconds for device in self.devices]
+        self.shares = tuple(min(units) / unit for unit in units)
         self.division: ModelSplit | None = None
-        if mode != "none" and len(self.devices) > 1:
-            self.division = model.divide(mode, self.shares)
-        self._costs: dict[float, ReplicaStep] = {}
-        self._seconds: list[LayerSeconds] = [
-            model.seconds(device, self.division.parts[rank] if self.division else None)
-            for rank, device in enumerate(self.devices)
-        ]
-        self.most = self._most_samples()
+        if mode == "none" or len(self.devices) == 1:
+            self._seconds = model.seconds(self.devices[0])
+            self._exchanging = self._copying = _NOTHING
+            held, self.sample_bytes = [float(model.parameter_bytes)], [model.whole_sample_bytes]
+        else:
+            self.division = split = model.divide(mode, self.shares)
+            self._seconds = layer_seconds(model.layers, [model.device(i) for i in self.devices], split.parts)
+            self._exchanging, self._copying = self._collectives(split, channel)
+            held = split.parameter_bytes.sum(axis=1).tolist()
+            self.sample_bytes = model.sample_bytes(split.kept_bytes, split.value_share).tolist()
+        self.state_bytes = [model.state_bytes(nbytes) for nbytes in held]
+        self.update_seconds = max(map(model.update_seconds, self.devices, held))
+        bounds = map(model.most_samples, self.devices, self.state_bytes, self.sample_bytes)
+        self.most = min((bound for bound in bounds if bound is not None), default=None)
+        self._known: dict[float, float] = {}
 
     def on(self, devices: Sequence[int]) -> ReplicaCost:
         """The same on other `devices` of the same kinds; both remember together what was asked of either."""
@@ -86,84 +70,64 @@ class ReplicaCost:
         other.devices = tuple(devices)
         return other
 
-    def parameter_bytes(self, rank: int) -> Numbers:
-        """Bytes of every layer's parameters on `rank`."""
-        return self.division.parameter_bytes(rank) if self.division else self.model.layers.weight_bytes
-
-    def update_seconds(self) -> float:
-        """Seconds of the optimiser's step of the slowest rank."""
-        seconds = [
-            self.model.update_seconds(device, float(self.parameter_bytes(rank).sum()))
-            for rank, device in enumerate(self.devices)
-        ]
-        return max(seconds)
-
-    def cost(self, samples: float) -> ReplicaStep:
-        """What a forward and backward pass over `samples` samples costs."""
-        if samples not in self._costs:
-            self._costs[samples] = self._cost(samples)
-        return self._costs[samples]
-
-    def _cost(self, samples: float) -> ReplicaStep:
-        forward = np.stack([seconds.forward(samples) for seconds in self._seconds])
-        backward = np.stack([seconds.backward(samples) for seconds in self._seconds])
-        computing = float((forward + backward).sum(axis=1).max())
-        forward, backward = forward.max(axis=0), backward.max(axis=0)
+    @cached_property
+    def gradient_bytes(self) -> Numbers:
+        """Bytes of every layer's gradients on the rank that has most of them."""
         if self.division is None:
-            return ReplicaStep(forward=forward, backward=backward, computing=computing, exchanging=0.0, sent_bytes=0.0)
-        passes = (self.division.forward, self.division.backward)
-        exchanged = [self._exchanging(samples, one) for one in passes]
-        copied = [self._copying(samples, one.copied) for one in passes]
-        return ReplicaStep(
-            forward=forward + exchanged[0] + copied[0],
-            backward=backward + exchanged[1] + copied[1],
-            computing=computing + float(copied[0].sum() + copied[1].sum()),
-            exchanging=float(exchanged[0].sum() + exchanged[1].sum()),
-            sent_bytes=samples * float(self.division.sent_bytes.max()),
-        )
+            return self.model.layers.weight_bytes
+        most: Numbers = self.division.parameter_bytes.max(axis=0)
+        return most
+
+    def seconds(self, samples: float) -> float:
+        """Of a forward and backward pass over `samples` samples, exchanges included."""
+        if samples not in self._known:
+            slowest = float(self._seconds.of(samples).max(axis=1).sum())
+            self._known[samples] = slowest + self.exchanging(samples) + self._copying.sum(samples)
+        return self._known[samples]
+
+    def computing(self, samples: float) -> float:
+        """Seconds in them of the rank that computes longest."""
+        return float(self._seconds.of(samples).sum(axis=(0, 2)).max()) + self._copying.sum(samples)
+
+    def exchanging(self, samples: float) -> float:
+        """Seconds in them of all collectives inside the replica."""
+        return self._exchanging.sum(samples)
+
+    def backward(self, samples: float) -> Numbers:
+        """Seconds of every layer's backward pass, exchanges included."""
+        parts = (self._seconds, self._exchanging, self._copying)
+        slowest: Numbers = sum(one.of(samples)[BACKWARD].max(axis=0) for one in parts)
+        return slowest
+
+    def sent_bytes(self, samples: float) -> float:
+        """Bytes of the rank that sends most inside the replica."""
+        return samples * float(self.division.sent_bytes.max()) if self.division else 0.0
 
     def worker(self, samples: float) -> Worker:
         """What n samples cost, as a line through the costs of half and of all of `samples`."""
         few, many = max(1.0, samples / 2), max(2.0, samples)
-        cheap, dear = self.cost(few).seconds, self.cost(many).seconds
+        cheap, dear = self.seconds(few), self.seconds(many)
         each = max((dear - cheap) / (many - few), 1e-12)
-        fixed = max(0.0, cheap - few * each) + self.update_seconds()
+        fixed = max(0.0, cheap - few * each) + self.update_seconds
         return Worker(unit_seconds=each, fixed_seconds=fixed, most=self.most)
 
-    def memory_bytes(self, rank: int, samples: int) -> int:
-        """Bytes that `rank` needs for `samples` samples at once."""
-        return round(self.state_bytes(rank) + samples * self.sample_bytes(rank))
+    def memory_bytes(self, samples: int) -> tuple[int, ...]:
+        """Bytes that every rank needs for `samples` samples at once."""
+        pairs = zip(self.state_bytes, self.sample_bytes, strict=True)
+        return tuple(round(state + samples * each) for state, each in pairs)
 
-    def state_bytes(self, rank: int) -> float:
-        """Bytes of `rank`'s parameters, gradients and optimiser state."""
-        return self.model.state_bytes(float(self.parameter_bytes(rank).sum()))
-
-    def sample_bytes(self, rank: int) -> float:
-        """Bytes of one sample's activations on `rank`."""
-        if self.division is None:
-            return self.model.whole_sample_bytes
-        return self.model.sample_bytes(self.division.kept_bytes(rank), self.division.value_share(rank))
-
-    def _most_samples(self) -> int | None:
-        bounds = [
-            self.model.most_samples(device, self.state_bytes(rank), self.sample_bytes(rank))
-            for rank, device in enumerate(self.devices)
-        ]
-        return min((bound for bound in bounds if bound is not None), default=None)
-
-    def _exchanging(self, samples: float, one: PassExchanges) -> Numbers:
-        """Seconds of every layer's collectives in one pass."""
-        start = max(self.model.device(device).pass_seconds for device in self.devices)
-        sending = self._channel.alpha * one.messages + samples * one.nbytes * self._channel.beta
-        return sending + start * one.collectives
-
-    def _copying(self, samples: float, moved: Numbers) -> Numbers:
-        """Seconds of every layer in which the slowest rank takes tensors apart and puts them together."""
+    def _collectives(self, split: ModelSplit, channel: LinkCost) -> tuple[LayerSeconds, LayerSeconds]:
+        """Seconds of every layer's exchanges, and of taking tensors apart and putting them together for them."""
         devices = [self.model.device(device) for device in self.devices]
-        bandwidth = min(device.bandwidth for device in devices)
         start = max(device.pass_seconds for device in devices)
-        return samples * moved / bandwidth + start * (moved > 0)
+        bandwidth = min(device.bandwidth for device in devices)
+        passes = (split.forward, split.backward)
+        begun = [channel.alpha * one.messages + start * one.collectives for one in passes]
+        sent = [channel.beta * one.nbytes for one in passes]
+        copied = [start * np.sign(one.copied) for one in passes], [one.copied / bandwidth for one in passes]
+        return _collective(begun, sent), _collective(*copied)
 
-    def _speeds(self) -> tuple[float, ...]:
-        units = [self.model.workers[device].unit_seconds for device in self.devices]
-        return tuple(min(units) / unit for unit in units)
+
+def _collective(fixed: Sequence[Numbers], each: Sequence[Numbers]) -> LayerSeconds:
+    """What takes all ranks of a replica equally long, pass by pass."""
+    return LayerSeconds(np.array(fixed)[:, None], np.array(each)[:, None])

@@ -18,8 +18,8 @@ all of those whatever the samples: starting a pass does not get quicker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,46 +30,32 @@ from evener.profile import DeviceProfile, TaskTiming
 _CLOCK_RESOLUTION = 1e-9
 
 
+FORWARD, BACKWARD = 0, 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerShare:
-    """What a rank does of every layer, as fractions of the whole: columns of numbers between 0 and 1."""
+    """What ranks do of every layer, as fractions of the whole: numbers between 0 and 1, [ranks, layers]."""
 
     filters: Numbers
     channels: Numbers
     rows: Numbers
 
-    @property
-    def key(self) -> bytes:
-        """The same for equal parts."""
-        return b"".join(column.tobytes() for column in (self.filters, self.channels, self.rows))
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LayerSeconds:
-    """Seconds of all layers, each pass: fixed + n * each for n samples."""
+    """Seconds of every layer on every rank for n samples, fixed + n * each: tables of [passes, ranks, layers]."""
 
-    forward_fixed: Numbers
-    forward_each: Numbers
-    backward_fixed: Numbers
-    backward_each: Numbers
+    fixed: Numbers
+    each: Numbers
 
-    def forward(self, samples: float) -> Numbers:
-        """Seconds of every layer's forward pass."""
-        return self.forward_fixed + samples * self.forward_each
+    def of(self, samples: float) -> Numbers:
+        """Seconds for `samples` samples."""
+        return self.fixed + samples * self.each
 
-    def backward(self, samples: float) -> Numbers:
-        """Seconds of every layer's backward pass."""
-        return self.backward_fixed + samples * self.backward_each
-
-    @property
-    def fixed(self) -> float:
-        """Seconds of both passes of all layers, whatever the number of samples."""
-        return float(self.forward_fixed.sum() + self.backward_fixed.sum())
-
-    @property
-    def each(self) -> float:
-        """Seconds of both passes of all layers for each sample."""
-        return float(self.forward_each.sum() + self.backward_each.sum())
+    def sum(self, samples: float) -> float:
+        """Of all of them."""
+        return float(self.fixed.sum() + samples * self.each.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +85,8 @@ class DeviceSpeed:
         """Speed of operations of these widths, as a fraction of that of wide ones; interpolated on a log scale."""
         if not self.widths:
             return np.ones_like(widths)
-        known = np.array([width for width, _ in self.widths], dtype=np.float64)
-        values = np.array([efficiency for _, efficiency in self.widths])
-        logarithm: Numbers = np.interp(np.log(np.maximum(widths, 1.0)), np.log(known), np.log(values))
+        known, values = np.log(np.array(self.widths, dtype=np.float64).T)
+        logarithm: Numbers = np.interp(np.log(np.maximum(widths, 1.0)), known, values)
         return np.exp(logarithm)
 
 
@@ -135,97 +120,84 @@ def device_of(profile: DeviceProfile, task: str, precision: str) -> DeviceSpeed:
 
 
 def whole(layers: Layers) -> LayerShare:
-    """The part of a rank that does all of every layer."""
-    ones = np.ones(len(layers))
+    """The share of one rank that does all of every layer."""
+    ones = np.ones((1, len(layers)))
     return LayerShare(filters=ones, channels=ones, rows=ones)
 
 
-def layer_seconds(layers: Layers, device: DeviceSpeed, part: LayerShare | None = None) -> LayerSeconds:
-    """Seconds of `part` of every layer on `device`; of all by default."""
-    if device.timing is None:
-        return _scaled(roofline(layers, device, part or whole(layers)), device.learnt)
-    plain = roofline(layers, device, whole(layers))
-    full = _scaled(_timed_alone(layers, device.timing, _timed_together(plain, device.timing)), device.learnt)
-    if part is None:
-        return full
-    own = roofline(layers, device, part)
-    return LayerSeconds(
-        forward_fixed=full.forward_fixed,
-        forward_each=full.forward_each * _ratio(own.forward_each, plain.forward_each),
-        backward_fixed=full.backward_fixed,
-        backward_each=full.backward_each * _ratio(own.backward_each, plain.backward_each),
+def layer_seconds(layers: Layers, devices: Sequence[DeviceSpeed], share: LayerShare | None = None) -> LayerSeconds:
+    """Seconds of what each of `devices` does of every layer: its `share`, by default all of it."""
+    own = roofline(layers, devices, share or whole(layers))
+    for rank, device in enumerate(devices):
+        if device.timing is not None:
+            plain = roofline(layers, [device], whole(layers))
+            fixed, each = _timed(layers, device.timing, plain)
+            ratio = np.divide(own.each[:, rank], plain.each[:, 0], out=np.ones_like(each), where=plain.each[:, 0] > 0)
+            own.fixed[:, rank], own.each[:, rank] = fixed, each * ratio
+    learnt = _column(device.learnt for device in devices)
+    return LayerSeconds(own.fixed * learnt, own.each * learnt)
+
+
+def roofline(layers: Layers, devices: Sequence[DeviceSpeed], share: LayerShare) -> LayerSeconds:
+    """Seconds of what each of `devices` does of every layer, from its scores alone."""
+    bandwidth = _column(device.bandwidth for device in devices)
+    conv, matmul = _column(device.conv_flops for device in devices), _column(device.matmul_flops for device in devices)
+    filters, channels = layers.filters * share.filters, layers.channels * share.channels
+    forward, weight_gradient, input_gradient = _efficiency(
+        layers, devices, np.stack((filters, np.minimum(filters, channels * layers.taps), channels))
     )
-
-
-def roofline(layers: Layers, device: DeviceSpeed, part: LayerShare) -> LayerSeconds:
-    """Seconds of `part` of every layer, from the device's scores alone."""
-    speed = np.where(layers.is_convolution, device.conv_flops, device.matmul_flops)
-    filters, channels = layers.filters * part.filters, layers.channels * part.channels
-    weights = layers.weight_bytes * part.filters * part.channels / device.bandwidth
-    share = part.filters * part.channels * part.rows
-
-    def scale(width: Numbers) -> Numbers:
-        return np.where(layers.is_weighted, device.efficiency(width), 1.0)
-
-    forward = layers.forward_flops * share / (speed * scale(filters))
-    weight_gradient = layers.forward_flops * share / (speed * scale(np.minimum(filters, channels * layers.taps)))
-    input_gradient = (layers.backward_flops - layers.forward_flops) * share / (speed * scale(channels))
-    inputs, outputs = part.channels * part.rows, part.filters * part.rows
-    moved_forward = (layers.forward_in * inputs + layers.forward_out * outputs) / device.bandwidth
-    moved_backward = (layers.backward_in * inputs + layers.backward_out * outputs) / device.bandwidth
-    return LayerSeconds(
-        forward_fixed=device.pass_seconds + weights,
-        forward_each=np.maximum(forward, moved_forward),
-        backward_fixed=device.pass_seconds + 2 * weights,
-        backward_each=np.maximum(weight_gradient + input_gradient, moved_backward),
+    wide = share.filters * share.channels * share.rows / np.where(layers.is_convolution, conv, matmul)
+    inputs, outputs = share.channels * share.rows, share.filters * share.rows
+    weights = layers.weight_bytes * share.filters * share.channels / bandwidth
+    start = _column(device.pass_seconds for device in devices)
+    arithmetic = (
+        layers.forward_flops * wide / forward,
+        layers.forward_flops * wide / weight_gradient
+        + (layers.backward_flops - layers.forward_flops) * wide / input_gradient,
     )
-
-
-def _scaled(seconds: LayerSeconds, factor: float) -> LayerSeconds:
-    return LayerSeconds(
-        forward_fixed=seconds.forward_fixed * factor,
-        forward_each=seconds.forward_each * factor,
-        backward_fixed=seconds.backward_fixed * factor,
-        backward_each=seconds.backward_each * factor,
+    memory = (
+        (layers.forward_in * inputs + layers.forward_out * outputs) / bandwidth,
+        (layers.backward_in * inputs + layers.backward_out * outputs) / bandwidth,
     )
+    return LayerSeconds(np.stack((start + weights, start + 2 * weights)), np.maximum(arithmetic, memory))
 
 
-def _timed_together(seconds: LayerSeconds, timing: TaskTiming) -> LayerSeconds:
-    """Every pass scaled so that its sum over layers is the measured one."""
+def _column(values: Iterable[float]) -> Numbers:
+    """One row a rank, to be combined with [ranks, layers]."""
+    return np.array([*values])[:, None]
+
+
+def _efficiency(layers: Layers, devices: Sequence[DeviceSpeed], widths: Numbers) -> Numbers:
+    """Of every rank's weighted layers, how fast operations of `widths` [operations, ranks, layers] are; 1 elsewhere."""
+    found = np.ones_like(widths)
+    for table in {device.widths: device for device in devices if device.widths}.values():
+        ranks = np.array([device.widths == table.widths for device in devices])
+        places = ranks[:, None] & layers.is_weighted
+        found[:, places] = table.efficiency(widths[:, places])
+    return found
+
+
+def _timed(layers: Layers, timing: TaskTiming, plain: LayerSeconds) -> tuple[Numbers, Numbers]:
+    """(fixed, each) of [passes, layers]: passes scaled to what was measured, layers that were timed by themselves."""
     forward = fit_line((batch.samples, batch.forward_seconds) for batch in timing.batches)
     backward = fit_line((batch.samples, batch.backward_seconds) for batch in timing.batches)
-    return LayerSeconds(
-        forward_fixed=_summing_to(forward[0], seconds.forward_fixed),
-        forward_each=_summing_to(forward[1], seconds.forward_each),
-        backward_fixed=_summing_to(backward[0], seconds.backward_fixed),
-        backward_each=_summing_to(backward[1], seconds.backward_each),
+    fixed, each = (
+        _summing_to(np.array(totals), table[:, 0])
+        for totals, table in zip(zip(forward, backward, strict=True), (plain.fixed, plain.each), strict=True)
     )
+    place = {layer.name: index for index, layer in enumerate(layers.graph.layers)}
+    for row in timing.layers:
+        if row.layer in place:
+            fixed[:, place[row.layer]] = row.forward_fixed, row.backward_fixed
+            each[:, place[row.layer]] = row.forward_sample, row.backward_sample
+    return fixed, each
 
 
-def _summing_to(total: float, values: Numbers) -> Numbers:
-    """`values` in the same proportions with another sum; equal ones if they have none."""
-    return values * (total / values.sum()) if values.sum() > 0 else np.full(len(values), total / len(values))
-
-
-def _timed_alone(layers: Layers, timing: TaskTiming, seconds: LayerSeconds) -> LayerSeconds:
-    """Single layers by their own timings."""
-    known = {row.layer: row for row in timing.layers}
-    rows = [known.get(layer.name) for layer in layers.graph.layers]
-
-    def column(field: str, otherwise: Numbers) -> Numbers:
-        return np.array([getattr(row, field) if row else value for row, value in zip(rows, otherwise, strict=True)])
-
-    return replace(
-        seconds,
-        forward_fixed=column("forward_fixed", seconds.forward_fixed),
-        forward_each=column("forward_sample", seconds.forward_each),
-        backward_fixed=column("backward_fixed", seconds.backward_fixed),
-        backward_each=column("backward_sample", seconds.backward_each),
-    )
-
-
-def _ratio(part: Numbers, all_of_it: Numbers) -> Numbers:
-    return np.divide(part, all_of_it, out=np.ones_like(part), where=all_of_it > 0)
+def _summing_to(totals: Numbers, table: Numbers) -> Numbers:
+    """Rows of `table` in the same proportions with other sums; of equal numbers if they have none."""
+    kept = np.where(table.sum(axis=1, keepdims=True) > 0, table, 1.0)
+    scaled: Numbers = kept * (totals / kept.sum(axis=1))[:, None]
+    return scaled
 
 
 def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:

@@ -17,13 +17,14 @@ from itertools import chain, pairwise
 from typing import Any, Literal, get_args
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
 from evener.errors import InvalidValue, require
 from evener.memory import usable_memory
 from evener.oracle.schedule import SCHEDULES, Action, Rematerialise, ScheduleName, max_held
-from evener.oracle.stages import DeviceGroup, Held, StageCut, Unit, divide
+from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, divide
 from evener.parallel.pipeline.partition_problem import PartitionProblem
 from evener.parallel.pipeline.placement import StagePlacement
 from evener.parallel.pipeline.stage_layout import StageLayout, lay_out, positions_of
@@ -216,16 +217,14 @@ def _between(problem: PartitionProblem, seconds: Sequence[float], begin: int, en
     return sum(own for own, (first, last) in zip(seconds, problem.spans, strict=True) if begin <= first and last <= end)
 
 
-def _units(problem: PartitionProblem, seconds: Sequence[Sequence[float]]) -> list[Unit]:
-    return [
-        Unit(
-            seconds=tuple(row[i] for row in seconds),
-            weight_bytes=problem.weight_bytes(begin, end),
-            kept_bytes=problem.kept_bytes(begin, end),
-            boundary_bytes=problem.boundary_bytes(end),
-        )
-        for i, (begin, end) in enumerate(problem.spans)
-    ]
+def _units(problem: PartitionProblem, seconds: Sequence[Sequence[float]]) -> Units:
+    spans = problem.spans
+    return Units(
+        seconds=np.array(seconds, dtype=np.float64).T,
+        weight_bytes=np.array([problem.weight_bytes(*span) for span in spans], dtype=np.float64),
+        kept_bytes=np.array([problem.kept_bytes(*span) for span in spans], dtype=np.float64),
+        boundary_bytes=np.array([problem.boundary_bytes(end) for _, end in spans], dtype=np.float64),
+    )
 
 
 def _told(problem: PartitionProblem, costs: Costs) -> list[float]:
