@@ -38,7 +38,6 @@ GRAPH = ModelGraph(
             forward_flops=110592.0,
             activation_bytes=3072,
             splits=("sample", "row"),
-            halo=(1, 1),
         ),
         Layer(name="head", kind="Linear", output_shape=(10,), parameters=20490, inputs=("conv",)),
     ),
@@ -233,11 +232,6 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
     (PLAN, put("batch_size", value=True), "field batch_size must be an integer, got true"),
     (
         GRAPH,
-        put("layers", 0, "halo", value=[1]),
-        "field layers[0].halo must be a list of length 2, got [1]",
-    ),
-    (
-        GRAPH,
         put("layers", 0, "output_shape", 2, value="16"),
         'field layers[0].output_shape[2] must be an integer, got "16"',
     ),
@@ -264,11 +258,6 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
         GRAPH,
         put("layers", 0, "parameters", value=-1),
         "field layers[0].parameters must be zero or more, got -1",
-    ),
-    (
-        GRAPH,
-        put("layers", 0, "halo", value=[0, -1]),
-        "field layers[0].halo must be two sizes of zero or more, got (0, -1)",
     ),
     (
         GRAPH,

@@ -39,10 +39,9 @@ class Window(Part, frozen=True, kw_only=True):
         return tuple(dilation * (kernel - 1) + 1 for kernel, dilation in zip(self.kernel, self.dilation, strict=True))
 
     @property
-    def reach(self) -> tuple[int, ...]:
-        """Rows, columns ... that output [a, b) reads beyond input [a*stride, b*stride), on the wider side."""
-        sides = zip(self.extent, self.stride, self.padding, strict=True)
-        return tuple(max(before, extent - stride - before, 0) for extent, stride, before in sides)
+    def halo(self) -> tuple[int, int]:
+        """Rows above and below input rows [a*stride, b*stride) that output rows [a, b) read, too."""
+        return self.padding[0], max(0, self.extent[0] - self.stride[0] - self.padding[0])
 
     def resize(self, sizes: tuple[int, ...], ceil: bool = False) -> tuple[int, ...]:
         """Rows, columns ... of the output for those of the input; `ceil` counts a window that ends outside."""
@@ -66,7 +65,6 @@ class Layer(Part, frozen=True, kw_only=True):
         forward_flops: floating-point operations of the forward pass per sample (a multiply-add counts two).
         activation_bytes: kept for the backward pass per sample.
         splits: dims along which the layer's work can be divided.
-        halo: (rows, columns) that a row or column split needs from each neighbour.
         inputs: names of the layers whose outputs this one reads; empty for the first.
         input_shape: of the tensor that the layer's module takes, of one sample; empty where it is not known.
         window: of a convolution or pooling; None for other layers.
@@ -80,7 +78,6 @@ class Layer(Part, frozen=True, kw_only=True):
     forward_flops: float = 0.0
     activation_bytes: int = 0
     splits: tuple[Dim, ...] = ("sample",)
-    halo: tuple[int, int] = (0, 0)
     inputs: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = ()
     window: Window | None = None
@@ -92,7 +89,6 @@ class Layer(Part, frozen=True, kw_only=True):
         require(self.forward_flops >= 0, "forward_flops", self.forward_flops, "zero or more")
         require(self.activation_bytes >= 0, "activation_bytes", self.activation_bytes, "zero or more")
         require(all(n >= 0 for n in self.output_shape), "output_shape", self.output_shape, "sizes of zero or more")
-        require(min(self.halo) >= 0, "halo", self.halo, "two sizes of zero or more")
         require(all(n >= 0 for n in self.input_shape), "input_shape", self.input_shape, "sizes of zero or more")
         require(self.groups > 0, "groups", self.groups, "positive")
 

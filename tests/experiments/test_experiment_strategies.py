@@ -17,10 +17,10 @@ from evener.experiments.strategies import ResNetSize, Sweep, run
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, show, speed_up, table
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
-from evener.oracle.division.traffic import step_traffic
 from evener.parallel.op_graph import op_graph
 from evener.run.planning import division_of
 from support.commands import evener, evener_here
+from support.step_traffic import step_traffic
 
 TINY = ResNetSize(size=32, width=4, depths=(1, 1, 2, 1))
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from evener.comm.group import Group
-from evener.oracle.division.layout import ALIKE, PARTIAL, WHOLE, Layout, split
-from evener.oracle.division.moves import Move
+from evener.oracle.division.layout import ALIKE, PARTIAL, WHOLE, Layout, Move, split
 from evener.parallel.redistribute import mover
 from support.thread_ranks import together
 

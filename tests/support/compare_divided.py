@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 
 from evener.comm.group import Group
 from evener.oracle.division.plan import Arrangement, plan_replica
-from evener.oracle.division.traffic import step_traffic
 from evener.parallel.divided import ShardedModel
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.redistribute import part_of
 from support.division_networks import CASES
+from support.step_traffic import step_traffic
 
 STEPS = 3
 

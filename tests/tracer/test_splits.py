@@ -74,4 +74,6 @@ def test_a_window_of_impossible_sizes_is_refused(field: str, value: tuple[int, .
 def test_rows_of_a_volume_can_be_divided_too() -> None:
     graph = trace_model_graph(nn.Sequential(nn.Conv3d(2, 4, 3, 1, 1), nn.MaxPool3d(2)), torch.zeros(1, 2, 8, 8, 8))
     assert all("row" in layer.splits for layer in graph.layers)
-    assert graph.layers[0].halo == (1, 1)
+    window = graph.layers[0].window
+    assert window is not None
+    assert window.halo == (1, 1)

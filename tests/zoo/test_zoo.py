@@ -56,7 +56,9 @@ def test_cosmoflow_s_activations_outweigh_its_parameters() -> None:
     assert graph.parameters == 8_907_556
     assert graph.activation_bytes > 20 * graph.parameter_bytes
     assert graph.by_name["conv1"].splits == ("sample", "channel", "filter", "row", "column")
-    assert graph.by_name["conv1"].halo == (1, 1)
+    window = graph.by_name["conv1"].window
+    assert window is not None
+    assert window.halo == (1, 1)
 
 
 def test_a_unit_of_the_sketch_is_what_is_traced_from_the_same_modules() -> None:

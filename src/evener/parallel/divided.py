@@ -23,8 +23,7 @@ from torch.optim import Optimizer
 
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, Layout, length
-from evener.oracle.division.plan import ReplicaPlan, plan_replica, plan_replicas
-from evener.oracle.division.weights import Shard
+from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
 from evener.parallel.full_state import OptimizerState, gather_tensors, own_part
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_statistics import DataAxis

@@ -22,7 +22,7 @@ from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import Region
-from evener.oracle.division.weights import Shard
+from evener.oracle.division.plan import Shard
 from evener.parallel.redistribute import part_of, regions
 
 

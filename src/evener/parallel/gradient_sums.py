@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
+from evener.oracle.division.layout import holders, owners
 from evener.oracle.division.plan import ReplicaPlan
-from evener.oracle.division.weights import holders, owners
 from evener.parallel.process_mesh import ProcessMesh
 
 _BUCKET_BYTES = 25 * 2**20

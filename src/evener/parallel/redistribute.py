@@ -23,8 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
-from evener.oracle.division.layout import Layout, Region, Shape
-from evener.oracle.division.moves import Move
+from evener.oracle.division.layout import Layout, Move, Region, Shape
 
 Mover: TypeAlias = Callable[[Tensor], Tensor]
 """From this rank's tensor of a layout to that of another."""

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
-from evener.oracle.division.weights import Shard
+from evener.oracle.division.plan import Shard
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import storage_of
 from evener.tracer.tracing import NotTraceable

@@ -24,7 +24,7 @@ from evener.errors import TrainingFailed, first_line
 from evener.graph import Layer, ModelGraph
 from evener.tracer.ir import OpRecord, TracedModel, item, record
 from evener.tracer.nested import map_tensors, tensors_in
-from evener.tracer.splits import halo_of, splits_of, window_of
+from evener.tracer.splits import splits_of, window_of
 from evener.tracer.tracing import NotTraceable, is_childless, trace
 
 BATCH = 61
@@ -45,7 +45,7 @@ def trace_model_graph(model: nn.Module, sample: Any, name: str = "") -> ModelGra
     Returns:
         Layers whose FLOPs and bytes are per sample. `activation_bytes` holds every storage that autograd keeps for
         backward once, at the layer that keeps it first, without parameters, buffers and what does not grow with the
-        batch. `halo` is for equal rows of input and output: rows [a*stride, b*stride) in, rows [a, b) out.
+        batch.
 
     Raises:
         TrainingFailed: the model cannot be run without values; says where and why.
@@ -219,7 +219,6 @@ def _layer(found: _Found, names: dict[int, str], index: int, parameters: int) ->
         forward_flops=found.flops / BATCH,
         activation_bytes=found.kept_bytes // BATCH,
         splits=splits_of(found.module, found.output_shape),
-        halo=halo_of(found.module),
         inputs=tuple(names[origin] for origin in sorted(found.inputs)),
         input_shape=found.input_shape,
         window=window_of(found.module),

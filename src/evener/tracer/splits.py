@@ -1,4 +1,4 @@
-"""Which dims a layer's work can be divided along, and the halo that rows and columns then need: a table."""
+"""Which dims a layer's work can be divided along: a table; and its window."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ _SPLITS: dict[type[nn.Module], tuple[Dim, ...]] = {
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d, nn.AvgPool3d), _POINTWISE),
     **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.InstanceNorm2d), ("sample", "channel")),
 }
-_DIVIDED_BY_ROWS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.Conv3d, nn.MaxPool3d, nn.AvgPool3d)
 _HAS_WINDOW = (
     nn.modules.conv._ConvNd,
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
@@ -37,12 +36,6 @@ def splits_of(module: nn.Module, output_shape: tuple[int, ...]) -> tuple[Dim, ..
     if getattr(module, "groups", 1) != 1:
         dims = tuple(dim for dim in dims if dim not in ("channel", "filter"))
     return dims
-
-
-def halo_of(module: nn.Module) -> tuple[int, int]:
-    """Rows and columns that a window reads beyond the own ones, on the wider side; (0, 0) for other modules."""
-    window = window_of(module) if isinstance(module, _DIVIDED_BY_ROWS) else None
-    return (window.reach[0], window.reach[1]) if window else (0, 0)
 
 
 def window_of(module: nn.Module) -> Window | None:

@@ -206,7 +206,6 @@ class Sketch:
             forward_flops=flops,
             activation_bytes=kept,
             splits=splits if len(shape) > 2 else tuple(dim for dim in splits if dim not in ("row", "column")),
-            halo=(window.reach[0], window.reach[1]) if window and "row" in splits else (0, 0),
             inputs=x.origins,
             input_shape=x.shape if known else (),
             window=window,

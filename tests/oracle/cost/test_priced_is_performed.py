@@ -18,13 +18,13 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.network import Network
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.oracle.division.rules import Division
-from evener.oracle.division.traffic import step_traffic
 from evener.parallel.op_graph import op_graph
 from evener.tracer.model_graph import trace_model_graph
 from evener.zoo.networks import draw
 from evener.zoo.sketch import Sketch
 from support.division_networks import residual_net
 from support.imagined_machines import convolutions
+from support.step_traffic import step_traffic
 
 ELSEWHERE = ("statistics", "gradients")
 """Kinds of exchanges that are not those of the layers' values."""

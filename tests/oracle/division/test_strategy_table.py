@@ -11,7 +11,7 @@ from evener.oracle.division.layout import ALIKE, PARTIAL, WHOLE, Layout, Replica
 from evener.oracle.division.network import Kind, Network, Operation, Role, Sliding, Weight
 from evener.oracle.division.plan import Arrangement, ReplicaPlan, plan_replica, plan_replicas
 from evener.oracle.division.rules import TABLE, Division
-from evener.oracle.division.traffic import step_traffic
+from support.step_traffic import elements, step_traffic
 
 
 def weight(name: str, *shape: int, role: Role = "kernel") -> Weight:
@@ -110,8 +110,8 @@ def test_ours_moves_the_narrow_side_of_a_bottleneck_only() -> None:
     assert not [move for move in wide if move.shape[2] > 1], "no wide image travels"
     for name in ("norm", "wide"):
         step = plan.steps[[op.name for op in plan.network.operations].index(name)]
-        assert step.moves[0].elements(0, backward=False) == step.moves[0].elements(0, backward=True)
-        assert step.moves[0].elements(0, backward=False)[0] == narrow / 2
+        assert elements(step.moves[0], 0) == elements(step.moves[0], 0, backward=True)
+        assert elements(step.moves[0], 0)[0] == narrow / 2
 
 
 def test_rows_are_divided_by_shares_and_a_kernel_of_three_reaches_one_row_further() -> None:

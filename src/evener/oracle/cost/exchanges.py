@@ -1,6 +1,6 @@
 """What the ranks of a replica exchange in a pass: of a division the patterns, once; of a replica's shares the bytes.
 
-pattern             which moves (see `division.moves`)       sent by rank r, of a value of V bytes, own part v_r
+pattern             which moves (see `layout.PATTERNS`)       sent by rank r, of a value of V bytes, own part v_r
 spread              own part to all others                   (p-1) v_r
 collect             addends of all others' parts to them     V - v_r
 reduce              a ring                                   2 (p-1)/p V
@@ -16,8 +16,7 @@ from math import prod
 import numpy as np
 
 from evener.oracle.cost.layers import Counts, Numbers
-from evener.oracle.division.layout import Parts, Replica, Shape, length
-from evener.oracle.division.moves import PATTERNS, Pattern
+from evener.oracle.division.layout import PATTERNS, Parts, Pattern, Replica, Shape, length
 from evener.oracle.division.placement import Placement, Split, layout_of, parts_of
 
 

@@ -163,6 +163,4 @@ def _halo_size(layer: Layer) -> int:
     """Elements of the input rows above and below its own that a strip's windows reach into."""
     if layer.window is None or "row" not in layer.splits or not layer.input_shape:
         return 0
-    before = layer.window.padding[0]
-    after = max(0, layer.window.extent[0] - layer.window.stride[0] - before)
-    return (before + after) * (layer.input_size // layer.input_shape[1])
+    return sum(layer.window.halo) * (layer.input_size // layer.input_shape[1])

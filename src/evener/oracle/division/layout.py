@@ -1,5 +1,4 @@
-"""Where a value is: whole on every rank, or divided along some of its dims into intervals, evenly or not.
-
+"""Where a value is: whole on every rank, or divided along some of its dims into intervals; and how it changes that.
 
 A rank's part along a dim is a tuple of intervals; the tensor that it holds is their concatenation. Several intervals
 come from concatenations: of two values of 8 channels, each in two halves, rank 0 has channels 0-3 and 8-11.
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -126,3 +126,97 @@ def joined(intervals: Sequence[Interval]) -> Intervals:
 def ring_bytes(nbytes: int, size: int) -> float:
     """Bytes that each rank sends in a ring all-reduce of `nbytes`: 2 (p-1)/p n."""
     return 2 * (size - 1) * nbytes / size
+
+
+Pattern: TypeAlias = Literal["spread", "collect", "reduce"]
+"""`spread`: from owners to all who need it; `collect`: the sum of what these have, to the owners."""
+
+PATTERNS: dict[tuple[State, State], tuple[Pattern | None, Pattern | None]] = {
+    ("split", "split"): ("spread", "collect"),
+    ("split", "whole"): ("spread", "collect"),
+    ("split", "alike"): ("spread", None),
+    ("partial", "split"): ("collect", "spread"),
+    ("partial", "whole"): ("reduce", "reduce"),
+    ("partial", "alike"): ("reduce", None),
+    ("alike", "split"): (None, "spread"),
+    ("alike", "whole"): (None, "reduce"),
+    ("whole", "split"): (None, None),
+    ("whole", "alike"): (None, None),
+}
+"""(forward, backward): what it takes to bring a value from one state to another, and its gradient back.
+
+from      to        forward         backward
+split     split     own -> needed   sum to the owners       a halo, if needed regions overlap; else a re-partition
+split     whole     own -> all      sum to the owners       a gather
+split     alike     own -> all      the own part
+partial   split     sum to owners   own -> all              a reduce-scatter
+partial   whole     all-reduce      all-reduce
+partial   alike     all-reduce      -
+alike     split     the own part    own -> all
+alike     whole     -               all-reduce
+whole     split     the own part    zeros elsewhere
+whole     alike     -               1 / ranks
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value changes its layout.
+
+    Attributes:
+        value: index of the operation that made it.
+        shape: of the value.
+        size: number of ranks.
+        have: its layout.
+        need: the layout that an operation wants.
+    """
+
+    value: int
+    shape: Shape
+    size: int
+    have: Layout
+    need: Layout
+
+    @property
+    def owners(self) -> Layout:
+        """Who owns which part in the exchange behind this move, if there is one."""
+        return self.have if self.have.state == "split" else self.need
+
+    @property
+    def needers(self) -> Layout:
+        """Who needs which part in that exchange."""
+        return self.need if self.have.state == "split" else WHOLE
+
+    @property
+    def kind(self) -> str:
+        """Under which its bytes are counted."""
+        if self.have.state == "partial" and self.need.state == "split":
+            return "reduce-scatter"
+        if "split" not in (self.have.state, self.need.state) or self.have.state == "whole":
+            return "all-reduce"
+        if self.have.state == self.need.state:
+            return "re-partition" if is_disjoint(self.need, self.shape) else "halo"
+        return "gather"
+
+
+def holders(layouts: Sequence[Layout], shape: Shape) -> tuple[Region, ...]:
+    """What every rank of every replica, in order, has of a weight of `shape` that all replicas divide along one dim."""
+    return tuple(layout.region(rank, shape) for layout in layouts for rank in range(len(layout.parts[0][1])))
+
+
+def owners(layouts: Sequence[Layout], shape: Shape) -> tuple[Region, ...]:
+    """Which part of the weight each of these ranks sums: what several have is divided evenly among them."""
+    dim = layouts[0].parts[0][0]
+    held = [region[dim] for region in holders(layouts, shape)]
+    edges = sorted({edge for intervals in held for interval in intervals for edge in interval})
+    own: list[list[tuple[int, int]]] = [[] for _ in held]
+    for start, end in pairwise(edges):
+        ranks = [rank for rank, intervals in enumerate(held) if _has(intervals, start)]
+        for rank, parts in zip(ranks, divide((end - start,), (1.0,) * len(ranks)), strict=True):
+            own[rank] += [(start + a, start + b) for a, b in parts]
+    whole: Region = tuple(((0, size),) for size in shape)
+    return tuple((*whole[:dim], joined(intervals), *whole[dim + 1 :]) for intervals in own)
+
+
+def _has(intervals: Intervals, index: int) -> bool:
+    return any(a <= index < b for a, b in intervals)

@@ -15,9 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from math import prod
 from typing import TypeAlias
 
-from evener.oracle.division.layout import Interval, Intervals, Layout, Parts, Replica, State, divide, joined
+from evener.oracle.division.layout import (
+    PATTERNS,
+    Interval,
+    Intervals,
+    Layout,
+    Parts,
+    Replica,
+    Shape,
+    State,
+    divide,
+    joined,
+)
 from evener.oracle.division.network import Sliding, WindowRule
 
 
@@ -159,3 +171,25 @@ def split_along(splits: dict[int, Split]) -> Placement:
 def layout_of(placement: Placement, replica: Replica) -> Layout:
     """The layout that `placement` is among the ranks of `replica`."""
     return Layout(placement.state, tuple((dim, parts_of(split, replica)) for dim, split in placement.splits))
+
+
+def elements_moved(shape: Shape, have: Placement, need: Placement) -> int:
+    """What all ranks together send to bring a value there and its gradient back, for each rank but one.
+
+    Of neighbours' parts it is not known before the shares are: it is taken for the least that is not nothing.
+    """
+    if have == need:
+        return 0
+    patterns = [pattern for pattern in PATTERNS[have.state, need.state] if pattern is not None]
+    if have.state == need.state:
+        return 1
+    return sum(prod(shape) * (2 if pattern == "reduce" else 1) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A value is brought from one placement to another, whoever the ranks are."""
+
+    value: int
+    have: Placement
+    need: Placement

@@ -11,13 +11,11 @@ from functools import cached_property
 from typing import Literal
 
 from evener.errors import require
-from evener.oracle.division.layout import Layout, Replica
-from evener.oracle.division.moves import Move
+from evener.oracle.division.layout import Layout, Move, Replica, Shape
 from evener.oracle.division.network import Network
 from evener.oracle.division.placement import layout_of
 from evener.oracle.division.planner import DividedNetwork, divide_network
 from evener.oracle.division.rules import Division
-from evener.oracle.division.weights import Shard
 from evener.schema import Part
 
 
@@ -75,6 +73,23 @@ class OperationPlan:
     moves: tuple[Move, ...]
     halo: Move | None
     weights: tuple[Layout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A weight of a divided model.
+
+    Attributes:
+        name: in the model's state dict.
+        shape: of the whole.
+        layout: how the ranks of a replica hold it.
+        trainable: whether it has a gradient.
+    """
+
+    name: str
+    shape: Shape
+    layout: Layout
+    trainable: bool
 
 
 @dataclass(frozen=True)

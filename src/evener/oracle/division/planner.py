@@ -1,8 +1,4 @@
-"""Walks through a network and decides, operation by operation, how it is divided and what has to move before it.
-
-With several replicas every division is a hybrid with data parallelism: groups of ranks that hold one model together,
-each with samples of its own.
-"""
+"""Walks through a network and decides, operation by operation, how it is divided and what has to move before it."""
 
 from __future__ import annotations
 
@@ -12,11 +8,18 @@ from functools import cached_property
 from itertools import pairwise
 
 from evener.oracle.division import rules
-from evener.oracle.division.moves import Transfer, elements_moved
-from evener.oracle.division.network import Kind, Network
-from evener.oracle.division.placement import ON_ALL, Apart, Placement, split_along
+from evener.oracle.division.network import Kind, Network, Operation, Weight
+from evener.oracle.division.placement import (
+    ALIKE_ON_ALL,
+    ON_ALL,
+    Apart,
+    Placement,
+    Split,
+    Transfer,
+    elements_moved,
+    split_along,
+)
 from evener.oracle.division.rules import TABLE, Choice, Division, Rule, Situation
-from evener.oracle.division.weights import weight_placements
 
 _DIVIDES = (rules.by_filter, rules.by_channel, rules.by_enough_channels, rules.by_narrower_side, rules.by_window)
 _BY_MODE = {"filter": rules.by_filter, "channel": rules.by_channel}
@@ -188,3 +191,41 @@ def divide_network(
         modes=dict(modes),
     )
     return DividedNetwork(network, tuple(planner.step(i) for i in range(len(network.operations))))
+
+
+def weight_placements(operation: Operation, choice: Choice) -> tuple[Placement, ...]:
+    """Which part of its weights a rank has, which follows from how the operation is done.
+
+    split   a part: its gradient is complete within the replica
+    whole   all: the ranks' gradients are addends
+    alike   all: every rank of the replica has the gradient
+    """
+    return tuple(_placement(operation, choice, weight) for weight in operation.weights)
+
+
+def _placement(operation: Operation, choice: Choice, weight: Weight) -> Placement:
+    parts = _kernel(operation, choice) if weight.role == "kernel" else _vector(choice)
+    if parts and weight.role != "free":
+        return split_along(parts)
+    alike = choice.gives == ALIKE_ON_ALL and choice.mode == ""
+    return ALIKE_ON_ALL if alike else ON_ALL
+
+
+def _kernel(operation: Operation, choice: Choice) -> dict[int, Split]:
+    reads, gives = _channels(choice.needs[0]), _channels(choice.gives)
+    channel_dim = 1 - operation.filter_dim
+    if choice.mode == "channel":
+        return {channel_dim: reads} if reads else {}
+    if choice.mode == "filter" and gives:
+        grouped_by_channel = operation.groups > 1 and operation.filter_dim == 1
+        return {0: reads} if grouped_by_channel and reads else {operation.filter_dim: gives}
+    return {}
+
+
+def _vector(choice: Choice) -> dict[int, Split]:
+    parts = _channels(choice.adds if choice.mode == "channel" else choice.gives)
+    return {0: parts} if parts else {}
+
+
+def _channels(placement: Placement | None) -> Split | None:
+    return placement.along(1) if placement is not None else None

@@ -17,7 +17,6 @@ from math import prod
 from typing import Literal, TypeAlias, get_args
 
 from evener.oracle.division.layout import Shape
-from evener.oracle.division.moves import elements_moved
 from evener.oracle.division.network import Kind, Operation
 from evener.oracle.division.placement import (
     ADDENDS,
@@ -25,6 +24,7 @@ from evener.oracle.division.placement import (
     ON_ALL,
     Apart,
     Placement,
+    elements_moved,
     reached,
     repeated,
     section,

@@ -11,9 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import TypeAlias
 
-from evener.oracle.division.layout import Layout, Region, Shape, common, divide, ring_bytes
+from evener.oracle.division.layout import (
+    PATTERNS,
+    Layout,
+    Move,
+    Region,
+    Shape,
+    common,
+    divide,
+    holders,
+    owners,
+    ring_bytes,
+)
 from evener.oracle.division.plan import Arrangement, ReplicaPlan
-from evener.oracle.division.weights import holders, owners
 
 Flow: TypeAlias = tuple[str, float, float]
 """(kind, sent, received), in elements."""
@@ -54,9 +64,23 @@ def _moved(plan: ReplicaPlan, rank: int, trained: Sequence[bool]) -> Iterator[Fl
     """What the plan's moves and halos take."""
     for step in plan.steps:
         for move in (*step.moves, *([step.halo] if step.halo else [])):
-            yield (move.kind, *move.elements(rank, backward=False))
+            yield (move.kind, *elements(move, rank))
             if trained[move.value]:
-                yield (move.kind, *move.elements(rank, backward=True))
+                yield (move.kind, *elements(move, rank, backward=True))
+
+
+def elements(move: Move, rank: int, backward: bool = False) -> tuple[float, float]:
+    """(sent, received) by `rank`, in one direction of a pass."""
+    pattern = PATTERNS[move.have.state, move.need.state][backward]
+    if pattern is None:
+        return 0, 0
+    if pattern == "reduce":
+        volume = ring_bytes(prod(move.shape), move.size)
+        return volume, volume
+    own = [move.owners.region(r, move.shape) for r in range(move.size)]
+    need = [move.needers.region(r, move.shape) for r in range(move.size)]
+    given, taken = _exchanged(own, need, rank)
+    return (given, taken) if pattern == "spread" else (taken, given)
 
 
 def _normalised(
