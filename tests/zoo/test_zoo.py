@@ -9,6 +9,7 @@ from torch import nn
 import torchvision_operators  # noqa: F401  before torchvision
 from evener.errors import InvalidValue
 from evener.graph import Layer, ModelGraph
+from evener.models.amoebanet import AmoebaNetD
 from evener.tracer.model_graph import trace_model_graph
 from evener.zoo.amoebanet import amoebanet_d
 from evener.zoo.networks import cosmoflow, draw, transformer, unet, vgg16, yolov8n
@@ -26,6 +27,16 @@ def test_a_drawing_is_layer_by_layer_what_is_traced_from_torchvision(name: str) 
 @pytest.mark.parametrize(("layers", "filters", "published"), [(18, 208, 82), (18, 416, 318), (18, 544, 542)])
 def test_amoebanet_has_the_parameters_of_the_paper(layers: int, filters: int, published: int) -> None:
     assert amoebanet_d(layers, filters).parameters / 1e6 == pytest.approx(published, rel=0.007)
+
+
+def test_amoebanet_s_cells_read_what_those_of_the_module_read() -> None:
+    with torch.device("meta"):
+        module = AmoebaNetD(3, 16)
+    traced, drawn = trace_model_graph(module, torch.zeros(1, 3, 64, 64)), amoebanet_d(3, 16, (3, 64, 64))
+    for name in ("parameters", "forward_flops", "buffer_bytes"):
+        assert getattr(drawn, name) == getattr(traced, name), name
+    assert "cells.2.adapt_last.2" in traced.by_name["cells.2#2"].inputs
+    assert "cell3.fit0.norm" in drawn.by_name["cell3"].inputs
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """AmoebaNet-D (Real et al., 2019), the image classifier that GPipe was measured on (Huang et al., 2019).
 
-A cell takes the outputs of the two cells before it. From these two states it makes five more, each the sum of two
-operations on earlier states, and returns some of them side by side. The tables name, for every sum, both states and
-operations. Which states the normal cell returns differs between the paper (4, 5, 6) and the program that GPipe was
-measured with (0, 3, 4, 6); the latter has the parameter counts that GPipe's table 1 shows, and is taken here.
+Its cells are those of `zoo/amoebanet.py`, which says what they compute.
 
     stem: convolution, two reduction cells          H/8
     layers / 3 normal cells                         H/8
@@ -17,12 +14,12 @@ N samples, H rows, W columns; AmoebaNet-D (18, 256) has 123 million parameters, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from evener.errors import require
+from evener.zoo.amoebanet import REDUCTION, Recipe, cells
 
 
 def _unit(
@@ -32,10 +29,6 @@ def _unit(
     padding = (size[0] // 2, size[1] // 2)
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding, bias=False)
     return [nn.ReLU(), convolution, nn.BatchNorm2d(outputs)]
-
-
-def _conv_1x1(channels: int, stride: int) -> nn.Module:
-    return nn.Sequential(*_unit(channels, channels, stride=(stride, stride)))
 
 
 def _conv_3x3(channels: int, stride: int) -> nn.Module:
@@ -57,54 +50,16 @@ def _conv_1x7_7x1(channels: int, stride: int) -> nn.Module:
     )
 
 
-def _max_2x2(_channels: int, stride: int) -> nn.Module:
-    return nn.MaxPool2d(2, stride, ceil_mode=True)
-
-
-def _max_3x3(_channels: int, stride: int) -> nn.Module:
-    return nn.MaxPool2d(3, stride, padding=1)
-
-
-def _avg_3x3(_channels: int, stride: int) -> nn.Module:
-    return nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
-
-
-def _same(_channels: int, _stride: int) -> nn.Module:
-    return nn.Identity()
-
-
-_Operation = Callable[[int, int], nn.Module]
+_OPERATIONS: dict[str, Callable[[int, int], nn.Module]] = {
+    "identity": lambda _channels, _stride: nn.Identity(),
+    "max_2x2": lambda _channels, stride: nn.MaxPool2d(2, stride, ceil_mode=True),
+    "max_3x3": lambda _channels, stride: nn.MaxPool2d(3, stride, padding=1),
+    "average_3x3": lambda _channels, stride: nn.AvgPool2d(3, stride, padding=1, count_include_pad=False),
+    "conv_1x1": lambda channels, stride: nn.Sequential(*_unit(channels, channels, stride=(stride, stride))),
+    "conv_3x3": _conv_3x3,
+    "conv_1x7_7x1": _conv_1x7_7x1,
+}
 """From channels and stride to a module that keeps the channels."""
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    """A kind of cell: pairs of (state, operation) that are summed, states that are returned."""
-
-    sums: tuple[tuple[tuple[int, _Operation], tuple[int, _Operation]], ...]
-    returned: tuple[int, ...]
-
-
-_NORMAL = _Recipe(
-    sums=(
-        ((1, _conv_1x1), (1, _max_3x3)),
-        ((1, _same), (0, _conv_1x7_7x1)),
-        ((0, _conv_1x1), (0, _conv_1x7_7x1)),
-        ((2, _max_3x3), (2, _same)),
-        ((1, _avg_3x3), (5, _conv_1x1)),
-    ),
-    returned=(0, 3, 4, 6),
-)
-_REDUCTION = _Recipe(
-    sums=(
-        ((0, _max_2x2), (0, _max_3x3)),
-        ((2, _same), (1, _conv_3x3)),
-        ((2, _conv_1x7_7x1), (2, _max_3x3)),
-        ((3, _same), (1, _max_2x2)),
-        ((2, _avg_3x3), (3, _conv_1x1)),
-    ),
-    returned=(4, 5, 6),
-)
 
 
 class _Halve(nn.Module):
@@ -128,7 +83,7 @@ class _Halve(nn.Module):
 class _Cell(nn.Module):
     """One cell; `channels` are those of each of its states."""
 
-    def __init__(self, recipe: _Recipe, before: int, last: int, channels: int, after_reduction: bool) -> None:
+    def __init__(self, recipe: Recipe, before: int, last: int, channels: int, after_reduction: bool) -> None:
         super().__init__()
         self.recipe = recipe
         self.outputs = channels * len(recipe.returned)
@@ -138,9 +93,11 @@ class _Cell(nn.Module):
             self.adapt_before = _Halve(before, channels)
         elif before != channels:
             self.adapt_before = nn.Sequential(*_unit(before, channels))
-        strided = recipe is _REDUCTION
+        strided = recipe is REDUCTION
         self.operations = nn.ModuleList(
-            operation(channels, 2 if strided and state < 2 else 1) for pair in recipe.sums for state, operation in pair
+            _OPERATIONS[what](channels, 2 if strided and state < 2 else 1)
+            for pair in recipe.sums
+            for state, what in pair
         )
 
     def forward(self, before: Tensor, last: Tensor) -> Tensor:
@@ -171,11 +128,11 @@ class AmoebaNetD(nn.Module):
         self.cells = nn.ModuleList()
         before = last = channels
         after_reduction = False
-        for recipe in [_REDUCTION] * 2 + ([_NORMAL] * (layers // 3) + [_REDUCTION]) * 2 + [_NORMAL] * (layers // 3):
-            channels *= 2 if recipe is _REDUCTION else 1
+        for recipe in cells(layers):
+            channels *= 2 if recipe is REDUCTION else 1
             cell = _Cell(recipe, before, last, channels, after_reduction)
             self.cells.append(cell)
-            before, last, after_reduction = last, cell.outputs, recipe is _REDUCTION
+            before, last, after_reduction = last, cell.outputs, recipe is REDUCTION
         self.classify = nn.Linear(last, classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,31 +1,47 @@
 """AmoebaNet-D, found by evolution (Real et al. 2018), in the size that GPipe was measured with (Huang et al. 2019).
 
-A cell takes the outputs of the two cells before it as states 0 and 1. Five times it adds two operations on earlier
-states to a new state; the states that no later one uses are its output, one after the other along the channels.
+A cell takes the outputs of the last cell and of the one before as states 0 and 1. Five times it adds two operations on
+earlier states to a new state, and returns some of them, one after the other along the channels. Those of a normal cell
+differ between the paper (4, 5, 6) and the program that GPipe was measured with (0, 3, 4, 6). The latter is taken; it
+has the parameter counts of table 1 there.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from evener.errors import require
 from evener.graph import ModelGraph
 from evener.zoo.sketch import Flow, Sketch
 
-_NORMAL = (
-    ((1, "conv_1x1"), (1, "max_3x3")),
-    ((1, "identity"), (0, "conv_1x7_7x1")),
-    ((0, "conv_1x1"), (0, "conv_1x7_7x1")),
-    ((2, "max_3x3"), (2, "identity")),
-    ((1, "average_3x3"), (5, "conv_1x1")),
+
+class Recipe(NamedTuple):
+    """A kind of cell: pairs of (state, operation) that are summed, states that are returned."""
+
+    sums: tuple[tuple[tuple[int, str], tuple[int, str]], ...]
+    returned: tuple[int, ...]
+
+
+NORMAL = Recipe(
+    sums=(
+        ((1, "conv_1x1"), (1, "max_3x3")),
+        ((1, "identity"), (0, "conv_1x7_7x1")),
+        ((0, "conv_1x1"), (0, "conv_1x7_7x1")),
+        ((2, "max_3x3"), (2, "identity")),
+        ((1, "average_3x3"), (5, "conv_1x1")),
+    ),
+    returned=(0, 3, 4, 6),
 )
-_NORMAL_OUTPUT = (0, 3, 4, 6)
-_REDUCTION = (
-    ((0, "max_2x2"), (0, "max_3x3")),
-    ((2, "identity"), (1, "conv_3x3")),
-    ((2, "conv_1x7_7x1"), (2, "max_3x3")),
-    ((3, "identity"), (1, "max_2x2")),
-    ((2, "average_3x3"), (3, "conv_1x1")),
+REDUCTION = Recipe(
+    sums=(
+        ((0, "max_2x2"), (0, "max_3x3")),
+        ((2, "identity"), (1, "conv_3x3")),
+        ((2, "conv_1x7_7x1"), (2, "max_3x3")),
+        ((3, "identity"), (1, "max_2x2")),
+        ((2, "average_3x3"), (3, "conv_1x1")),
+    ),
+    returned=(4, 5, 6),
 )
-_REDUCTION_OUTPUT = (4, 5, 6)
 
 
 def amoebanet_d(
@@ -42,31 +58,35 @@ def amoebanet_d(
     width = filters // 4
     stem = net.conv(net.relu(net.input(*image), "stem.relu", in_place=False), "stem.conv", width, 3, 2, 1, bias=False)
     before = last = net.norm(stem, "stem.norm")
-    kinds = ["reduction"] * 2 + (["normal"] * (layers // 3) + ["reduction"]) * 2 + ["normal"] * (layers // 3)
-    for index, kind in enumerate(kinds):
-        width *= 2 if kind == "reduction" else 1
-        before, last = last, _cell(net, f"cell{index + 1}", kind, before, last, width)
+    for index, recipe in enumerate(cells(layers)):
+        width *= 2 if recipe is REDUCTION else 1
+        before, last = last, _cell(net, f"cell{index + 1}", recipe, before, last, width)
     net.linear(net.flatten(net.average(last, "pool")), "classifier", classes)
     return net.graph()
 
 
-def _cell(net: Sketch, name: str, kind: str, before: Flow, last: Flow, width: int) -> Flow:
+def cells(layers: int) -> list[Recipe]:
+    """The cells of a network of so many normal ones, in order."""
+    normal = [NORMAL] * (layers // 3)
+    return [REDUCTION] * 2 + [*normal, REDUCTION] * 2 + normal
+
+
+def _cell(net: Sketch, name: str, recipe: Recipe, before: Flow, last: Flow, width: int) -> Flow:
     """One cell; the older input is brought to the size and width of the newer one first."""
-    stride = 2 if kind == "reduction" else 1
+    stride, states = 2 if recipe is REDUCTION else 1, [_unit(net, f"{name}.fit0", last, width, 1)]
     if before.shape[1:] != last.shape[1:]:
-        first = _halve(net, f"{name}.fit0", before, width)
+        states.append(_halve(net, f"{name}.fit1", before, width))
     elif before.shape[0] != width:
-        first = _unit(net, f"{name}.fit0", before, width, 1)
+        states.append(_unit(net, f"{name}.fit1", before, width, 1))
     else:
-        first = before
-    states = [first, _unit(net, f"{name}.fit1", last, width, 1)]
-    for node, pair in enumerate(_NORMAL if kind == "normal" else _REDUCTION, start=2):
+        states.append(before)
+    for node, pair in enumerate(recipe.sums, start=2):
         parts = [
             _operation(net, f"{name}.{node}{side}.{what}", what, states[state], stride if state < 2 else 1)
             for side, (state, what) in zip("ab", pair, strict=True)
         ]
         states.append(net.join(parts, f"{name}.{node}", "Sum", parts[0].shape))
-    outputs = [states[i] for i in (_NORMAL_OUTPUT if kind == "normal" else _REDUCTION_OUTPUT)]
+    outputs = [states[i] for i in recipe.returned]
     shape = (sum(flow.shape[0] for flow in outputs), *outputs[-1].shape[1:])
     return net.join(outputs, name, "Cell", shape)
 
