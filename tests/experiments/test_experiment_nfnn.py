@@ -169,12 +169,15 @@ def test_however_it_ends_nothing_is_left_running(digits: Path, tmp_path: Path, n
         env={**os.environ, name: value, "TMPDIR": str(tmp_path)},
     )
     marker, until = f"{name}={value}", time.monotonic() + 60
-    while not list(tmp_path.glob("evener-*/home-2/run/*")):  # the master keeps the run in progress there
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    try:
+        while not list(tmp_path.glob("evener-*/**/run/*")):  # the master keeps the run in progress there
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
     until = time.monotonic() + 20
     while processes_of(marker):
         assert time.monotonic() < until
