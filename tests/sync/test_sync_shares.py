@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from evener.oracle.apportion import Worker, apportion
 from evener.sync.data_assigner import KeptDivision, divide, local_steps, wanted_samples, with_trials
 from evener.sync.protocol import Sgd, SyncProtocol
-from evener.sync.speed_estimator import SpeedEstimate, seconds_of
+from evener.sync.worker_record import SpeedEstimate, seconds_of
 
 SGD = Sgd(learning_rate=0.1)
 

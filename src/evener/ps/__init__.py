@@ -4,7 +4,7 @@
     -------                   ------                                              ----
                               handlers -> nodes, membership <-- Join -----------  reconnecting_client, at each connect
                               effects                        -- Welcome ------->  node
-    master_client             handlers, submission
+    master_client             handlers, job
       -- SubmitRun -------->  scheduler -> training_run      -- Prepare ------->  worker_session: fetches code and data
       <- RunAccepted -------  blob_transfer                  <- FetchBlob ------
                                                              -- BlobChunk ----->  makes its engine

@@ -12,6 +12,7 @@ from evener.history import History
 from evener.ps.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer
 from evener.ps.config import MasterConfig
+from evener.ps.job import Submission, Submissions
 from evener.ps.messages import (
     BlobChunk,
     FetchBlob,
@@ -25,7 +26,6 @@ from evener.ps.messages import (
 )
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.results import RunResult, encode_record, load_result, plan_of, record_of, save_result, weights_of
-from evener.ps.submission import Submission, Submissions
 from evener.ps.training_run import TrainingRun
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.threads import ThreadPool

@@ -1,6 +1,9 @@
-"""The backend of PyTorch tasks, on a CPU or a GPU; on nodes, this and `torch_state` alone import PyTorch.
+"""The backend of PyTorch tasks, on a CPU or a GPU; on nodes, this alone imports PyTorch.
 
-Random transforms look as they do where nodes meet in collectives: what is learned from does not depend on who computes.
+Random transforms look as they do where nodes meet in collectives: samples do not depend on who computes. The model's
+state lies in one piece of memory on its device, laid out as it travels: loading it is one copy. Trained parameters,
+floating-point buffers and int64 counters of the state dict take part. Frozen parameters and other buffers stay as the
+task's `model()` makes them, on every node alike.
 """
 
 from __future__ import annotations
@@ -24,8 +27,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
 from evener.ps.server_optimizer import server_optimizer
-from evener.ps.torch_state import TorchState, layout_of_model, shared_state
-from evener.sync.layout import Flat, flat_of
+from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout, flat_of
 from evener.sync.protocol import Outer
 from evener.task import Task
 from evener.tracer.nested import call
@@ -66,21 +68,20 @@ class TorchBackend:
     def __init__(self, task: Task, seed: int, precision: Precision, device: str = "cpu") -> None:
         self._task, self._seed, self._precision, self._device = task, seed, precision, torch.device(device)
         self.name = task.name
-        self._train = task.train_data()
-        self.num_samples = _size(self._train)
+        train: Any = task.train_data()
+        self._train, self.num_samples = train, len(train)
         self.has_accuracy, self.clips_gradient = task.correct is not None, task.clip_norm is not None
         seed_all(seed)
         self.model = precision.prepare_model(task.model())
         self.layout = layout_of_model(self.model)
         self.normalises = any(isinstance(module, _BatchNorm) for module in self.model.modules())
-        self.synchronise: Callable[[], None] | None = (
-            torch.cuda.synchronize if self._device.type == "cuda" else None
-        )  # fmt: skip
+        is_cuda = self._device.type == "cuda"
+        self.synchronise: Callable[[], None] | None = torch.cuda.synchronize if is_cuda else None
 
     @property
     def num_validation(self) -> int:
         """See `ModelBackend`."""
-        return 0 if self._validation is None else _size(self._validation)
+        return 0 if self._validation is None else len(self._validation)
 
     def initial_weights(self) -> Flat:
         """See `ModelBackend`."""
@@ -91,10 +92,8 @@ class TorchBackend:
         """See `ModelBackend`."""
         optimizer = _optimizer_of(self._task, self.model.parameters())
         groups = [{name: _number(value) for name, value in group.items()} for group in optimizer.param_groups]
-        kind = type(optimizer)
-        return server_optimizer(
-            _KINDS.get(kind, kind.__name__), groups, _schedule_of(self._task, self.model, num_steps)
-        )
+        kind, schedule = type(optimizer), _schedule_of(self._task, self.model, num_steps)
+        return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule)
 
     def write_weights(self, data: bytes, path: Path) -> None:
         """See `ModelBackend`; as the model itself would, with all names of tensors that it shares."""
@@ -181,11 +180,6 @@ class TorchBackend:
         return right
 
 
-def _size(dataset: Any) -> int:
-    """Samples of a map-style data set."""
-    return len(dataset)
-
-
 def _optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The task's optimiser, or the one that tasks without have."""
     return task.optimizer(parameters) if task.optimizer else SGD(parameters, lr=0.1, momentum=0.9)
@@ -208,18 +202,100 @@ def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Sett
             try:
                 scheduler.step()
             except TypeError as error:
-                name = type(scheduler).__name__
-                raise InvalidInput(
-                    f"a schedule has to be known before the run with --agreement: {name} is not"
-                ) from error
+                rule = "a schedule has to be known before the run with --agreement"
+                raise InvalidInput(f"{rule}: {type(scheduler).__name__} is not") from error
     return steps
 
 
 def _settings(optimizer: Optimizer) -> list[Settings]:
-    return [
-        {name: _number(group[name]) for name in _SCHEDULED if name in group} for group in optimizer.param_groups
-    ]  # fmt: skip
+    groups = optimizer.param_groups
+    return [{name: _number(group[name]) for name in _SCHEDULED if name in group} for group in groups]
 
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
+
+
+def shared_state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors on which nodes agree, by their names in the state dict; tied ones once."""
+    saved = model.state_dict().keys()
+    parameters = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
+    return parameters | {n: b for n, b in buffers.items() if b.is_floating_point() or b.dtype == torch.int64}
+
+
+def layout_of_model(model: nn.Module) -> StateLayout:
+    """How the model's state lies in memory.
+
+    Raises:
+        InvalidValue: nothing is trained, or a tensor has a type in which nothing is averaged, such as bfloat16.
+    """
+    return StateLayout(entries=tuple(_entry(name, tensor) for name, tensor in shared_state(model).items()))
+
+
+def _entry(name: str, tensor: Tensor) -> ArraySpec:
+    kind: Kind = "parameter"
+    if not isinstance(tensor, nn.Parameter):
+        kind = "statistic" if tensor.is_floating_point() else "counter"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ArraySpec(name=name, shape=tuple(tensor.shape), dtype=dtype, kind=kind)  # type: ignore[arg-type]  # is checked
+
+
+class TorchState:
+    """A model whose tensors lie where its layout says, and its gradients likewise; they are views of its memory."""
+
+    def __init__(self, model: nn.Module, layout: StateLayout) -> None:
+        state = shared_state(model)
+        device = next(iter(state.values())).device
+        self._model, self._layout = model, layout
+        self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        self._gradients = torch.zeros_like(self._memory)
+        self._buffers: dict[str, Tensor] = {}
+        self._homes: dict[str, Tensor] = {}
+        for entry in layout.entries:
+            tensor, home = state[entry.name], self._view(self._memory, entry)
+            home.copy_(tensor.detach())
+            tensor.data = home
+            if entry.kind == "parameter":
+                tensor.grad = self._view(self._gradients, entry)
+            else:
+                self._buffers[entry.name], self._homes[entry.name] = tensor, home
+        rest = [s for s in layout.sections if s.kind != "parameter" and s.size]
+        self._rest = [slice(s.offset, s.offset + s.size * getattr(torch, s.dtype).itemsize) for s in rest]
+
+    def load(self, weights: Flat) -> None:
+        """Have the model be what `weights` says."""
+        self._bring_home()
+        self._memory.copy_(torch.from_numpy(weights.memory))
+
+    def save(self, into: Flat) -> None:
+        """Write down what the model is."""
+        self._bring_home()
+        torch.from_numpy(into.memory).copy_(self._memory)
+
+    def zero_gradients(self) -> None:
+        """Begin a new gradient."""
+        self._gradients.zero_()
+
+    def save_gradients(self, into: Flat) -> None:
+        """Write down the gradients of the parameters, and statistics and counters as they are."""
+        self._bring_home()
+        target = torch.from_numpy(into.memory)
+        target.copy_(self._gradients)
+        for part in self._rest:
+            target[part].copy_(self._memory[part])
+
+    def _view(self, memory: Tensor, entry: ArraySpec) -> Tensor:
+        dtype = getattr(torch, entry.dtype)
+        offset = self._layout.offsets[entry.name]
+        return memory[offset : offset + entry.size * dtype.itemsize].view(dtype).view(entry.shape)
+
+    def _bring_home(self) -> None:
+        """Take in buffers that the model has replaced instead of changing them in place."""
+        if not self._buffers:
+            return
+        for name, tensor in self._model.named_buffers():
+            if name in self._buffers and tensor is not self._buffers[name]:
+                self._homes[name].copy_(tensor)
+                tensor.data = self._homes[name]
+                self._buffers[name] = tensor

@@ -23,7 +23,7 @@ from evener.ps.validation import SliceForNode, Validations
 from evener.record import Event
 from evener.sync.messages import Judgement, ServerOutput, Update
 from evener.sync.parameter_server import ParameterServer
-from evener.sync.speed_estimator import seconds_of
+from evener.sync.worker_record import seconds_of
 
 _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""

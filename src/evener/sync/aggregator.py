@@ -13,11 +13,10 @@ from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
 from evener.sync.protocol import Compression, SyncProtocol, Workload
 from evener.sync.snapshot import Snapshot
-from evener.sync.speed_estimator import SpeedEstimate
 from evener.sync.threads import BLOCK_BYTES, ThreadPool
 from evener.sync.update import Merging, is_finite
 from evener.sync.weights import Broadcast, Buffer, BufferPool, CommonWeights
-from evener.sync.worker_record import WorkerRecord
+from evener.sync.worker_record import SpeedEstimate, WorkerRecord
 
 NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
 

@@ -16,8 +16,7 @@ from evener.oracle.apportion import Worker, apportion
 from evener.schema import Part
 from evener.sync.messages import Lease, SampleRange
 from evener.sync.protocol import SyncProtocol, Workload
-from evener.sync.speed_estimator import seconds_of
-from evener.sync.worker_record import WorkerRecord
+from evener.sync.worker_record import WorkerRecord, seconds_of
 
 _WORTH = 0.05
 """Part of a round's seconds that a new division has to save."""

@@ -11,12 +11,11 @@ import copy
 
 from evener.errors import require
 from evener.sync.aggregator import Aggregator, Received
-from evener.sync.asynchronous import Asynchronous
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Push, ServerOutput, WorkerReply
 from evener.sync.protocol import SyncProtocol, Workload
+from evener.sync.schedules import Asynchronous, Synchronous
 from evener.sync.snapshot import ServerState, Snapshot
-from evener.sync.synchronous import Synchronous
 from evener.sync.threads import ThreadPool
 from evener.sync.worker_record import WorkerRecord
 

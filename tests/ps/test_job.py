@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from test_master import SYNC
 
 from evener.ps.blob import Blob
-from evener.ps.job import encode_job
+from evener.ps.job import Submissions, encode_job
 from evener.ps.messages import BlobChunk, FetchBlob, RunRejected
-from evener.ps.submission import Submissions
 from support.linear_engine import job, weights
 
 

@@ -6,8 +6,8 @@ from math import inf, nan
 
 import pytest
 
-from evener.sync.speed_estimator import MOST_SLOWING, SpeedEstimate
-from evener.sync.speed_estimator import seconds_of as of_all
+from evener.sync.worker_record import MOST_SLOWING, SpeedEstimate
+from evener.sync.worker_record import seconds_of as of_all
 
 
 def seconds_of(*estimates: SpeedEstimate) -> list[float]:
