@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evener.experiments.gpipe import run
+from evener.experiments.gpipe import host_rows, memory_rows, run, throughput_rows
 from evener.experiments.gpipe_models import (
     AMOEBANET,
     FULL,
@@ -21,7 +21,6 @@ from evener.experiments.gpipe_models import (
     Scale,
     _most,
 )
-from evener.experiments.gpipe_report import host_rows, memory_rows, throughput_rows
 from evener.experiments.options import GpipeConfig
 from support.commands import evener, evener_here
 

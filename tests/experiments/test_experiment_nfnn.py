@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from evener.data.mnist import ELEMENTS
-from evener.experiments.nfnn_report import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnCell, tables
+from evener.experiments.nfnn import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnOutcome, row_of, tables
 from evener.ps.messages import Contribution, ServerReply
 from evener.sync.messages import Answer, Lease, Push, SampleRange
 from evener.wire.frame import Limits, encode_frame
@@ -108,18 +108,8 @@ def test_tables_csv_and_figure_show_the_published_values_too(done: Done) -> None
 
 
 def test_the_difference_to_the_publication_is_in_points_of_accuracy() -> None:
-    cell = NfnnCell(
-        mode="sync",
-        workers=3,
-        seconds=10.0,
-        seconds_interval=None,
-        accuracy=0.8800,
-        accuracy_interval=None,
-        bytes_sent=3 * PUBLISHED_BYTES,
-        bytes_received=3 * PUBLISHED_BYTES,
-        updates_per_second=500.0,
-        updates=PUBLISHED_UPDATES,
-    )
+    outcome = NfnnOutcome(10.0, 0.8800, 3 * PUBLISHED_BYTES, 3 * PUBLISHED_BYTES)
+    cell = row_of("sync", 3, [outcome], PUBLISHED_UPDATES)
     seconds, accuracy = ([str(next(iter(column.cells))) for column in table.columns] for table in tables([cell]))
     assert seconds == ["sync", "3", "10.00", "-", "500", "230", "23"]
     assert accuracy == ["sync", "3", "88.00%", "-", "88.50%", "-0.50", "1,527.0", "1,527.0", "1,527.0"]

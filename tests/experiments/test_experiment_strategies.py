@@ -13,7 +13,7 @@ from rich.console import Console
 from evener.errors import InvalidInput
 from evener.experiments.local_ranks import equal_nodes
 from evener.experiments.options import StrategiesConfig, numbers
-from evener.experiments.strategies import ResNetSize, Sweep, run
+from evener.experiments.strategies import ResNetSize, cells_of, run
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, show, speed_up, table
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
@@ -103,8 +103,8 @@ def test_a_speed_up_is_over_one_process_with_the_same_batch() -> None:
 
 
 def test_cells_with_fewer_samples_than_ranks_or_chunks_are_left_out() -> None:
-    sweep = Sweep(ranks=(1, 4), batches=(2, 8), strategies=("data", "pipeline", "data+pipeline"), chunks=(2, 4))
-    cells = [(c.batch, c.strategy, c.chunks) for c in sweep.cells() if c.ranks == 4]
+    asked = StrategiesConfig(ranks="1,4", batch_size="2,8", strategies="data,pipeline,data+pipeline", chunks="2,4")
+    cells = [(c.batch, c.strategy, c.chunks) for c in cells_of(asked) if c.ranks == 4]
     assert cells == [
         (2, "pipeline", 2), (8, "data", 1), (8, "pipeline", 2), (8, "pipeline", 4),
         (8, "data+pipeline", 2), (8, "data+pipeline", 4),
@@ -129,6 +129,14 @@ def test_wrong_words_are_one_sentence_before_anything_starts(tmp_path: Path) -> 
         ("--strategies", "data,magic"): "--strategies must be some of data, filter, channel",
         ("--full", "--ranks", "99"): "--full is for 99 GPUs",
         ("--steps", "0"): "--steps must be positive, got 0",
+        (
+            "--ranks",
+            "4",
+            "--batch-size",
+            "2",
+            "--strategies",
+            "data",
+        ): "at least a sample for every rank and micro-batch",
     }.items():
         result = evener_here("experiment", "resnet152-strategies", *words, cwd=tmp_path)
         assert result.returncode == 2

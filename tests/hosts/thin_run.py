@@ -9,9 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from evener.experiments.nfnn import NfnnMaster, NfnnRun
+from evener.experiments.nfnn import job_of, load_task, outcome_of
 from evener.ps.master_client import MasterClient
-from evener.tasks.load import load_thin_task
 from evener.wire.identity import Address, Token
 
 
@@ -20,8 +19,9 @@ def main(address: str, token: str, data: str, workers: str, updates: str) -> Non
     with MasterClient(Address.parse(address), Token.parse(token), 60.0) as control:
         while sum(node.score is not None and node.state == "present" for node in control.ask().nodes) < int(workers):
             time.sleep(0.1)
-        running = NfnnMaster(load_thin_task("nfnn", Path(data)), Path(data), control, lambda: None)
-        outcome = running.run(NfnnRun("async", int(workers), int(updates), weights_seed=9, order_seed=0))
+        task = load_task(Path(data))
+        job = job_of(task, Path(data), "async", int(workers), int(updates), order_seed=0)
+        outcome = outcome_of(task, job, weights_seed=9, client=control, check=lambda: None)
     sys.stdout.write(f"{int(updates) / outcome.seconds:.1f} updates/s, accuracy {outcome.accuracy:.4f}\n")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 
@@ -22,13 +22,69 @@ from rich.console import Console
 from evener.comm.group import Group
 from evener.errors import require
 from evener.experiments.gpipe_models import FULL, NAIVE, SMALL, Largest, PipelineSpeed, Scale, largest
-from evener.experiments.gpipe_report import host_rows, memory_rows, memory_table, speed_table, throughput_rows
 from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
 from evener.experiments.options import GpipeConfig, numbers
-from evener.experiments.results import Row, write_csv
+from evener.experiments.results import Column, Row, ratio, table_of, write_csv
 from evener.launch.nodes import LocalNode
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.report.text import human_bytes, human_count
 from evener.run.console import open_console, print_line
+
+# What Huang et al. (2019) measured.
+
+PUBLISHED_PARAMETERS = {
+    "AmoebaNet-D": {NAIVE: 82e6, 1: 318e6, 2: 542e6, 4: 1.05e9, 8: 1.8e9},
+    "Transformer": {NAIVE: 282.2e6, 1: 785.8e6, 8: 5.3e9, 32: 21.0e9, 128: 83.9e9},
+}
+"""Table 1: of the largest model that trains, by number of accelerators, of 8 GB and of 16 GB."""
+
+PUBLISHED_THROUGHPUT = {
+    "AmoebaNet-D": {
+        (2, 1): 1.0, (4, 1): 1.13, (8, 1): 1.38,
+        (2, 4): 1.07, (4, 4): 1.26, (8, 4): 1.72,
+        (2, 32): 1.21, (4, 32): 1.84, (8, 32): 3.48,
+    },
+    "Transformer": {
+        (2, 1): 1.0, (4, 1): 1.07, (8, 1): 1.3,
+        (2, 4): 1.7, (4, 4): 3.2, (8, 4): 4.8,
+        (2, 32): 1.8, (4, 32): 3.4, (8, 32): 6.3,
+    },
+}  # fmt: skip
+"""Table 2: by (stages, micro-batches), relative to two stages and one micro-batch."""
+
+PUBLISHED_WITHOUT_INTERCONNECT = {
+    "AmoebaNet-D": {2: 1.0, 4: 1.7, 8: 2.7},
+    "Transformer": {2: 1.0, 4: 1.8, 8: 3.3},
+}
+"""Table 3: by stages, 32 micro-batches, on GPUs whose tensors travel through the host; relative to two stages."""
+
+
+def _millions(count: float) -> str:
+    return f"{human_count(count / 1e6)} M"
+
+
+_MEMORY = (
+    Column("model", "family"),
+    Column(">devices", "stages"),
+    Column(">layers", "layers"),
+    Column(">parameters", "parameters", _millions),
+    Column(">times one", "of_one_device", "{:.2f}"),
+    Column(">published", "published_parameters", _millions),
+    Column(">times one", "published_of_one_device", "{:.2f}"),
+    Column(">activations", "activation_bytes", human_bytes),
+    Column(">fullest device", "of_memory", "{:.0%}"),
+)
+_SPEED = (
+    Column("model", "family"),
+    Column(">K", "stages"),
+    Column(">M", "micro_batches"),
+    Column(">samples/s", "samples_per_second", "{:.1f}"),
+    Column(">relative", "relative", "{:.2f}"),
+    Column(">published", "published_relative", "{:.2f}"),
+    Column(">idle", "bubble", "{:.0%}"),
+    Column(">(K-1)/(M+K-1)", "published_bubble", "{:.0%}"),
+)
+_CAPTION = "naive: one device that keeps all activations. Fullest: weights, gradients, Adam's state, activations."
 
 
 def speeds(
@@ -104,19 +160,23 @@ def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -
     for scale in families:
         require(chunks[-1] <= scale.timed_samples, "--micro-batches", chunks[-1], f"at most {scale.timed_samples}")
     console, nodes = open_console(as_json), where(max(counts))
-    timer = _SpeedTable(families, counts, config.steps, apart=full)
+    timed: list[PipelineSpeed] = []
     found: dict[str, list[Row]] = {}
     for number in numbers("--table", config.table):
         if number == 1:
             tried = sorted({NAIVE, 1, *counts})
             rows = memory_rows([_largest(scale, k, console) for scale in families for k in tried])
-            table = memory_table(rows)
+            table = table_of("Table 1: the largest model that trains", _MEMORY, rows, _CAPTION)
         elif number == 2:
-            rows = throughput_rows(timer.speeds(chunks, through_host=False))
-            table = speed_table("Table 2: throughput", rows, nodes)
+            timed = _speeds_of(families, counts, chunks, config.steps, through_host=False)
+            rows = throughput_rows(timed)
+            table = table_of("Table 2: throughput", _SPEED, rows, nodes)
         else:
-            rows = host_rows(timer.speeds(chunks[-1:], through_host=True))
-            table = speed_table("Table 3: throughput through the host", rows, nodes)
+            timed = [speed for speed in timed if speed.micro_batches == chunks[-1]]
+            if full or not timed:  # between processors tensors always travel through the host
+                timed = _speeds_of(families, counts, chunks[-1:], config.steps, through_host=True)
+            rows = host_rows(timed)
+            table = table_of("Table 3: throughput through the host", _SPEED, rows, nodes)
         console.print(table)
         write_csv(rows, config.output / f"gpipe-table-{number}.csv")
         found[str(number)] = rows
@@ -126,6 +186,18 @@ def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -
     return found
 
 
+def _speeds_of(
+    families: Sequence[Scale], counts: Sequence[int], chunks: Sequence[int], steps: int, *, through_host: bool
+) -> list[PipelineSpeed]:
+    """By family, then by stages, then by micro-batches."""
+    return [
+        speed
+        for scale in families
+        for stages in counts
+        for speed in speeds(scale, equal_nodes(stages, max(counts)), chunks, steps, through_host)
+    ]
+
+
 def _largest(scale: Scale, stages: int, console: Console) -> Largest:
     found = largest(scale, stages)
     who = {NAIVE: "naive", 1: "1 device"}.get(stages, f"{stages} devices")
@@ -133,33 +205,56 @@ def _largest(scale: Scale, stages: int, console: Console) -> Largest:
     return found
 
 
-class _SpeedTable:
-    """Times each combination once, also where two tables show it.
+def memory_rows(models: Sequence[Largest]) -> list[Row]:
+    """Table 1: each largest model beside the published one; ratios are to one device with re-materialisation."""
+    ones = {model.family: model.parameters for model in models if model.stages == 1}
+    return [
+        {
+            "family": model.family,
+            "stages": "naive" if model.stages == NAIVE else model.stages,
+            "layers": model.layers,
+            "parameters": model.parameters,
+            "of_one_device": ratio(model.parameters, ones.get(model.family)),
+            "published_parameters": _known(model),
+            "published_of_one_device": ratio(_known(model), PUBLISHED_PARAMETERS[model.family][1]),
+            "activation_bytes": model.activation_bytes,
+            "fullest": model.fullest,
+            "memory": model.memory,
+            "of_memory": model.fullest / model.memory,
+        }
+        for model in models
+    ]
 
-    Args:
-        families: models.
-        stages: numbers of them.
-        steps: to be timed.
-        apart: whether it makes a difference that tensors travel through the host: between processors they always do.
-    """
 
-    def __init__(self, families: Sequence[Scale], stages: Sequence[int], steps: int, *, apart: bool) -> None:
-        self._families, self._stages, self._steps, self._apart = families, stages, steps, apart
-        self._known: dict[tuple[str, int, int, bool], PipelineSpeed] = {}
+def _known(model: Largest) -> float | None:
+    return PUBLISHED_PARAMETERS[model.family].get(model.stages)
 
-    def speeds(self, micro_batches: Sequence[int], *, through_host: bool) -> list[PipelineSpeed]:
-        """By family, then by stages, then by micro-batches."""
-        return [
-            speed
-            for scale in self._families
-            for stages in self._stages
-            for speed in self._row(scale, stages, micro_batches, through_host and self._apart)
-        ]
 
-    def _row(self, scale: Scale, stages: int, micro_batches: Sequence[int], through_host: bool) -> list[PipelineSpeed]:
-        missing = [m for m in micro_batches if (scale.family, stages, m, through_host) not in self._known]
-        if missing:
-            nodes = equal_nodes(stages, max(self._stages))
-            for speed in speeds(scale, nodes, missing, self._steps, through_host):
-                self._known[scale.family, stages, speed.micro_batches, through_host] = speed
-        return [self._known[scale.family, stages, m, through_host] for m in micro_batches]
+def throughput_rows(speeds: Sequence[PipelineSpeed]) -> list[Row]:
+    """Table 2: samples a second over those of the first row of a family, beside the published ones."""
+    return [_speed_row(speed, speeds, PUBLISHED_THROUGHPUT[speed.family]) for speed in speeds]
+
+
+def host_rows(speeds: Sequence[PipelineSpeed]) -> list[Row]:
+    """Table 3: likewise, of tensors that travel through the host."""
+    return [
+        _speed_row(speed, speeds, {(k, speed.micro_batches): v for k, v in known.items()})
+        for speed in speeds
+        for known in [PUBLISHED_WITHOUT_INTERCONNECT[speed.family]]
+    ]
+
+
+def _speed_row(speed: PipelineSpeed, speeds: Sequence[PipelineSpeed], known: Mapping[tuple[int, int], float]) -> Row:
+    """Relative to the first of the family, ours and published alike, so that both columns begin with 1."""
+    first = next(one for one in speeds if one.family == speed.family)
+    reference = known.get((first.stages, first.micro_batches))
+    return {
+        "family": speed.family,
+        "stages": speed.stages,
+        "micro_batches": speed.micro_batches,
+        "samples_per_second": speed.samples_per_second,
+        "relative": speed.samples_per_second / first.samples_per_second,
+        "published_relative": ratio(known.get((speed.stages, speed.micro_batches)), reference),
+        "bubble": speed.bubble,
+        "published_bubble": (speed.stages - 1) / (speed.micro_batches + speed.stages - 1),
+    }

@@ -18,17 +18,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.table import Table
 from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
+from evener.atomic import atomic_write
 from evener.errors import EvenerError, require
-from evener.experiments.nfnn_report import MODES, NfnnCell, as_row, line, show
 from evener.experiments.options import NfnnConfig, numbers
+from evener.experiments.results import Column, Row, can_draw, megabytes, ratio, table_of, write_csv
 from evener.launch.nodes import LocalNode
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
@@ -39,40 +44,46 @@ from evener.run.options import PATIENCE
 from evener.run.ps_local import local_cluster
 from evener.schema import parse_noun
 from evener.signals import sigterm_is_ctrl_c
-from evener.sync.layout import StateLayout
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.task import ThinTask
 from evener.tasks.load import load_thin_task
 from evener.tasks.thin import MNIST_FOLDER, NFNN_BATCH, NFNN_RATE
 
+# What the authors measured in a data centre, by mode and number of workers.
 
-class NfnnRun(NamedTuple):
-    """A run.
+PUBLISHED_UPDATES = 5000
+PUBLISHED_SECONDS = {"sync": {1: 230.0, 2: 230.0, 3: 230.0}, "async": {1: 229.0, 2: 114.0, 3: 74.0}}
+PUBLISHED_ACCURACY = {"sync": {1: 0.8369, 2: 0.8711, 3: 0.8850}, "async": {1: 0.8369, 2: 0.8361, 3: 0.8380}}
+PUBLISHED_BYTES = 509_000_000
+"""Each way and worker in 5000 updates of its own: 25 450 parameters of 4 bytes."""
 
-    Attributes:
-        mode: sync or async.
-        workers: that take part.
-        updates: of the common weights.
-        weights_seed: of the weights that it begins with.
-        order_seed: of the order of the samples.
-    """
+_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+"""Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
 
-    mode: str
-    workers: int
-    updates: int
-    weights_seed: int
-    order_seed: int
+_SECONDS = (
+    Column("mode", "mode"),
+    Column(">workers", "workers"),
+    Column(">seconds", "seconds", "{:.2f}"),
+    Column(">95 %", "seconds_interval", "±{:.2f}"),
+    Column(">updates/s", "updates_per_second", "{:,.0f}"),
+    Column(">published s", "published_seconds", "{:.0f}"),
+    Column(">times faster", "times_faster", "{:.0f}"),
+)
+_ACCURACY = (
+    Column("mode", "mode"),
+    Column(">workers", "workers"),
+    Column(">accuracy", "accuracy", "{:.2%}"),
+    Column(">95 %", "accuracy_interval", lambda interval: f"±{100 * interval:.2f}"),
+    Column(">published", "published_accuracy", "{:.2%}"),
+    Column(">points", "points", "{:+.2f}"),
+    Column(">MB sent", "bytes_sent", megabytes),
+    Column(">MB received", "bytes_received", megabytes),
+    Column(">MB published", "published_bytes", megabytes),
+)
 
 
 class NfnnOutcome(NamedTuple):
-    """What came of a run.
-
-    Attributes:
-        seconds: from the first lease to the last update.
-        accuracy: on the validation data.
-        bytes_sent: gradients of all workers together.
-        bytes_received: weights, likewise.
-    """
+    """What came of a run: seconds from the first lease to the last update, accuracy, bytes of all workers together."""
 
     seconds: float
     accuracy: float
@@ -80,121 +91,168 @@ class NfnnOutcome(NamedTuple):
     bytes_received: int
 
 
-class NfnnMaster:
-    """A master with its nodes, and the data to validate with.
-
-    Args:
-        task: nfnn.
-        data: folder of MNIST, on this machine and the nodes.
-        control: connection to the master.
-        check: called every now and then during a run; may raise.
-    """
-
-    def __init__(self, task: ThinTask, data: Path, control: MasterClient, check: Callable[[], None]) -> None:
-        assert task.validation_data is not None
-        self._task, self._data, self._control, self._check = task, data, control, check
-        self._num_samples = len(task.train_data()[0])
-        self._images, self._labels = task.validation_data()
-
-    def run(self, wanted: NfnnRun) -> NfnnOutcome:
-        """Do it. Raises EvenerError: it ended before it was complete."""
-        backend = ThinBackend(self._task, wanted.weights_seed, "fp32")
-        job = self._job(wanted, backend.layout)
-        self._control.submit(job, backend.initial_weights(), [])
-        result = self._control.watch(job.run, lambda _: None, self._check)
-        if result.exit_code:
-            error = EvenerError(result.reason)
-            error.exit_code = result.exit_code
-            raise error
-        record = parse_noun(result.record, TrainRecord, source="the master's record")
-        backend.model.load_state_dict(load_weights(result.weights))
-        return NfnnOutcome(
-            seconds=record.seconds,
-            accuracy=self._accuracy(backend.model),
-            bytes_sent=sum(node.bytes_sent for node in record.nodes),
-            bytes_received=sum(node.bytes_received for node in record.nodes),
-        )
-
-    def _job(self, wanted: NfnnRun, layout: StateLayout) -> Job:
-        is_sync = wanted.mode == "sync"
-        rate = NFNN_RATE * wanted.workers if is_sync else NFNN_RATE
-        return Job(
-            run=f"nfnn-{wanted.mode}-{wanted.workers}-{wanted.order_seed}",
-            task="nfnn",
-            title="nfnn",
-            data_dir=str(self._data),
-            protocol=wanted.mode,
-            agreement=SyncProtocol(
-                batch=NFNN_BATCH, outer=Sgd(learning_rate=rate), staleness=0 if is_sync else None, division="fixed"
-            ),
-            workload=Workload(num_samples=self._num_samples, num_updates=wanted.updates, seed=wanted.order_seed),
-            layout=layout,
-        )
-
-    def _accuracy(self, model: ad.nn.Module) -> float:
-        with ad.no_grad():
-            return float((model(ad.from_numpy(self._images)).numpy().argmax(1) == self._labels).mean())
-
-
-_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Quantile of Student's distribution for a 95 % confidence interval of the mean of so many values; more: the last."""
-
-
-def run(config: NfnnConfig, *, as_json: bool) -> list[NfnnCell]:
+def run(config: NfnnConfig, *, as_json: bool) -> list[Row]:
     """Do the experiment; write `nfnn.csv` and, where matplotlib is installed, `nfnn.png`.
 
     Args:
         config: what is asked for; the first repetition takes its seed for the order of the samples, too, the next ones
             take the seeds after it.
-        as_json: print the cells as the last line.
+        as_json: print the rows as the last line.
 
     Raises:
         MissingFile: MNIST is not there; says what to fetch from where.
     """
-    source = (config.data or MNIST_FOLDER).resolve()
-    task = load_thin_task("nfnn", config.data or MNIST_FOLDER)
+    data = (config.data or MNIST_FOLDER).resolve()
+    task = load_task(config.data or MNIST_FOLDER)
     num_samples = len(task.train_data()[0])
     require(num_samples >= NFNN_BATCH, "training samples", num_samples, f"at least {NFNN_BATCH}, a batch")
     console = open_console(as_json)
-    cells: list[NfnnCell] = []
+    rows: list[Row] = []
     with sigterm_is_ctrl_c():
-        for count in numbers("--workers", config.workers):
-            nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(count)]
+        for workers in numbers("--workers", config.workers):
+            nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(workers)]
             with (
-                local_cluster(nodes, PATIENCE, thin=True, data=source) as cluster,
+                local_cluster(nodes, PATIENCE, thin=True, data=data) as cluster,
                 MasterClient(cluster.address, cluster.token, PATIENCE) as client,
             ):
                 cluster.wait_for_nodes(client)
-                master = NfnnMaster(task, source, client, cluster.check_all)
                 for mode in config.modes:
                     orders = range(config.seed, config.seed + config.repeat)
-                    runs = [master.run(NfnnRun(mode, count, config.updates, config.seed, order)) for order in orders]
-                    cells.append(_cell(mode, count, runs, config.updates))
-                    console.print(line(cells[-1]))
-    cells.sort(key=lambda cell: (MODES.index(cell.mode), cell.workers))
-    show(cells, console, config.output)
+                    jobs = [job_of(task, data, mode, workers, config.updates, order) for order in orders]
+                    runs = [outcome_of(task, job, config.seed, client, cluster.check_all) for job in jobs]
+                    rows.append(row_of(mode, workers, runs, config.updates))
+                    console.print(_line(rows[-1]))
+    rows.sort(key=lambda row: (row["mode"] == "async", row["workers"]))
+    _show(rows, console, config.output)
     if as_json:
-        print_line(json.dumps({"cells": [as_row(cell) for cell in cells]}))
-    return cells
+        print_line(json.dumps({"cells": rows}))
+    return rows
 
 
-def _cell(mode: str, workers: int, runs: Sequence[NfnnOutcome], updates: int) -> NfnnCell:
-    seconds = [run.seconds for run in runs]
-    return NfnnCell(
-        mode=mode,
-        workers=workers,
-        seconds=mean(seconds),
-        seconds_interval=_interval(seconds),
-        accuracy=mean(run.accuracy for run in runs),
-        accuracy_interval=_interval([run.accuracy for run in runs]),
-        bytes_sent=round(mean(run.bytes_sent for run in runs)),
-        bytes_received=round(mean(run.bytes_received for run in runs)),
-        updates_per_second=updates / mean(seconds),
-        updates=updates,
+def load_task(data: Path) -> ThinTask:
+    """The task, which reads MNIST in folder `data` once. Raises MissingFile."""
+    task = load_thin_task("nfnn", data)
+    assert task.validation_data is not None
+    return replace(task, train_data=cache(task.train_data), validation_data=cache(task.validation_data))
+
+
+def job_of(task: ThinTask, data: Path, mode: str, workers: int, updates: int, order_seed: int) -> Job:
+    """A run of so many updates of the common weights, on nodes that find MNIST in folder `data`."""
+    is_sync = mode == "sync"
+    sgd = Sgd(learning_rate=NFNN_RATE * workers if is_sync else NFNN_RATE)
+    return Job(
+        run=f"nfnn-{mode}-{workers}-{order_seed}",
+        task="nfnn",
+        title="nfnn",
+        data_dir=str(data),
+        protocol=mode,
+        agreement=SyncProtocol(batch=NFNN_BATCH, outer=sgd, staleness=0 if is_sync else None, division="fixed"),
+        workload=Workload(num_samples=len(task.train_data()[0]), num_updates=updates, seed=order_seed),
+        layout=ThinBackend(task, 0, "fp32").layout,
     )
+
+
+def outcome_of(
+    task: ThinTask, job: Job, weights_seed: int, client: MasterClient, check: Callable[[], None]
+) -> NfnnOutcome:
+    """Do `job`, calling `check` now and then. Raises EvenerError: it ended before it was complete."""
+    backend = ThinBackend(task, weights_seed, "fp32")
+    client.submit(job, backend.initial_weights(), [])
+    result = client.watch(job.run, lambda _: None, check)
+    if result.exit_code:
+        error = EvenerError(result.reason)
+        error.exit_code = result.exit_code
+        raise error
+    record = parse_noun(result.record, TrainRecord, source="the master's record")
+    backend.model.load_state_dict(load_weights(result.weights))
+    return NfnnOutcome(
+        seconds=record.seconds,
+        accuracy=_accuracy(task, backend.model),
+        bytes_sent=sum(node.bytes_sent for node in record.nodes),
+        bytes_received=sum(node.bytes_received for node in record.nodes),
+    )
+
+
+def _accuracy(task: ThinTask, model: ad.nn.Module) -> float:
+    assert task.validation_data is not None
+    images, labels = task.validation_data()
+    with ad.no_grad():
+        return float((model(ad.from_numpy(images)).numpy().argmax(1) == labels).mean())
+
+
+def row_of(mode: str, workers: int, runs: Sequence[NfnnOutcome], updates: int) -> Row:
+    """Means of some runs, and what was published; accuracies are compared after as many updates only."""
+    seconds, accuracies = [run.seconds for run in runs], [run.accuracy for run in runs]
+    part = updates / PUBLISHED_UPDATES
+    known = PUBLISHED_SECONDS[mode].get(workers)
+    accuracy = PUBLISHED_ACCURACY[mode].get(workers) if part == 1 else None
+    return {
+        "mode": mode,
+        "workers": workers,
+        "seconds": mean(seconds),
+        "seconds_interval": _interval(seconds),
+        "accuracy": mean(accuracies),
+        "accuracy_interval": _interval(accuracies),
+        "bytes_sent": round(mean(run.bytes_sent for run in runs)),
+        "bytes_received": round(mean(run.bytes_received for run in runs)),
+        "updates_per_second": updates / mean(seconds),
+        "updates": updates,
+        "published_seconds": known,
+        "times_faster": ratio(known, mean(seconds) / part),
+        "published_accuracy": accuracy,
+        "points": None if accuracy is None else 100 * (mean(accuracies) - accuracy),
+        "published_bytes": PUBLISHED_BYTES * (workers if mode == "sync" else 1) * part,
+    }
 
 
 def _interval(values: Sequence[float]) -> float | None:
     """Half of the 95 % confidence interval of the mean, by Student's distribution; None for one value."""
     count = len(values)
     return _STUDENT[min(count, max(_STUDENT))] * stdev(values) / sqrt(count) if count > 1 else None
+
+
+def _line(row: Row) -> str:
+    """What is printed when a row is done."""
+    who = "1 worker" if row["workers"] == 1 else f"{row['workers']} workers"
+    speed = f"{row['seconds']:.2f} s, {row['updates_per_second']:,.0f} updates/s"
+    return f"{row['mode']}, {who}: {speed}, accuracy {row['accuracy']:.2%}"
+
+
+def _show(rows: Sequence[Row], console: Console, output: Path) -> None:
+    write_csv(rows, output / "nfnn.csv")
+    for table in tables(rows):
+        console.print(table)
+    written = "nfnn.csv"
+    if can_draw():
+        _draw(rows, output / "nfnn.png")
+        written += " and nfnn.png"
+    else:
+        console.print("there is no figure, which needs matplotlib: pip install 'evener[report]'")
+    console.print(f"wrote {written} into {output}")
+
+
+def tables(rows: Sequence[Row]) -> tuple[Table, Table]:
+    """Seconds, then accuracy and traffic, beside the published ones."""
+    seconds = table_of("Seconds", _SECONDS, rows, "published: 5000 updates in a data centre")
+    return seconds, table_of("Accuracy and traffic, all workers together", _ACCURACY, rows)
+
+
+def _draw(rows: Sequence[Row], path: Path) -> None:
+    """Seconds and accuracy by workers, ours and published."""
+    from evener.report.canvas import canvas, png
+
+    with canvas(9, 3.6, "NfNN's experiment") as figure:
+        left, right = figure.subplots(1, 2)
+        for mode in dict.fromkeys(row["mode"] for row in rows):
+            ours = [row for row in rows if row["mode"] == mode]
+            counts = [row["workers"] for row in ours]
+            left.plot(counts, [row["seconds"] * PUBLISHED_UPDATES / row["updates"] for row in ours], "o-", label=mode)
+            right.plot(counts, [100 * row["accuracy"] for row in ours], "o-", label=mode)
+            known = [count for count in counts if count in PUBLISHED_SECONDS[mode]]
+            label = f"{mode}, published"
+            left.plot(known, [PUBLISHED_SECONDS[mode][count] for count in known], "x--", label=label)
+            right.plot(known, [100 * PUBLISHED_ACCURACY[mode][count] for count in known], "x--", label=label)
+        left.set(xlabel="workers", ylabel="seconds for 5000 updates", yscale="log")
+        right.set(xlabel="workers", ylabel="accuracy, %")
+        left.legend()
+        atomic_write(path, png(figure))

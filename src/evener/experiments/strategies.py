@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from statistics import median
@@ -139,34 +139,6 @@ def _joined(cell: StrategyCell, network: ResNetSize, group: Group, replica: int,
     return DividedModel(model, form_process_mesh(group, arrangement), inputs, criterion)
 
 
-class Sweep(Part, frozen=True, kw_only=True):
-    """What is swept.
-
-    Attributes:
-        ranks: numbers of them.
-        batches: samples of a step.
-        strategies: names.
-        chunks: numbers of micro-batches of pipelines.
-    """
-
-    ranks: tuple[int, ...]
-    batches: tuple[int, ...]
-    strategies: tuple[str, ...]
-    chunks: tuple[int, ...]
-
-    def cells(self) -> Iterator[StrategyCell]:
-        """In order; those that have too few samples for their ranks or chunks are left out."""
-        for batch in self.batches:
-            if 1 in self.ranks:
-                yield StrategyCell(strategy="serial", ranks=1, batch=batch)
-            for ranks in self.ranks:
-                for strategy in self.strategies if ranks > 1 else ():
-                    for chunks in self.chunks if is_pipeline(strategy) else (1,):
-                        cell = StrategyCell(strategy=strategy, ranks=ranks, batch=batch, chunks=chunks)
-                        if batch >= chunks * len(cell.rows):
-                            yield cell
-
-
 def run(config: StrategiesConfig, *, as_json: bool, network: ResNetSize | None = None) -> list[StrategyRow]:
     """Do the experiment; write `strategies.csv` and, where matplotlib is installed, curves.
 
@@ -178,13 +150,13 @@ def run(config: StrategiesConfig, *, as_json: bool, network: ResNetSize | None =
     Raises:
         InvalidInput: a strategy is not known, or there are too few GPUs; nothing was started.
     """
-    sweep, full = sweep_of(config), config.full
-    most, steps = max(sweep.ranks), config.steps or (20 if full else 2)
-    if full:
+    cells = cells_of(config)
+    most, steps = max(cell.ranks for cell in cells), config.steps or (20 if config.full else 2)
+    if config.full:
         require_gpus("--ranks", most)
     network = network or ResNetSize(size=config.size)
     console, rows = open_console(as_json), list[StrategyRow]()
-    for cell in sweep.cells():
+    for cell in cells:
         timing = time_cell(cell, network, equal_nodes(cell.ranks, most), steps)
         rows.append(StrategyRow(cell=cell, timing=timing))
         console.print(line(rows[-1]))
@@ -194,15 +166,22 @@ def run(config: StrategiesConfig, *, as_json: bool, network: ResNetSize | None =
     return rows
 
 
-def sweep_of(config: StrategiesConfig) -> Sweep:
-    """What `config` asks for, with the defaults of this machine's size. Raises InvalidValue."""
-    names = tuple(name.strip() for name in config.strategies.split(","))
+def cells_of(config: StrategiesConfig) -> list[StrategyCell]:
+    """What is timed, in order: all but what has too few samples for its ranks or chunks. Raises InvalidValue."""
+    names = [name.strip() for name in config.strategies.split(",")]
     allowed: Sequence[str] = [name for name in STRATEGIES if name != "auto"]
     for name in names:
         require(name in allowed, "--strategies", name, f"some of {', '.join(allowed)}")
-    return Sweep(
-        ranks=numbers("--ranks", config.ranks or ("1,2,4,6,8" if config.full else "1,2")),
-        batches=numbers("--batch-size", config.batch_size or ("16,64,256,1024,2048" if config.full else "8")),
-        strategies=names,
-        chunks=numbers("--chunks", config.chunks or ("2,4,8,16" if config.full else "4")),
-    )
+    ranks = numbers("--ranks", config.ranks or ("1,2,4,6,8" if config.full else "1,2"))
+    batches = numbers("--batch-size", config.batch_size or ("16,64,256,1024,2048" if config.full else "8"))
+    chunks = numbers("--chunks", config.chunks or ("2,4,8,16" if config.full else "4"))
+    cells = [
+        StrategyCell(strategy=strategy, ranks=size, batch=batch, chunks=number)
+        for batch in batches
+        for size in ranks
+        for strategy in (names if size > 1 else ["serial"])
+        for number in (chunks if is_pipeline(strategy) else (1,))
+    ]
+    kept = [cell for cell in cells if cell.strategy == "serial" or cell.batch >= cell.chunks * len(cell.rows)]
+    require(bool(kept), "--batch-size", config.batch_size or "8", "at least a sample for every rank and micro-batch")
+    return kept
