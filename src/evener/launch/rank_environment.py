@@ -1,15 +1,15 @@
-"""What a rank finds when it starts, who it is and whom it works with, and how its program is run there.
+"""What a rank finds when it starts, how its program is run there, and how it notices that another is lost.
 
-The same program runs in every such environment, whether this process started its ranks itself or torchrun (Slurm,
-Kubernetes, Ray through it) started them and left the standard environment variables.
+Every rank writes a growing number and its step to the store that all share, several times a second, from a thread of
+its own: it works when the main thread waits inside a collective for ever. The rule is that of `evener.heartbeat`.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,20 +20,123 @@ import torch.distributed as dist
 from evener.errors import (
     DoesNotFit,
     EvenerError,
-    InvalidValue,
     NodeLost,
     NonFiniteLoss,
     TrainingFailed,
+    first_line,
     user_frame,
 )
 from evener.events import RunEvent
-from evener.host import own_address
+from evener.heartbeat import Progress, interval
 from evener.launch.nodes import LocalNode
-from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.signals import first_request
 
-_LEAST_START_SECONDS = 30.0
+LEAST_START_SECONDS = 30.0
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
+_FAILURE = "failure"
+
+
+class RankHeartbeat:
+    """One rank's heartbeat, and its ear for those of the others.
+
+    Args:
+        store: shared by all ranks; used by this thread alone.
+        rank: of this process.
+        nodes: name of every rank's node.
+        patience: seconds of silence after which a rank is lost.
+        on_lost: called once, in this thread, with one sentence about who is lost.
+
+    Attributes:
+        step: that this rank works on.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,  # type: ignore[name-defined]
+        *,
+        rank: int,
+        nodes: Sequence[str],
+        patience: float,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._thread = threading.Thread(target=self._run, name="evener-heartbeat", daemon=True)
+        self.step = 0
+        self._store, self._rank, self._nodes = store, rank, nodes
+        self._patience, self._on_lost = patience, on_lost
+        self._done = threading.Event()
+        now = time.monotonic()
+        self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
+
+    def start(self) -> None:
+        """Begin to beat and to listen, until stopped or until somebody is lost."""
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds until the heartbeat has ended."""
+        self._thread.join(timeout)
+
+    def stop(self) -> None:
+        """End the heartbeat; this rank counts as having left, not as lost."""
+        self._done.set()
+        self._leave(_left(self._rank), "1")
+        if self._thread.ident is not None:
+            self.join(timeout=self._patience)
+
+    def report_failure(self, sentence: str) -> None:
+        """Publish this rank's own failure, so that the others need not wait to name it."""
+        self._leave(_FAILURE, sentence)
+
+    def _run(self) -> None:
+        count = 0
+        while not self._done.wait(interval(self._patience)):
+            count += 1
+            sentence = self._beat(count)
+            if sentence and not self._done.is_set():
+                self._on_lost(sentence)
+                return
+
+    def _leave(self, key: str, value: str) -> None:
+        try:
+            self._store.set(key, value)
+        except RuntimeError:
+            return  # the store is gone, and with it whoever could have read this
+
+    def _beat(self, count: int) -> str | None:
+        """Beat, then listen to the others; a sentence if one of them is lost."""
+        try:
+            self._store.set(_key(self._rank), f"{count}:{self.step}")
+            if self._store.check([_FAILURE]):
+                return str(self._store.get(_FAILURE).decode())
+            return self._find_lost(time.monotonic())
+        except RuntimeError as error:
+            return f"the store that all ranks share is gone, with the process that kept it ({first_line(error)})"
+
+    def _find_lost(self, now: float) -> str | None:
+        beats = {other: read_beat(self._store, other) for other in self._others}
+        idle = {other: p.idle_seconds(beats[other][0], now=now) for other, p in self._others.items()}
+        for other, seconds in idle.items():
+            if seconds > self._patience and not self._store.check([_left(other)]):
+                return (
+                    f"node {self._nodes[other]} (rank {other}) has been silent for {self._patience:g} s, "
+                    f"at step {beats[other][1]}; node {self._nodes[self._rank]} waited for it"
+                )
+        return None
+
+
+def read_beat(store: dist.Store, rank: int) -> tuple[int, int]:  # type: ignore[name-defined]
+    """The number of the last heartbeat of `rank` and the step that it works on; zeros before the first."""
+    if not store.check([_key(rank)]):
+        return 0, 0
+    count, step = store.get(_key(rank)).decode().split(":")
+    return int(count), int(step)
+
+
+def _left(rank: int) -> str:
+    return f"left/{rank}"
+
+
+def _key(rank: int) -> str:
+    return f"beat/{rank}"
 
 
 @dataclass
@@ -97,77 +200,10 @@ Program = Callable[[RankEnvironment, Any], None]
 
 def connect_store(host: str, port: int, *, keep: bool, patience: float) -> dist.Store:  # type: ignore[name-defined]
     """A new connection to the store at `host`:`port`; with `keep`, this process keeps the store itself."""
-    limit = timedelta(seconds=max(patience, _LEAST_START_SECONDS))
+    limit = timedelta(seconds=max(patience, LEAST_START_SECONDS))
     return dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=keep, timeout=limit, wait_for_workers=False
     )
-
-
-def torchrun_environment(
-    variables: Mapping[str, str], patience: float, notify: Callable[[Any], None]
-) -> RankEnvironment | None:
-    """What torchrun left for this process; None if it was not started by it.
-
-    Raises:
-        InvalidValue: a variable is missing or not a number.
-    """
-    if "RANK" not in variables or "WORLD_SIZE" not in variables:
-        return None
-    rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
-    local = _number(variables, "LOCAL_RANK")
-    host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT")
-    device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    agent = variables.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
-    prefix = f"evener/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    kept = connect_store(host, port, keep=rank == 0 and not agent, patience=patience)
-    store = dist.PrefixStore(prefix, kept)  # type: ignore[attr-defined]
-    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
-    env = RankEnvironment(
-        rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
-    )
-    env.address = own_address(host)
-    if len({node.host for node in nodes}) > 1 and env.address.startswith("127."):
-        env.address = own_address()  # some systems let the master's own name stand for its loopback
-    if size > 1:
-        own = connect_store(host, port, keep=False, patience=patience)
-        second = dist.PrefixStore(prefix, own)  # type: ignore[attr-defined]
-        env.heartbeat = RankHeartbeat(second, rank=rank, nodes=env.names, patience=patience, on_lost=_end_process)
-    return env
-
-
-def _introduce(
-    store: dist.Store,  # type: ignore[name-defined]
-    rank: int,
-    size: int,
-    name: str,
-    patience: float,
-) -> list[LocalNode]:
-    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
-    store.set(f"name/{rank}", name)
-    nodes, limit = [], max(patience, _LEAST_START_SECONDS)
-    for other in range(size):
-        try:
-            store.wait([f"name/{other}"], timedelta(seconds=limit))
-        except RuntimeError as error:
-            raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
-        host, local, device = store.get(f"name/{other}").decode().split(" ")
-        nodes.append(LocalNode(name=f"{host}/{local}", host=host, device=device))
-    return nodes
-
-
-def _end_process(sentence: str) -> None:
-    """A rank that torchrun started ends itself: its main thread may wait in a collective for ever."""
-    os.write(2, f"evener: {sentence}\n".encode())
-    os._exit(NodeLost.exit_code)
-
-
-def _number(variables: Mapping[str, str], name: str) -> int:
-    try:
-        return int(variables[name])
-    except (KeyError, ValueError):
-        raise InvalidValue(
-            f"environment variable {name}", variables.get(name), "a number, as torchrun sets it"
-        ) from None
 
 
 def run_inprocess(

@@ -1,6 +1,7 @@
-"""Runs a program on one process a node of this machine, and relays what the ranks have to say.
+"""Runs a program on one process a node of this machine, and relays what the ranks have to say; or finds torchrun's.
 
 Whichever way a run ends, this process names who failed first-hand: a rank that only lost its connection is not it.
+torchrun (Slurm, Kubernetes, Ray through it) starts ranks by itself and leaves the standard environment variables.
 """
 
 from __future__ import annotations
@@ -11,18 +12,27 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from evener.errors import Interrupted, NodeLost
+from evener.errors import Interrupted, InvalidValue, NodeLost
 from evener.events import RunEvent, decode_events, encode_events
+from evener.host import own_address
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
-from evener.launch.rank_environment import Program, RankEnvironment, connect_store, run_rank
-from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
+from evener.launch.rank_environment import (
+    LEAST_START_SECONDS,
+    Program,
+    RankEnvironment,
+    RankHeartbeat,
+    connect_store,
+    read_beat,
+    run_rank,
+)
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
 _HOST = "127.0.0.1"
@@ -140,3 +150,70 @@ def _raise_first(ranks: Sequence[LocalProcess], store: Any, nodes: Sequence[Loca
         raise failures[0].as_error()
     if was_stopped and not all(rank.has_finished for rank in ranks):
         raise Interrupted("stopped; a rank did not end in time, the last checkpoint is kept")
+
+
+def torchrun_environment(
+    variables: Mapping[str, str], patience: float, notify: Callable[[Any], None]
+) -> RankEnvironment | None:
+    """What torchrun left for this process; None if it was not started by it.
+
+    Raises:
+        InvalidValue: a variable is missing or not a number.
+    """
+    if "RANK" not in variables or "WORLD_SIZE" not in variables:
+        return None
+    rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+    local = _number(variables, "LOCAL_RANK")
+    host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT")
+    device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    agent = variables.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+    prefix = f"evener/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    kept = connect_store(host, port, keep=rank == 0 and not agent, patience=patience)
+    store = dist.PrefixStore(prefix, kept)  # type: ignore[attr-defined]
+    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
+    env = RankEnvironment(
+        rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
+    )
+    env.address = own_address(host)
+    if len({node.host for node in nodes}) > 1 and env.address.startswith("127."):
+        env.address = own_address()  # some systems let the master's own name stand for its loopback
+    if size > 1:
+        own = connect_store(host, port, keep=False, patience=patience)
+        second = dist.PrefixStore(prefix, own)  # type: ignore[attr-defined]
+        env.heartbeat = RankHeartbeat(second, rank=rank, nodes=env.names, patience=patience, on_lost=_end_process)
+    return env
+
+
+def _introduce(
+    store: dist.Store,  # type: ignore[name-defined]
+    rank: int,
+    size: int,
+    name: str,
+    patience: float,
+) -> list[LocalNode]:
+    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
+    store.set(f"name/{rank}", name)
+    nodes, limit = [], max(patience, LEAST_START_SECONDS)
+    for other in range(size):
+        try:
+            store.wait([f"name/{other}"], timedelta(seconds=limit))
+        except RuntimeError as error:
+            raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
+        host, local, device = store.get(f"name/{other}").decode().split(" ")
+        nodes.append(LocalNode(name=f"{host}/{local}", host=host, device=device))
+    return nodes
+
+
+def _end_process(sentence: str) -> None:
+    """A rank that torchrun started ends itself: its main thread may wait in a collective for ever."""
+    os.write(2, f"evener: {sentence}\n".encode())
+    os._exit(NodeLost.exit_code)
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    try:
+        return int(variables[name])
+    except (KeyError, ValueError):
+        raise InvalidValue(
+            f"environment variable {name}", variables.get(name), "a number, as torchrun sets it"
+        ) from None

@@ -1,9 +1,12 @@
-"""All that one rank's training loop works with, put together once the plan is known."""
+"""A rank's part of the model that the plan's ranks train together, and all else that its training loop works with."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 
+import msgspec
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -12,11 +15,20 @@ from evener.data.loader import labels_of
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.oracle.apportion import Balance, Worker, weights_to_workers
-from evener.parallel.parallel_model import ParallelModel
-from evener.plan import WHOLE_MODEL, Plan
-from evener.run.build import join_model
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
+from evener.oracle.stages import DeviceGroup
+from evener.parallel.divided import DividedModel
+from evener.parallel.norms import synchronise_batch_norm
+from evener.parallel.parallel_model import Criterion, ParallelModel
+from evener.parallel.pipeline.staged import StagedModel
+from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
+from evener.parallel.replicated import ReplicatedModel
+from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
+from evener.run.planning import division_of
+from evener.run.predict import predict, silent_mesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,3 +112,145 @@ def _sampler(context: RankContext, plan: Plan, replica: int, division: Division 
     return StationarySampler(
         parts=parts, batch_size=context.batch_size, accumulate=plan.accumulate, seed=context.seed, rank=replica
     )
+
+
+class _Stage(msgspec.Struct, frozen=True):
+    """One rank's stage.
+
+    Attributes:
+        stage: number of it.
+        first_layer: its first operation.
+        share: of its replica's work.
+        memory_bytes: that it needs if it keeps the activations of every micro-batch that is on its way.
+    """
+
+    stage: int
+    first_layer: str
+    share: float
+    memory_bytes: int
+
+
+def join_model(context: RankContext, plan: Plan, config: RunConfig) -> tuple[ParallelModel, Plan]:
+    """This rank's part of the model, and the plan with its stages and with what a step of it will take.
+
+    What a user's own plan predicts is left as it is. All ranks of `context`, who are those of `plan`, call this. The
+    model takes over the parts of the context's, unless it is divided.
+    """
+    is_rehearsed = plan.prediction is None or config.plan is None
+    if plan.strategy in WHOLE_MODEL:
+        return _join_replicas(context, plan, config, is_rehearsed)
+    if is_pipeline(plan.strategy):
+        return _join_stages(context, plan, config, is_rehearsed)
+    return _join_parts(context, plan, config, is_rehearsed)
+
+
+def _join_replicas(
+    context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool
+) -> tuple[ParallelModel, Plan]:
+    """The whole model on every rank."""
+
+    def build(model: nn.Module, group: Group) -> ParallelModel:
+        whole = synchronise_batch_norm(model, group) if group.size > 1 else model
+        return ReplicatedModel(whole, group, _criterion(context), config.compile)
+
+    if is_rehearsed and context.group.size > 1:
+        plan = predict(context, plan, lambda silent: build(copy.deepcopy(context.model), silent))
+    return build(context.model, context.group), plan
+
+
+def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
+    """A part of every layer: of its filters, channels or rows."""
+    mesh = form_process_mesh(context.group, arrangement_of(plan))
+    inputs, _ = context.samples(max(1, plan.replica_samples[mesh.index]))
+
+    def build(mesh: ProcessMesh) -> ParallelModel:
+        recompute = config.rematerialise == "always"
+        return DividedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
+
+    if is_rehearsed:
+        plan = predict(context, plan, lambda silent: build(silent_mesh(mesh, silent)), mesh.group)
+    return build(mesh), plan
+
+
+def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
+    """A stage of the model. All stages are known when they have been made, so it is then that a twin is rehearsed."""
+    twin = copy.deepcopy(context.model) if is_rehearsed else None
+    model = _staged(context, plan, config)
+    plan = _with_stages(plan, model)
+    if twin is None or not _is_cut_alike(plan):  # a twin could not be cut so
+        return model, plan
+    return model, predict(
+        context, plan, lambda silent: _staged(replace(context, model=twin, group=silent), plan, config)
+    )
+
+
+def arrangement_of(plan: Plan) -> Arrangement:
+    """How the ranks of `plan` divide filters, channels or rows."""
+    rows = [tuple(plan.assignments[rank].share for rank in ranks) for ranks in plan.replica_ranks]
+    return Arrangement(division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows))
+
+
+def _staged(context: RankContext, plan: Plan, config: RunConfig) -> StagedModel:
+    """A rank's stage of the model, whose parts it takes over."""
+    rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
+    begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
+    inputs, targets = context.samples(context.batch_size)
+    return StagedModel(
+        context.model,
+        context.group,
+        next(index for index, ranks in enumerate(rows) if context.group.rank in ranks),
+        _criterion(context),
+        example=inputs,
+        targets=targets,
+        micro_batches=plan.accumulate,
+        replicas=rows,
+        stages=begins if begins and all(begins) else None,
+        schedule=config.schedule,
+        rematerialise=config.rematerialise,
+        team=_team(context),
+    )
+
+
+def _criterion(context: RankContext) -> Criterion:
+    """How the loss of a run is computed."""
+    arithmetic = context.arithmetic
+    return Criterion(loss=context.task.loss, autocast=arithmetic.autocast, scale=arithmetic.scaler.scale)
+
+
+def _team(context: RankContext) -> DeviceGroup | None:
+    """The memory that the user granted the ranks; None where he said nothing: then what is free."""
+    rows = context.group.all_gather_bytes(str(context.env.node.memory_bytes or 0).encode())
+    granted = [int(row) for row in rows]
+    return DeviceGroup(memory=tuple(map(float, granted))) if all(granted) else None
+
+
+def _with_stages(plan: Plan, model: StagedModel) -> Plan:
+    """`plan` with the stages that `model` has; every rank calls this and gets the same."""
+    own = msgspec.json.encode(_stage(plan, model))
+    rows = [msgspec.json.decode(row, type=_Stage) for row in model.group.all_gather_bytes(own)]
+    assignments = tuple(
+        msgspec.structs.replace(
+            a, **msgspec.structs.asdict(row), reason=f"{row.share:.0%} of the work of its replica's layers"
+        )
+        for a, row in zip(plan.assignments, rows, strict=True)
+    )
+    return msgspec.structs.replace(plan, assignments=assignments)
+
+
+def _stage(plan: Plan, model: StagedModel) -> _Stage:
+    partition, micro = model.pipeline.plan, plan.accumulate
+    stage = partition.layout.ranks.index(model.group.rank)
+    return _Stage(
+        stage=stage,
+        first_layer=partition.layout.first_operation(stage),
+        share=partition.work[stage],
+        memory_bytes=partition.weight_bytes[stage]
+        + micro * (partition.boundary_bytes[stage] + partition.kept_bytes[stage])
+        + partition.passing_bytes[stage],
+    )
+
+
+def _is_cut_alike(plan: Plan) -> bool:
+    """Whether the stages of all replicas begin at the same layers."""
+    rows = [sorted((plan.assignments[rank] for rank in ranks), key=lambda a: a.stage) for ranks in plan.replica_ranks]
+    return len({tuple(a.first_layer for a in row) for row in rows}) == 1

@@ -6,7 +6,7 @@ import time
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
+from evener.launch.rank_environment import RankHeartbeat, read_beat
 
 
 def test_a_heartbeat_in_the_store_reads_back_and_is_zero_before_the_first() -> None:
