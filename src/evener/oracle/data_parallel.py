@@ -88,140 +88,116 @@ def plan_data_parallel(
         DoesNotFit: all candidates together cannot hold a micro-batch; says which `accumulate` would fit.
     """
     require(bool(candidates), "nodes", len(candidates), "at least one")
-    micro = -(-batch_size // accumulate)
+    trial = _Trial(candidates, batch_size, exchange, accumulate)
     if shares is not None:
         workers = weights_to_workers(shares, [c.worker.most for c in candidates])
-        sizes = _divide(micro, workers, batch_size)
-        return _plan(candidates, range(len(candidates)), sizes, batch_size, accumulate, exchange, ())
-    order = sorted(range(len(candidates)), key=lambda i: candidates[i].worker.seconds(micro))
-    best = _best_prefix(candidates, order, micro, exchange, accumulate)
-    if best is None:
-        _divide(micro, [c.worker for c in candidates], batch_size)
-        raise AssertionError("a division that fits was not found")
-    members, sizes = best
-    rejected = _left_out(candidates, members, order, micro, exchange, accumulate)
-    return _plan(candidates, members, sizes, batch_size, accumulate, exchange, rejected)
+        return trial.plan(range(len(candidates)), trial.divide(workers), ())
+    order = sorted(range(len(candidates)), key=lambda i: candidates[i].worker.seconds(trial.micro))
+    members, sizes = trial.best_prefix(order)
+    return trial.plan(members, sizes, tuple(trial.with_one_more(members, i) for i in order if i not in members))
 
 
-def _best_prefix(
-    candidates: Sequence[Candidate], order: Sequence[int], micro: int, exchange: GradientSync, accumulate: int
-) -> tuple[list[int], tuple[int, ...]] | None:
-    """The members (in order of ranks) and their sizes of the best k fastest candidates; None if none fits."""
-    best: tuple[float, list[int], tuple[int, ...]] | None = None
-    for k in range(1, len(order) + 1):
-        members = sorted(order[:k])
-        if sum(candidates[i].worker.room for i in members) < micro:
-            continue
-        sizes = apportion(micro, [candidates[i].worker for i in members])
-        if min(sizes) == 0 and best is not None:
-            continue
-        seconds = _step_seconds(candidates, members, sizes, exchange, accumulate)
-        if best is None or seconds < best[0] * _WORTH:
-            best = (seconds, members, sizes)
-    return best and best[1:]
+@dataclass(frozen=True)
+class _Trial:
+    """What is divided among whichever candidates take part."""
 
+    candidates: Sequence[Candidate]
+    batch_size: int
+    exchange: GradientSync
+    accumulate: int
 
-def _step_seconds(
-    candidates: Sequence[Candidate],
-    members: Sequence[int],
-    sizes: Sequence[int],
-    exchange: GradientSync,
-    accumulate: int,
-) -> float:
-    computing = finish_seconds(sizes, [candidates[i].worker for i in members])
-    return accumulate * computing + exchange.seconds(len(members))
+    @property
+    def micro(self) -> int:
+        """Samples of a micro-batch."""
+        return -(-self.batch_size // self.accumulate)
 
+    def workers(self, members: Sequence[int]) -> list[Worker]:
+        """Those of some candidates."""
+        return [self.candidates[i].worker for i in members]
 
-def _left_out(
-    candidates: Sequence[Candidate],
-    members: Sequence[int],
-    order: Sequence[int],
-    micro: int,
-    exchange: GradientSync,
-    accumulate: int,
-) -> tuple[Rejected, ...]:
-    """One entry a candidate that is no member, with what the step would take with it."""
-    rejected = []
-    for i in (i for i in order if i not in members):
-        trial = sorted([*members, i])
-        sizes = apportion(micro, [candidates[j].worker for j in trial])
-        seconds = _step_seconds(candidates, trial, sizes, exchange, accumulate)
-        too_slow = sizes[trial.index(i)] == 0
+    def divide(self, workers: Sequence[Worker]) -> tuple[int, ...]:
+        """`apportion`, whose error says which accumulation would fit. Raises DoesNotFit."""
+        try:
+            return apportion(self.micro, workers)
+        except DoesNotFit as error:
+            room = sum(int(w.room) for w in workers)
+            advice = f"; use --accumulate {-(-self.batch_size // room)}" if room else ""
+            raise DoesNotFit(f"{error}{advice}") from error
+
+    def computing(self, members: Sequence[int], sizes: Sequence[int]) -> float:
+        """Seconds of a step in which the slowest of `members` computes."""
+        return self.accumulate * finish_seconds(sizes, self.workers(members))
+
+    def seconds(self, members: Sequence[int], sizes: Sequence[int]) -> float:
+        """Of a step of `members`."""
+        return self.computing(members, sizes) + self.exchange.seconds(len(members))
+
+    def best_prefix(self, order: Sequence[int]) -> tuple[list[int], tuple[int, ...]]:
+        """The members (in order of ranks) and their sizes of the best k first of `order`. Raises DoesNotFit."""
+        best: tuple[float, list[int], tuple[int, ...]] | None = None
+        for k in range(1, len(order) + 1):
+            members = sorted(order[:k])
+            if k < len(order) and sum(worker.room for worker in self.workers(members)) < self.micro:
+                continue
+            sizes = self.divide(self.workers(members))
+            if min(sizes) == 0 and best is not None:
+                continue
+            seconds = self.seconds(members, sizes)
+            if best is None or seconds < best[0] * _WORTH:
+                best = (seconds, members, sizes)
+        assert best is not None, "the last k is everybody, who either fit or raise"
+        return best[1:]
+
+    def with_one_more(self, members: Sequence[int], index: int) -> Rejected:
+        """What a step would take with candidate `index`, who is no member."""
+        trial = sorted([*members, index])
+        sizes = apportion(self.micro, self.workers(trial))
+        too_slow = sizes[trial.index(index)] == 0
         alone = "by the time it had done one sample, the others have done all"
         reason = alone if too_slow else "a step would be no shorter with it"
-        rejected.append(Rejected(what=candidates[i].node, reason=reason, step_seconds=seconds))
-    return tuple(rejected)
+        return Rejected(what=self.candidates[index].node, reason=reason, step_seconds=self.seconds(trial, sizes))
 
-
-def _plan(
-    candidates: Sequence[Candidate],
-    members: Sequence[int],
-    sizes: Sequence[int],
-    batch_size: int,
-    accumulate: int,
-    exchange: GradientSync,
-    rejected: tuple[Rejected, ...],
-) -> Plan:
-    chosen = [candidates[i] for i in members]
-    fastest = min(c.worker.seconds(max(sizes)) for c in chosen)
-    assignments = tuple(
-        Assignment(
-            rank=rank,
-            node=c.node,
-            device=c.device,
-            samples=n,
-            fixed_seconds=c.worker.fixed_seconds,
-            sample_seconds=c.worker.unit_seconds,
-            max_samples=c.worker.most,
-            reason=_reason(c.worker, n, fastest / c.worker.seconds(max(sizes))),
+    def plan(self, members: Sequence[int], sizes: Sequence[int], rejected: tuple[Rejected, ...]) -> Plan:
+        """Of `members` with micro-batches of `sizes`."""
+        fastest = min(worker.seconds(max(sizes)) for worker in self.workers(members))
+        assignments = tuple(
+            _assignment(rank, self.candidates[i], n, fastest / self.candidates[i].worker.seconds(max(sizes)))
+            for rank, (i, n) in enumerate(zip(members, sizes, strict=True))
         )
-        for rank, (c, n) in enumerate(zip(chosen, sizes, strict=True))
-    )
-    return Plan(
-        strategy="data" if len(chosen) > 1 else "serial",
-        batch_size=batch_size,
-        accumulate=accumulate,
-        assignments=assignments,
-        prediction=_prediction(candidates, members, sizes, batch_size, accumulate, exchange),
-        rejected=rejected,
-    )
+        return Plan(
+            strategy="data" if len(members) > 1 else "serial",
+            batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            assignments=assignments,
+            prediction=self._prediction(members, sizes),
+            rejected=rejected,
+        )
+
+    def _prediction(self, members: Sequence[int], sizes: Sequence[int]) -> Prediction:
+        alone = [c.worker.seconds(self.micro) for c in self.candidates if c.worker.room >= self.micro]
+        return Prediction(
+            step_seconds=self.seconds(members, sizes),
+            compute_seconds=self.computing(members, sizes),
+            communication_seconds=self.exchange.seconds(len(members)),
+            sent_bytes=self.exchange.sent_bytes(len(members)),
+            alone_seconds=self.accumulate * min(alone) if alone else None,
+        )
 
 
-def _reason(worker: Worker, samples: int, speed: float) -> str:
+def _assignment(rank: int, one: Candidate, samples: int, speed: float) -> Assignment:
+    worker, reason = one.worker, f"speed {speed:.2f} of the fastest"
     if worker.most is not None and samples == worker.most:
-        return f"memory holds no more than {worker.most}; speed {speed:.2f} of the fastest"
-    return f"speed {speed:.2f} of the fastest"
-
-
-def _prediction(
-    candidates: Sequence[Candidate],
-    members: Sequence[int],
-    sizes: Sequence[int],
-    batch_size: int,
-    accumulate: int,
-    exchange: GradientSync,
-) -> Prediction:
-    compute = accumulate * finish_seconds(sizes, [candidates[i].worker for i in members])
-    communication = exchange.seconds(len(members))
-    micro = -(-batch_size // accumulate)
-    alone = [c.worker.seconds(micro) for c in candidates if c.worker.room >= micro]
-    return Prediction(
-        step_seconds=compute + communication,
-        compute_seconds=compute,
-        communication_seconds=communication,
-        sent_bytes=exchange.sent_bytes(len(members)),
-        alone_seconds=accumulate * min(alone) if alone else None,
+        reason = f"memory holds no more than {worker.most}; {reason}"
+    return Assignment(
+        rank=rank,
+        node=one.node,
+        device=one.device,
+        samples=samples,
+        fixed_seconds=worker.fixed_seconds,
+        sample_seconds=worker.unit_seconds,
+        max_samples=worker.most,
+        reason=reason,
     )
-
-
-def _divide(micro: int, workers: Sequence[Worker], batch_size: int) -> tuple[int, ...]:
-    """`apportion`, whose error says which accumulation would fit. Raises DoesNotFit."""
-    try:
-        return apportion(micro, workers)
-    except DoesNotFit as error:
-        room = sum(int(w.room) for w in workers)
-        advice = f"; use --accumulate {-(-batch_size // room)}" if room else ""
-        raise DoesNotFit(f"{error}{advice}") from error
 
 
 Rows = Sequence[Sequence[int]]

@@ -113,10 +113,6 @@ class StageCut:
     pace: float
     seconds: float
 
-    def step_seconds(self, micro_batches: int) -> float:
-        """Of `micro_batches`, forward and backward: the first passes through, the others follow at the pace."""
-        return self.seconds + (micro_batches - 1) * self.pace
-
 
 def divide(units: Units, group: DeviceGroup, held: Held, stages: int | None = None) -> StageCut:
     """The division of `units` into stages of the fastest pace; arguments as of `best_cut`.

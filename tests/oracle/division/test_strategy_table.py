@@ -77,7 +77,7 @@ def test_every_column_says_what_to_do_with_every_kind() -> None:
 
 def test_published_filters_gather_every_output_and_sum_every_gradient() -> None:
     plan = planned("filter")
-    assert {plan.choices[name].mode for name in ("stem", "narrow", "wide", "fc")} == {"filter"}
+    assert {plan.divided.choices[name].mode for name in ("stem", "narrow", "wide", "fc")} == {"filter"}
     assert states(plan)["relu"] == states(plan)["norm"] == states(plan)["add"] == "alike"
     gather, again = ("gather", "split", "alike"), ("all-reduce", "alike", "whole")
     assert moves(plan) == {
@@ -88,19 +88,19 @@ def test_published_filters_gather_every_output_and_sum_every_gradient() -> None:
 
 def test_published_channels_sum_every_output() -> None:
     plan = planned("channel")
-    assert {plan.choices[name].mode for name in ("stem", "narrow", "wide", "fc")} == {"channel"}
+    assert {plan.divided.choices[name].mode for name in ("stem", "narrow", "wide", "fc")} == {"channel"}
     assert moves(plan)["relu"] == [("all-reduce", "partial", "alike")]
     assert moves(plan)["narrow"] == [("gather", "alike", "split")]
 
 
 def test_hybrid_takes_channels_where_there_is_one_for_every_rank() -> None:
-    modes = {name: choice.mode for name, choice in planned("hybrid", 1, 1, 1, 1).choices.items()}
+    modes = {name: choice.mode for name, choice in planned("hybrid", 1, 1, 1, 1).divided.choices.items()}
     assert (modes["stem"], modes["narrow"], modes["wide"]) == ("filter", "channel", "channel")
 
 
 def test_ours_moves_the_narrow_side_of_a_bottleneck_only() -> None:
     plan = planned("sharded")
-    assert [plan.choices[name].mode for name in ("stem", "narrow", "wide")] == ["filter", "channel", "filter"]
+    assert [plan.divided.choices[name].mode for name in ("stem", "narrow", "wide")] == ["filter", "channel", "filter"]
     found = moves(plan)
     assert found["norm"] == [("reduce-scatter", "partial", "split")]
     assert found["wide"] == [("gather", "split", "whole")]
@@ -117,7 +117,7 @@ def test_ours_moves_the_narrow_side_of_a_bottleneck_only() -> None:
 def test_rows_are_divided_by_shares_and_a_kernel_of_three_reaches_one_row_further() -> None:
     plan = planned("spatial", 4, 2)
     rows = split({2: (((0, 4),), ((4, 6),)), 3: (((0, 6),), ((0, 6),))})
-    stem = plan.choices["stem"]
+    stem = plan.steps[1].choice
     assert (stem.mode, stem.gives) == ("strip", rows)
     assert stem.needs == (split({2: (((0, 5),), ((3, 6),)), 3: (((0, 6),), ((0, 6),))}),)
     assert (given(plan, "mean"), given(plan, "fc")) == (PARTIAL, ALIKE)
@@ -143,7 +143,7 @@ def test_a_rank_without_a_share_has_nothing_and_sends_only_what_it_has_to() -> N
 def test_replicas_do_each_layer_in_one_mode_and_sum_the_parts_that_both_have() -> None:
     arrangement = Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)), Replica(shares=(1,))))
     first, second = plans = plan_replicas(block(), arrangement)
-    assert [c.mode for c in first.choices.values()] == [c.mode for c in second.choices.values()]
+    assert [c.mode for c in first.divided.choices.values()] == [c.mode for c in second.divided.choices.values()]
     sent = [traffic["gradients"][0] for traffic in step_traffic(plans, arrangement, 4)]
     divided = [s for s in first.shards.values() if s.layout.state == "split"]
     assert divided

@@ -13,11 +13,10 @@ n: bytes of the parameters; beta: of a message while all p replicas use the serv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.mesh import fewest_micro_batches, slowest_of_many
-from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
+from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 
@@ -44,7 +43,8 @@ def price_averaging(model: CostModel, devices: Sequence[int], local_steps: int) 
         sent_bytes=round(ring_bytes(nbytes, size) / local_steps),
         memory_bytes=_memory(model, sizes, copies=_OUTER_COPIES),
         bottleneck=worst_of([(computing, "computing"), (exchanging, "the averaging of parameters")]),
-        **_alone(devices, sizes),
+        shares=(1.0,) * size,
+        **ranks_of([[device] for device in devices], sizes),
     )
 
 
@@ -79,27 +79,9 @@ def price_server(model: CostModel, devices: Sequence[int], hub: int, *, asynchro
                 (waiting, "waiting at the server's link, which is busy with the others"),
             ]
         ),
-        **_alone(devices, sizes),
+        shares=(1.0,) * size,
+        **ranks_of([[device] for device in devices], sizes),
     )
-
-
-class _Alone(TypedDict):
-    """What the estimates of replicas of one device each have in common."""
-
-    devices: tuple[int, ...]
-    replicas: tuple[int, ...]
-    samples: tuple[int, ...]
-    shares: tuple[float, ...]
-
-
-def _alone(devices: Sequence[int], sizes: Sequence[int]) -> _Alone:
-    replicas = tuple(range(len(devices)))
-    return {
-        "devices": tuple(devices),
-        "replicas": replicas,
-        "samples": tuple(sizes),
-        "shares": (1.0,) * len(replicas),
-    }
 
 
 def _computing(model: CostModel, devices: Sequence[int], *, equal: bool = False) -> tuple[int, tuple[int, ...], float]:

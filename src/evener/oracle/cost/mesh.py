@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from itertools import accumulate as running_sums
 from math import inf
 from statistics import NormalDist
-from typing import TypedDict, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from evener.errors import DoesNotFit
 from evener.oracle.apportion import apportion
 from evener.oracle.cost.layers import Numbers
-from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
+from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.partition import Mode
 from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
@@ -97,29 +97,10 @@ def _price(
         waiting_seconds=waiting,
         sent_bytes=round(sent),
         bottleneck=worst_of(limits),
-        **_placement(replicas, sizes),
+        shares=tuple(share / sum(replica.shares) for replica in replicas for share in replica.shares),
+        memory_bytes=tuple(n for one, size in zip(replicas, sizes, strict=True) for n in one.memory_bytes(size)),
+        **ranks_of([replica.devices for replica in replicas], sizes),
     )
-
-
-class _Placement(TypedDict):
-    """Who does what, rank by rank."""
-
-    devices: tuple[int, ...]
-    replicas: tuple[int, ...]
-    samples: tuple[int, ...]
-    shares: tuple[float, ...]
-    memory_bytes: tuple[int, ...]
-
-
-def _placement(replicas: Sequence[ReplicaCost], sizes: Sequence[int]) -> _Placement:
-    pairs = list(zip(replicas, sizes, strict=True))
-    return {
-        "devices": tuple(device for replica in replicas for device in replica.devices),
-        "replicas": tuple(index for index, replica in enumerate(replicas) for _ in replica.devices),
-        "samples": tuple(n for replica, n in pairs for _ in replica.devices),
-        "shares": tuple(share / sum(replica.shares) for replica in replicas for share in replica.shares),
-        "memory_bytes": tuple(nbytes for replica, n in pairs for nbytes in replica.memory_bytes(n)),
-    }
 
 
 def _beyond_rounding(difference: float, size: float) -> float:
@@ -200,15 +181,6 @@ class GradientExchange:
     sent_bytes: float
 
 
-@dataclass(frozen=True)
-class _GradientRing:
-    """Gradients, in bytes of every layer, that are added up in rings of `size` ranks."""
-
-    gradients: Numbers
-    size: int
-    channel: LinkCost
-
-
 def _exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backward: Numbers) -> GradientExchange:
     """The all-reduce of gradients among `replicas`, every rank with its counterparts.
 
@@ -219,38 +191,37 @@ def _exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backw
         replicas: that hold the same model.
         backward: seconds of every layer's backward pass of the slowest replica, during which buckets are sent.
     """
-    sums = [one for one in _gradient_rings(model, replicas) if one.size > 1]
-    totals = [float(one.gradients.sum()) for one in sums]
-    sent = sum(ring_bytes(round(total), one.size) for one, total in zip(sums, totals, strict=True))
+    rings = [(float(gradients.sum()), gradients, ring) for gradients, ring in _gradient_rings(model, replicas)]
+    sent = sum(ring_bytes(round(total), size) for total, _, (size, _) in rings)
     if model.job.overlap:
         bucket = model.job.bucket_bytes
-        seconds = sum(exposed_seconds(one.gradients, backward, bucket, one.size, one.channel) for one in sums)
+        seconds = sum(exposed_seconds(gradients, backward, bucket, *ring) for _, gradients, ring in rings)
         return GradientExchange(seconds=seconds, packing=0.0, sent_bytes=sent)
     slowest = min(model.device(device).bandwidth for replica in replicas for device in replica.devices)
     return GradientExchange(
-        seconds=sum(
-            all_reduce_seconds(total, one.size, one.channel.alpha, one.channel.beta)
-            for one, total in zip(sums, totals, strict=True)
-        ),
-        packing=_PACKING_PASSES * sum(totals) / slowest,
+        seconds=sum(all_reduce_seconds(total, size, link.alpha, link.beta) for total, _, (size, link) in rings),
+        packing=_PACKING_PASSES * sum(total for total, *_ in rings) / slowest,
         sent_bytes=sent,
     )
 
 
-def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[_GradientRing]:
-    first = replicas[0]
-    gradients = first.gradient_bytes
-    if first.mode != "spatial" or first.division is None:
-        return [_GradientRing(gradients, *_counterparts(model, replicas))]
-    everybody = [device for replica in replicas for device in replica.devices]
-    together = (len(everybody), model.topology.ring(everybody))
-    if model.job.published:
-        return [_GradientRing(gradients, *together)]
-    strips = gradients * first.division.layers.adds_gradients
-    return [_GradientRing(strips, *together), _GradientRing(gradients - strips, *_counterparts(model, replicas))]
+_Ring: TypeAlias = tuple[int, LinkCost]
+"""Number of ranks, and the channel between them."""
 
 
-def _counterparts(model: CostModel, replicas: Sequence[ReplicaCost]) -> tuple[int, LinkCost]:
+def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[tuple[Numbers, _Ring]]:
+    """Gradients, in bytes of every layer, and the ring in which they are added up, where there are any."""
+    first, counterparts = replicas[0], _counterparts(model, replicas)
+    found = [(first.gradient_bytes, counterparts)]
+    if first.mode == "spatial" and first.division is not None:
+        everybody = [device for replica in replicas for device in replica.devices]
+        together = (len(everybody), model.topology.ring(everybody))
+        strips = first.gradient_bytes * (model.job.published | first.division.layers.adds_gradients)
+        found = [(strips, together), (first.gradient_bytes - strips, counterparts)]
+    return [(gradients, ring) for gradients, ring in found if ring[0] > 1 and gradients.any()]
+
+
+def _counterparts(model: CostModel, replicas: Sequence[ReplicaCost]) -> _Ring:
     """Ranks in a ring of counterparts, and its channel: first ranks with first ranks and so on, all rings at once."""
     members = max(len(replica.devices) for replica in replicas)
     rings = ([replica.devices[rank % len(replica.devices)] for replica in replicas] for rank in range(members))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log2
+from typing import TypedDict
 
 import numpy as np
 
@@ -254,6 +255,23 @@ class CostEstimate:
     def peak_bytes(self) -> int:
         """Of the rank that needs most."""
         return max(self.memory_bytes, default=0)
+
+
+class Ranks(TypedDict):
+    """Who does what, rank by rank: fields of a `CostEstimate`."""
+
+    devices: tuple[int, ...]
+    replicas: tuple[int, ...]
+    samples: tuple[int, ...]
+
+
+def ranks_of(groups: Sequence[Sequence[int]], samples: Sequence[int]) -> Ranks:
+    """The ranks of groups of devices, each of which holds one model and takes its number of `samples`."""
+    return {
+        "devices": tuple(device for group in groups for device in group),
+        "replicas": tuple(index for index, group in enumerate(groups) for _ in group),
+        "samples": tuple(n for n, group in zip(samples, groups, strict=True) for _ in group),
+    }
 
 
 def worst_of(parts: Sequence[tuple[float, str]]) -> str:

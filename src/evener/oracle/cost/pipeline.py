@@ -17,7 +17,7 @@ from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.mesh import slowest_of_many
-from evener.oracle.cost.model import CostEstimate, CostModel, worst_of
+from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
@@ -170,19 +170,16 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
     micro = -(-model.job.batch_size // micro_batches)
     sizes = apportion(micro, [_worker(model, row) for row in rows])
     pipelines = _pipelines(model, rows, sizes, micro_batches)
-    devices = [row[i] for pipeline, row in zip(pipelines, rows, strict=True) for i in pipeline.order]
+    ranks = ranks_of([[row[i] for i in one.order] for one, row in zip(pipelines, rows, strict=True)], sizes)
     slowest = max(pipelines, key=lambda pipeline: pipeline.timeline.seconds)
     parameters = [nbytes for pipeline in pipelines for nbytes in pipeline.parameter_bytes]
-    update = max(model.update_seconds(*pair) for pair in zip(devices, parameters, strict=True))
-    computing = (max(slowest.timeline.busy) + update) * slowest_of_many(model, devices)
+    update = max(model.update_seconds(*pair) for pair in zip(ranks["devices"], parameters, strict=True))
+    computing = (max(slowest.timeline.busy) + update) * slowest_of_many(model, ranks["devices"])
     sending = 2 * sum(slowest.transfer)
     waiting = max(0.0, slowest.timeline.seconds - max(slowest.timeline.busy) - sending)
     gradients, gradient_bytes = _gradient_exchange(model, rows, slowest)
     return CostEstimate(
         strategy="pipeline" if len(rows) == 1 else "data+pipeline",
-        devices=tuple(devices),
-        replicas=tuple(index for index, row in enumerate(rows) for _ in row),
-        samples=tuple(n for n, row in zip(sizes, rows, strict=True) for _ in row),
         shares=tuple(busy / sum(pipeline.timeline.busy) for pipeline in pipelines for busy in pipeline.timeline.busy),
         accumulate=micro_batches,
         stages=slowest.starts,
@@ -199,6 +196,7 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
                 (waiting, "bubbles: stages wait while the first micro-batches arrive and the last ones leave"),
             )
         ),
+        **ranks,
     )
 
 

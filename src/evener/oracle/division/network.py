@@ -7,7 +7,6 @@ every halo: outputs [first, last) read the inputs that `reach` returns, some of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Literal, Protocol, TypeAlias
@@ -104,10 +103,6 @@ class Network:
             for source in operation.inputs:
                 users[source].append(i)
         return users
-
-    def inputs_of(self, operation: Operation) -> Iterator[Operation]:
-        """The operations whose outputs `operation` reads."""
-        return (self.operations[i] for i in operation.inputs)
 
 
 class WindowRule(Protocol):

@@ -109,12 +109,6 @@ class ReplicaPlan:
     divided: DividedNetwork
 
     @cached_property
-    def choices(self) -> dict[str, LocalChoice]:
-        """How operations with weights are done, by name."""
-        pairs = zip(self.network.operations, self.steps, strict=True)
-        return {op.name: step.choice for op, step in pairs if op.weights}
-
-    @cached_property
     def shards(self) -> dict[str, Shard]:
         """All weights of the operations, by name, in the order of their first use."""
         shards: dict[str, Shard] = {}
@@ -123,21 +117,6 @@ class ReplicaPlan:
                 name = f"{operation.name}.{weight.name}" if weight.name else operation.name
                 shards.setdefault(name, Shard(name, weight.shape, layout, weight.trainable))
         return shards
-
-    @property
-    def exchanges(self) -> int:
-        """Times that the ranks of the replica move values in a forward and a backward pass."""
-        return 2 * sum(len(step.moves) + (step.halo is not None) for step in self.steps)
-
-    @cached_property
-    def gathers(self) -> tuple[str, ...]:
-        """Names of what is not divided, for which a divided value has to be gathered."""
-        pairs = zip(self.network.operations, self.steps, strict=True)
-        return tuple(
-            op.name
-            for op, step in pairs
-            if op.kind != "output" and not step.choice.mode and any(move.kind == "gather" for move in step.moves)
-        )
 
 
 def plan_replicas(network: Network, arrangement: Arrangement) -> tuple[ReplicaPlan, ...]:
@@ -170,7 +149,7 @@ def plan_replica(
         leading: another replica's plan, whose modes are to be kept.
     """
     choices = before.divided.choices if before else {}
-    modes = {name: choice.mode for name, choice in leading.choices.items()} if leading else {}
+    modes = {name: choice.mode for name, choice in leading.divided.choices.items()} if leading else {}
     return plan_among(divide_network(network, division, replica.size, choices, modes), replica)
 
 
