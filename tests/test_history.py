@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from evener import history as module
-from evener.history import Entry, History, HistoryState, NodeWork
+from evener.history import Entry, History, NodeWork
 
 
 def entry(step: int, *names: str, samples: int = 10, loss: float = 2.0, epoch: int = 0, seconds: float = 1.0) -> Entry:
@@ -127,9 +127,9 @@ def test_a_history_that_was_written_down_goes_on_where_it_was(monkeypatch: pytes
     one = known("a")
     for step in range(1, 7):
         one.add(entry(step, "a", epoch=step // 3))
-    state = msgspec.msgpack.decode(msgspec.msgpack.encode(one.state()), type=HistoryState)
-    two = History(state)
+    two = msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=History)
     assert (two.steps(), two.every, two.seconds, two.names) == (one.steps(), one.every, one.seconds, one.names)
+    assert two.epoch == one.epoch == 2
     two.add_node("b")
     for history in (one, two):
         history.add(entry(7, "a"))

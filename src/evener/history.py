@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from evener.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
-from evener.schema import Part
 
 _CAPACITY = 4096
 
@@ -124,51 +125,34 @@ class Entry:
         )
 
 
-class HistoryState(Part, frozen=True, kw_only=True):
-    """All of a history, to be written down."""
-
-    every: int
-    entries: list[Entry]
-    open: Entry
-    totals: dict[str, NodeWork]
-    since: dict[str, float]
-    loss: float
-    seconds: float
-    events: list[Event]
-    validations: list[Validation]
-
-
-class History:
-    """The history of one run.
-
-    Args:
-        state: to go on from.
+class History(msgspec.Struct, kw_only=True):
+    """The history of one run; encoded as it is, it can be written down, and goes on where it was.
 
     Attributes:
         totals: what every node did that ever had a part in the run, by name, in the order in which they came.
         since: `seconds` when each of them came.
-        events: in order.
-        validations: in order.
         every: steps that one entry sums.
+        entries: of so many steps each.
+        open: the entry that is not yet full.
+        unread: what `news` has not given yet.
         seconds: of all steps, without validation.
         loss: of the last step whose loss is known.
         epoch: of the last step.
         wall_seconds: of the whole loop, validation and checkpoints included, where one process has it.
     """
 
-    def __init__(self, state: HistoryState | None = None) -> None:
-        self.totals: dict[str, NodeWork] = dict(state.totals) if state else {}
-        self.since: dict[str, float] = dict(state.since) if state else {}
-        self.events: list[Event] = list(state.events) if state else []
-        self.validations: list[Validation] = list(state.validations) if state else []
-        self.every = state.every if state else 1
-        self.seconds = state.seconds if state else 0.0
-        self.loss = state.loss if state else 0.0
-        self.epoch = state.open.epoch if state else 0
-        self.wall_seconds = 0.0
-        self._entries: list[Entry] = list(state.entries) if state else []
-        self._open = state.open if state else Entry()
-        self._news = Entry()
+    totals: dict[str, NodeWork] = {}
+    since: dict[str, float] = {}
+    events: list[Event] = []
+    validations: list[Validation] = []
+    every: int = 1
+    entries: list[Entry] = []
+    open: Entry = msgspec.field(default_factory=Entry)
+    unread: Entry = msgspec.field(default_factory=Entry)
+    seconds: float = 0.0
+    loss: float = 0.0
+    epoch: int = 0
+    wall_seconds: float = 0.0
 
     @property
     def names(self) -> list[str]:
@@ -187,17 +171,17 @@ class History:
         self.seconds += entry.seconds
         for name, work in entry.nodes.items():
             self.totals[name].add(work)
-        self._news.add(entry)
-        self._open.add(entry)
-        if self._open.steps >= self.every:
-            self._entries.append(self._open)
-            self._open = Entry()
-            if len(self._entries) >= _CAPACITY:
+        self.unread.add(entry)
+        self.open.add(entry)
+        if self.open.steps >= self.every:
+            self.entries.append(self.open)
+            self.open = Entry()
+            if len(self.entries) >= _CAPACITY:
                 self._halve()
 
     def news(self, num_columns: int) -> Step | None:
         """What happened since this was last asked, as one step with the first nodes' columns; None if nothing did."""
-        entry, self._news = self._news, Entry()
+        entry, self.unread = self.unread, Entry()
         return entry.as_step(self.names[:num_columns]) if entry.steps else None
 
     def steps(self) -> tuple[Step, ...]:
@@ -228,25 +212,11 @@ class History:
             **fields,
         )
 
-    def state(self) -> HistoryState:
-        """All of it, to be written down."""
-        return HistoryState(
-            every=self.every,
-            entries=self._entries,
-            open=self._open,
-            totals=self.totals,
-            since=self.since,
-            loss=self.loss,
-            seconds=self.seconds,
-            events=self.events,
-            validations=self.validations,
-        )
-
     def _all(self) -> list[Entry]:
-        return [*self._entries, *([self._open] if self._open.steps else [])]
+        return [*self.entries, *([self.open] if self.open.steps else [])]
 
     def _halve(self) -> None:
-        for first, second in zip(self._entries[::2], self._entries[1::2], strict=True):
+        for first, second in zip(self.entries[::2], self.entries[1::2], strict=True):
             first.add(second)
-        del self._entries[1::2]
+        del self.entries[1::2]
         self.every *= 2

@@ -16,7 +16,7 @@ import msgspec
 
 from evener.atomic import atomic_write
 from evener.errors import InvalidFile
-from evener.history import HistoryState
+from evener.history import History
 from evener.ps.config import MasterConfig
 from evener.ps.job import Job
 from evener.ps.node_state import NodeState
@@ -48,7 +48,7 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
 
     server: str
     job: Job
-    history: HistoryState
+    history: History
     used: dict[int, int]
     due: tuple[int, ...]
     begun: float
@@ -96,7 +96,7 @@ class Checkpointer:
         checkpoint = RunCheckpoint(
             server=f"server-{version}.safetensors",
             job=run.job,
-            history=run.history.state(),
+            history=run.history,
             used=run.used,
             due=run.due,
             begun=run.begun,

@@ -64,7 +64,7 @@ class Scheduler:
         checkpoint, snapshot = found
         server = ParameterServer.resume(snapshot, first_number=time.time_ns(), cores=self._cores)
         self._nodes.resume(checkpoint.nodes, self._clock())
-        history = History(checkpoint.history)
+        history = checkpoint.history
         self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
         self.run.begun, self.run.submitted = checkpoint.begun, checkpoint.submitted
         self._subscribers.begin((), len(history.totals))
