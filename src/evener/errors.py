@@ -106,6 +106,18 @@ def require(condition: bool, field: str, value: object, allowed: str) -> None:
         raise InvalidValue(field, value, allowed)
 
 
+def require_positive(owner: object, *fields: str) -> None:
+    """Raise InvalidValue unless these fields of `owner` are positive."""
+    for field in fields:
+        require(getattr(owner, field) > 0, field, getattr(owner, field), "positive")
+
+
+def require_not_negative(owner: object, *fields: str) -> None:
+    """Raise InvalidValue unless these fields of `owner` are zero or more."""
+    for field in fields:
+        require(getattr(owner, field) >= 0, field, getattr(owner, field), "zero or more")
+
+
 def explain(error: BaseException) -> tuple[str, int, str]:
     """(sentence, exit code, traceback) of an error; the traceback is empty where the sentence says it all."""
     if isinstance(error, EvenerError):

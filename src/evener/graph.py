@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from evener.errors import require
+from evener.errors import require, require_not_negative
 from evener.schema import Noun, Part
 
 Dim = Literal["sample", "channel", "filter", "row", "column"]
@@ -85,9 +85,7 @@ class Layer(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(bool(self.name), "name", self.name, "a non-empty string")
-        require(self.parameters >= 0, "parameters", self.parameters, "zero or more")
-        require(self.forward_flops >= 0, "forward_flops", self.forward_flops, "zero or more")
-        require(self.activation_bytes >= 0, "activation_bytes", self.activation_bytes, "zero or more")
+        require_not_negative(self, "parameters", "forward_flops", "activation_bytes")
         require(all(n >= 0 for n in self.output_shape), "output_shape", self.output_shape, "sizes of zero or more")
         require(all(n >= 0 for n in self.input_shape), "input_shape", self.input_shape, "sizes of zero or more")
         require(self.groups > 0, "groups", self.groups, "positive")

@@ -22,13 +22,10 @@ class NodeWork:
     """What one node did in an entry.
 
     Attributes:
-        samples: that it computed.
         compute_seconds: FB.
         sent: bytes of its contributions, or handed to collectives.
         received: bytes of weights that it was sent.
         saved: bytes that compression saved, of both.
-        io_seconds: IO.
-        update_seconds: WU.
         wait_seconds: GE; None where whatever it did not compute it waited.
     """
 
@@ -78,12 +75,9 @@ class Entry:
     Attributes:
         step: the last one, from 1.
         epoch: of that, from 0.
-        samples: over all nodes.
         loss: summed over the samples.
-        seconds: of all steps.
-        steps: how many.
-        contributions: how many, where there are any.
-        staleness: of all these together.
+        seconds: of all `steps`.
+        staleness: of all `contributions` together.
         nodes: what each did, by name.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from evener.errors import require
+from evener.errors import require, require_not_negative, require_positive
 from evener.schema import Noun, Part
 
 Strategy = Literal[
@@ -71,11 +71,8 @@ class Assignment(Part, frozen=True, kw_only=True):
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "rank", self.rank, "zero or more")
+        require_not_negative(self, "rank", "stage", "memory_bytes", "samples")
         require(0 <= self.share <= 1, "share", self.share, "a fraction, 0 to 1")
-        require(self.stage >= 0, "stage", self.stage, "zero or more")
-        require(self.memory_bytes >= 0, "memory_bytes", self.memory_bytes, "zero or more")
-        require(self.samples >= 0, "samples", self.samples, "zero or more")
         if self.max_samples is not None:
             allowed = f"at most max_samples ({self.max_samples})"
             require(self.samples <= self.max_samples, "samples", self.samples, allowed)
@@ -141,12 +138,11 @@ class Plan(Noun, frozen=True, kw_only=True):
     advice: str = ""
 
     def __post_init__(self) -> None:
-        require(self.batch_size > 0, "batch_size", self.batch_size, "positive")
+        require_positive(self, "batch_size", "local_steps")
         require(0 < self.accumulate <= self.batch_size, "accumulate", self.accumulate, f"1 to {self.batch_size}")
         require(bool(self.assignments), "assignments", self.assignments, "at least one rank")
         ranks = [a.rank for a in self.assignments]
         require(ranks == list(range(len(ranks))), "assignments", ranks, "ranks 0, 1, 2 ... in order")
-        require(self.local_steps > 0, "local_steps", self.local_steps, "positive")
         total = sum(self.replica_samples)
         require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
 

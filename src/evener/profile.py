@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from typing import Literal
 
-from evener.errors import require
+from evener.errors import require, require_not_negative, require_positive
 from evener.schema import Noun, Part
 
 Precision = Literal["fp64", "fp32", "fp16", "bf16"]
@@ -60,8 +60,7 @@ class BatchTiming(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(self.samples > 0, "samples", self.samples, "positive")
-        require(self.forward_seconds >= 0, "forward_seconds", self.forward_seconds, "zero or more")
-        require(self.backward_seconds >= 0, "backward_seconds", self.backward_seconds, "zero or more")
+        require_not_negative(self, "forward_seconds", "backward_seconds")
 
     @property
     def seconds(self) -> float:
@@ -171,16 +170,13 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(bool(self.node), "node", self.node, "a non-empty name")
-        require(self.cores > 0, "cores", self.cores, "positive")
-        require(self.memory_bytes > 0, "memory_bytes", self.memory_bytes, "positive")
+        require_positive(self, "cores", "memory_bytes", "speed", "learnt")
         allowed = f"between 1 and memory_bytes ({self.memory_bytes})"
         require(
             0 < self.usable_memory_bytes <= self.memory_bytes, "usable_memory_bytes", self.usable_memory_bytes, allowed
         )
         require(self.bandwidth is None or self.bandwidth > 0, "bandwidth", self.bandwidth, "positive or null")
-        require(self.speed > 0, "speed", self.speed, "positive")
         require(self.pass_seconds >= 0, "pass_seconds", self.pass_seconds, "zero seconds or more")
-        require(self.learnt > 0, "learnt", self.learnt, "positive")
         require(0 <= self.spread < 0.3, "spread", self.spread, "from 0 to below 0.3")
         sizes = [width.filters for width in self.widths]
         require(all(a < b for a, b in pairwise(sizes)), "widths", sizes, "in order of increasing filters")

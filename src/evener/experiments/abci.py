@@ -44,13 +44,7 @@ _CALIBRATION_GPUS, _CALIBRATION_SECONDS = 8, 0.4547
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredNetwork:
-    """A network as it was measured.
-
-    Attributes:
-        graph: its layers.
-        samples: of one GPU, or of one node where a node holds one model together.
-        seconds: of one iteration on one GPU, end to end.
-    """
+    """A network, samples of one GPU (of a node that holds one model together), seconds of an iteration on one GPU."""
 
     graph: ModelGraph
     samples: int

@@ -39,15 +39,7 @@ NAIVE = 0
 
 
 class PipelineSpeed(Part, frozen=True, kw_only=True):
-    """How fast a pipeline trains.
-
-    Attributes:
-        family: of models.
-        stages: K.
-        micro_batches: M.
-        samples_per_second: of the median step.
-        bubble: idle share of the stages' time in the last step.
-    """
+    """How fast K stages train with M micro-batches in the median step, and the idle share of their time in the last."""
 
     family: str
     stages: int
@@ -60,16 +52,12 @@ class Scale(Part, frozen=True, kw_only=True):
     """Sizes of one family.
 
     Attributes:
-        family: AmoebaNet-D or Transformer.
-        width: filters of AmoebaNet-D; of a Transformer D; in the search.
+        width: filters of AmoebaNet-D; of a Transformer D; in the search for the largest model.
         length: rows and columns of an image; tokens of a sentence.
         classes: of an image; of a token.
-        samples: of a batch in the search for the largest model.
-        micro_batches: of that.
+        samples: of a batch in that search, in `micro_batches` parts.
         memory: bytes of a device in that search.
-        timed_layers: of the model that is timed.
-        timed_width: likewise.
-        timed_samples: of the batch that is timed.
+        timed_layers: of the model that is timed, as are the other two.
     """
 
     family: str
@@ -152,10 +140,8 @@ class Largest(Part, frozen=True, kw_only=True):
     """The largest model of a family.
 
     Attributes:
-        family: of models.
         stages: devices; NAIVE for one without re-materialisation.
-        layers: of the model; none fits if 0.
-        parameters: of it.
+        layers: none fits if 0.
         activation_bytes: that the fullest device held at the peak of a step, transient tensors included.
         fullest: bytes of weights, gradients, optimiser's state and activations there.
         memory: bytes that a device may hold.

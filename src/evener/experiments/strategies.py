@@ -49,13 +49,7 @@ CLASSES = 200
 
 
 class ResNetSize(Part, frozen=True, kw_only=True):
-    """Which ResNet, on what.
-
-    Attributes:
-        size: rows and columns of an image.
-        width: channels of the stem.
-        depths: blocks of the four layers.
-    """
+    """Which ResNet, on what: rows and columns of an image, channels of the stem, blocks of the four layers."""
 
     size: int = 64
     width: int = 64

@@ -29,14 +29,7 @@ _PUBLISHED = (
 
 
 class StrategyCell(Part, frozen=True, kw_only=True):
-    """What is to be timed.
-
-    Attributes:
-        strategy: as `evener train --strategy` knows it; `serial` for one process.
-        ranks: number of them.
-        batch: samples of a step.
-        chunks: micro-batches of a pipeline; 1 elsewhere.
-    """
+    """What is to be timed; `serial` is one process, `chunks` are the micro-batches of a pipeline, 1 elsewhere."""
 
     strategy: str
     ranks: int
@@ -52,14 +45,7 @@ class StrategyCell(Part, frozen=True, kw_only=True):
 
 
 class StepTime(Part, frozen=True, kw_only=True):
-    """What a cell took.
-
-    Attributes:
-        seconds: of a step, median.
-        fastest: of all steps.
-        slowest: of all steps.
-        sent_bytes: in a step, by the rank that sends most.
-    """
+    """Median, least and most seconds of a step, and the bytes that the rank sends that sends most."""
 
     seconds: float
     fastest: float

@@ -95,8 +95,6 @@ class LocalProcess:
     """One process that was started.
 
     Attributes:
-        process: see above.
-        pipe: on which it says what it has to say.
         has_finished: whether it said that its work is done.
         is_silent: whether all that it said has been read.
         failure: how it failed; None if it did not say so.

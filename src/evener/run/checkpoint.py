@@ -35,13 +35,9 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
     """The part of a checkpoint that is not tensors.
 
     Attributes:
-        task: name of the task.
         step: last step that the weights contain.
-        seed: of the run.
-        batch_size: samples of a step.
-        accumulate: micro-batches of a step.
+        batch_size: samples of a step, in `accumulate` micro-batches.
         samples: in the training data.
-        precision: of the run.
         parts: relative parts of stationary data, one a rank; None for data that every rank reads.
         groups: the optimiser's parameter groups.
         numbers: the optimiser's state that is not tensors, `<parameter index>.<name>`.

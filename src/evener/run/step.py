@@ -23,14 +23,7 @@ from evener.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step gave on this rank.
-
-    Attributes:
-        epoch: from 0.
-        samples: of this rank's replica.
-        total: samples of the step over all ranks.
-        loss: this rank's part of the mean over all samples; a scalar.
-    """
+    """What one step gave on this rank: samples of its replica and of all ranks, its part of the mean loss, a scalar."""
 
     epoch: int
     samples: int
@@ -149,15 +142,11 @@ class StepReport:
 
     Attributes:
         step: from 1.
-        samples: computed in it.
-        total: samples of the step over all ranks.
+        samples: of this rank's replica; `total` of all.
         epoch: from 0.
         loss: this rank's part of the mean loss of the step.
         wall: seconds of the step on this rank.
-        timed_samples: samples that the next three seconds belong to (on a GPU those of a step before).
-        io: seconds of loading.
-        fb: seconds of forward and backward.
-        wu: seconds of the update.
+        timed_samples: samples that the seconds of IO, FB and WU belong to (on a GPU those of a step before).
         sent: bytes handed to collectives.
         stop: 1 if this rank was asked to stop.
     """

@@ -37,10 +37,7 @@ class Training:
 
     Attributes:
         context: of this rank, among those that take part.
-        plan: who does what.
-        model: this rank's part in it.
-        optimizer: of its parameters.
-        scheduler: of the learning rate, or None.
+        plan: with what was decided in making the model.
         sampler: the samples of this rank's replica, by step.
         division: of samples among replicas; None if shares are fixed by where the data is.
         balance: what re-balancing starts from; None to leave shares alone.
@@ -115,14 +112,7 @@ def _sampler(context: RankContext, plan: Plan, replica: int, division: Division 
 
 
 class _Stage(msgspec.Struct, frozen=True):
-    """One rank's stage.
-
-    Attributes:
-        stage: number of it.
-        first_layer: its first operation.
-        share: of its replica's work.
-        memory_bytes: that it needs if it keeps the activations of every micro-batch that is on its way.
-    """
+    """One rank's stage, and the bytes it needs if it keeps the activations of every micro-batch that is on its way."""
 
     stage: int
     first_layer: str
