@@ -281,8 +281,11 @@ def test_dropout_drops_the_same_on_every_back_end(backend: ad.Backend) -> None:
 
 def test_a_representation_shows_the_parts() -> None:
     text = repr(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.Linear(4, 5, bias=False))))
-    assert "(0): Conv2d(1, 2, kernel_size=(3, 3), stride=(1, 1), padding=(0, 0)" in text
-    assert "    (0): Linear(4, 5, bias=False)\n  )\n)" in text
+    assert (
+        "(0): Conv2d(weight=(2, 1, 3, 3), bias=(2,), stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)" in text
+    )
+    assert "    (0): Linear(weight=(5, 4))\n  )\n)" in text
+    assert repr(nn.Dropout(0.1)) == "Dropout(p=0.1)"
 
 
 @pytest.mark.parametrize(

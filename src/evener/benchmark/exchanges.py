@@ -16,8 +16,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from evener.benchmark.fake_group import fake_group
-from evener.benchmark.replay_profile import EventTrace
+from evener.benchmark.fake_group import EventTrace, fake_group
 from evener.benchmark.timing import now
 from evener.comm.exchange import Exchange, Region, Route
 from evener.comm.group import Group

@@ -1,71 +1,134 @@
-"""A process group of fake peers: a rank performs its part of a step in it alone, as if all others were there.
+"""A rank performs its part of a step alone, in a process group of fake peers, as if all others were there.
 
 Nothing is sent. What would come from the others is zeros, so that the rank computes what it would compute; but of
-statistics, where zeros would be refused as those of no samples, any others. A trace notes every exchange.
+statistics, where zeros would be refused as those of no samples, any others. A trace says when the rank computes, when
+it begins an exchange and when it needs the result; the oracle replays the traces of all ranks. Nobody waits for fake
+peers, so a step takes the rank's own time: computing, the idling of a slowed node, what Python takes. All ranks perform
+their parts at the same time, so that what they share (a memory bus, a core) is shared as in a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf, isinf
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evener.benchmark.replay_profile import EventTrace
+from evener.benchmark.timing import now
 from evener.comm.group import Group, Traffic
 from evener.comm.step_timing import StepTimer
-from evener.oracle.replay import ExchangeKind
+from evener.errors import require
+from evener.oracle.replay import ExchangeKind, TraceEvent
 
+WARM_UP = 2
+"""Steps that do not count: DistributedDataParallel sorts its buckets anew after the first one."""
+_MOST_ROUNDS = 7
 _ANY_COUNT = 2.0
 """As statistics that come from the others: BatchNorm refuses a single value a channel."""
+
+Step: TypeAlias = Callable[[], object]
+
+
+class EventTrace:
+    """The beats of one rank, as they are played.
+
+    Attributes:
+        kind: of what is exchanged next, as traffic is counted.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.kind = ""
+        self._beats: list[TraceEvent] = []
+        self._begun = 0
+        self._open: set[int] = set()
+        self._computing = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """From now on time counts."""
+        self._since = now(self._device)
+
+    def stop(self) -> None:
+        """From now on time does not count."""
+        if self._since is not None:
+            self._computing += now(self._device) - self._since
+        self._since = None
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside, time does not count."""
+        was_running = self._since is not None
+        self.stop()
+        yield
+        if was_running:
+            self.start()
+
+    def begin(self, kind: ExchangeKind, ranks: tuple[int, ...], nbytes: int) -> int:
+        """An exchange begins; its number."""
+        number, self._begun = self._begun, self._begun + 1
+        self._beats.append(
+            TraceEvent(computing=self._taken(), act="begin", exchange=number, kind=kind, ranks=ranks, nbytes=nbytes)
+        )
+        self._open.add(number)
+        return number
+
+    def need(self, number: int | None) -> None:
+        """The result of an exchange is needed now; nothing if it was needed before, or is of no exchange."""
+        if number is not None and number in self._open:
+            self._open.remove(number)
+            self._beats.append(TraceEvent(computing=self._taken(), act="need", exchange=number))
+
+    def finish(self) -> tuple[TraceEvent, ...]:
+        """The step is over; its beats. The next one begins."""
+        self.stop()
+        for number in sorted(self._open):
+            self.need(number)
+        beats = (*self._beats, TraceEvent(computing=self._taken()))
+        self._beats, self._begun = [], 0
+        return beats
+
+    def _taken(self) -> float:
+        """Seconds computed since the last beat."""
+        if self._since is not None:
+            self.stop()
+            self.start()
+        taken, self._computing = self._computing, 0.0
+        return taken
 
 
 class _Sent(dist.Work):
     """Something that was sent to nobody; waiting for it ends at once."""
 
-    def __init__(
-        self,
-        peers: FakeProcessGroup,
-        number: int | None,
-        result: Any,
-        empty: Tensor | None = None,
-        filling: float = 0.0,
-    ) -> None:
+    def __init__(self, trace: EventTrace, number: int | None, result: Any, filling: float | None = None) -> None:
         super().__init__()
-        self._peers, self._number, self._result = peers, number, result
-        self._empty, self._filling = empty, filling
+        self._trace, self._number, self._result, self._filling = trace, number, result, filling
 
     def wait(self, *_timeout: Any) -> bool:
         """The result is needed now."""
-        if self._number is not None:
-            self._peers.trace.need(self._number)
-        if self._empty is not None:
-            with self._peers.trace.stopped():
-                self._empty.fill_(self._filling)
+        self._trace.need(self._number)
+        if self._filling is not None:
+            with self._trace.stopped():
+                self._result[0].fill_(self._filling)
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
         """What has the result already."""
-        devices: list[int | str | torch.device] = [
-            tensor.device for tensor in self._result if isinstance(tensor, Tensor) and tensor.is_cuda
-        ]
+        devices: list[Any] = [one.device for one in self._result if isinstance(one, Tensor) and one.is_cuda]
         future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
         future.set_result(self._result)
         return future
 
 
 class FakeProcessGroup(dist.ProcessGroup):
-    """The process group of a rank whose peers are fake; methods are those that PyTorch calls.
-
-    Args:
-        ranks: of the run, that are in the group.
-        rank: of this process among them.
-        trace: that notes every exchange.
-    """
+    """The process group of a rank, number `rank` of `ranks` of the run; methods are those that PyTorch calls."""
 
     def __init__(self, ranks: Sequence[int], rank: int, trace: EventTrace) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]  # the constructor for those written in Python
@@ -81,30 +144,30 @@ class FakeProcessGroup(dist.ProcessGroup):
         peers = sum(give + take > 0 for give, take in zip(gives, takes, strict=True))
         kind: ExchangeKind = "exchange" if peers == len(self.ranks) - 1 else "neighbours"
         filling = _ANY_COUNT if self.trace.kind == "statistics" else 0.0
-        return _Sent(self, self.trace.begin(kind, self.ranks, size), [output], output, filling)
+        return _Sent(self.trace, self.trace.begin(kind, self.ranks, size), [output], filling)
 
     def allreduce(self, tensors: list[Tensor], _: Any = None) -> _Sent:  # type: ignore[override]  # as it is called
         """The sum, were there others."""
-        return _Sent(self, self.trace.begin("all-reduce", self.ranks, sum(t.nbytes for t in tensors)), tensors)
+        return _Sent(self.trace, self.trace.begin("all-reduce", self.ranks, sum(t.nbytes for t in tensors)), tensors)
 
     def all_gather_single(self, output: Tensor, source: Tensor, _: Any = None) -> _Sent:
         """Everybody's numbers: copies of the own ones."""
         number = self.trace.begin("all-gather", self.ranks, source.nbytes)
         with self.trace.stopped():
             output.view(len(self.ranks), -1).copy_(source.view(1, -1).expand(len(self.ranks), -1))
-        return _Sent(self, number, [output])
+        return _Sent(self.trace, number, [output])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]  # the name before PyTorch 2.13
 
     def send(self, tensors: list[Tensor], to: int, _tag: int) -> _Sent:
         """A message to one peer."""
         ranks = self.ranks[self.rank()], self.ranks[to]
-        return _Sent(self, self.trace.begin("message", ranks, tensors[0].nbytes), tensors)
+        return _Sent(self.trace, self.trace.begin("message", ranks, tensors[0].nbytes), tensors)
 
     def recv(self, tensors: list[Tensor], sender: int, _tag: int) -> _Sent:
         """A message of one peer."""
         ranks = self.ranks[sender], self.ranks[self.rank()]
-        return _Sent(self, self.trace.begin("message", ranks, tensors[0].nbytes), tensors, tensors[0])
+        return _Sent(self.trace, self.trace.begin("message", ranks, tensors[0].nbytes), tensors, 0.0)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], sources: list[Tensor], _: Any = None
@@ -113,11 +176,11 @@ class FakeProcessGroup(dist.ProcessGroup):
         for row, source in zip(outputs, sources, strict=True):
             for output in row:
                 output.copy_(source)
-        return _Sent(self, None, outputs)
+        return _Sent(self.trace, None, outputs)
 
     def broadcast(self, tensors: list[Tensor], _: Any = None) -> _Sent:  # type: ignore[override]
         """What the first rank has, and everybody else."""
-        return _Sent(self, None, tensors)
+        return _Sent(self.trace, None, tensors)
 
 
 @dataclass
@@ -166,14 +229,7 @@ class FakeGroup(Group):
 
 
 def fake_group(group: Group, ranks: Sequence[int], timer: StepTimer, trace: EventTrace) -> FakeGroup:
-    """The ranks of `group`, as fake peers.
-
-    Args:
-        group: this rank and others.
-        ranks: their numbers in the run.
-        timer: of this rank among them.
-        trace: that notes every exchange.
-    """
+    """The ranks of `group`, numbers `ranks` of the run, as fake peers; `timer` is that of this rank among them."""
     return FakeGroup(
         rank=group.rank,
         size=group.size,
@@ -198,3 +254,45 @@ def known_to_torch(group: Group) -> Iterator[None]:
         yield
     finally:
         known.pop(group.process_group, None)
+
+
+def rehearse(
+    group: Group, trace: EventTrace, prepare: Callable[[], Step], seconds: float, rounds: int = _MOST_ROUNDS
+) -> list[tuple[TraceEvent, ...]]:
+    """The beats of some steps, as many on every rank, that `prepare` returns what performs; at most `rounds`.
+
+    All together take about `seconds`, more where three steps take longer. Nothing if a rank cannot rehearse, of which
+    it warns: a GPU may have no memory for a second copy of weights, and a forecast that fails must not end a run.
+    """
+    require(seconds > 0, "seconds", seconds, "positive")
+    step, taken = _warm_up(trace, prepare)
+    (slowest,) = group.all_reduce_max([taken])
+    if step is None or isinf(slowest):
+        return []
+    rounds = max(1, min(rounds, _MOST_ROUNDS, int(seconds / slowest) - WARM_UP))
+    beats = []
+    for _ in range(rounds):
+        group.barrier()
+        beats.append(_round(trace, step))
+    return beats
+
+
+def _warm_up(trace: EventTrace, prepare: Callable[[], Step]) -> tuple[Step | None, float]:
+    """What performs a step, and the seconds of the last one of some; nothing and infinity if this rank cannot do it."""
+    taken = inf
+    try:
+        step = prepare()
+        for _ in range(WARM_UP):
+            start = time.perf_counter()
+            _round(trace, step)
+            taken = time.perf_counter() - start
+    except Exception as error:
+        warnings.warn(f"this rank cannot rehearse a step, so nothing is predicted: {error!r}", stacklevel=2)
+        return None, inf
+    return step, taken
+
+
+def _round(trace: EventTrace, step: Step) -> tuple[TraceEvent, ...]:
+    trace.start()
+    step()
+    return trace.finish()

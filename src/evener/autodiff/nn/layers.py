@@ -31,10 +31,6 @@ class Linear(Module):
         """[..., I] -> [..., O]."""
         return F.linear(x, self.weight, self.bias)
 
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.weight.shape[1]}, {self.weight.shape[0]}, bias={self.bias is not None}"
-
 
 class Embedding(Module):
     """A row of weight[num_embeddings, embedding_dim] for every index."""
@@ -47,10 +43,6 @@ class Embedding(Module):
     def forward(self, index: Tensor) -> Tensor:
         """[...] of integers -> [..., embedding_dim]."""
         return F.embedding(index, self.weight)
-
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
 
 
 class Conv2d(Module):
@@ -82,14 +74,6 @@ class Conv2d(Module):
         """[N, C, H, W] -> [N, F, H', W']."""
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
-    def extra_repr(self) -> str:
-        """Sizes and options."""
-        filters, channels, *kernel = self.weight.shape
-        return (
-            f"{channels * self.groups}, {filters}, kernel_size={tuple(kernel)}, stride={self.stride}, "
-            f"padding={self.padding}, dilation={self.dilation}, groups={self.groups}, bias={self.bias is not None}"
-        )
-
 
 class MaxPool2d(Module):
     """The largest of every window."""
@@ -102,10 +86,6 @@ class MaxPool2d(Module):
         """[N, C, H, W] -> [N, C, H', W']."""
         return F.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation)
 
-    def extra_repr(self) -> str:
-        """Options."""
-        return f"{self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
-
 
 class AvgPool2d(Module):
     """The mean of every window."""
@@ -117,10 +97,6 @@ class AvgPool2d(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] -> [N, C, H', W']."""
         return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
-
-    def extra_repr(self) -> str:
-        """Options."""
-        return f"{self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
 class BatchNorm2d(Module):
@@ -147,10 +123,6 @@ class BatchNorm2d(Module):
             x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
         )
 
-    def extra_repr(self) -> str:
-        """Size and options."""
-        return f"{self.weight.shape[0]}, eps={self.eps}, momentum={self.momentum}"
-
 
 class LayerNorm(Module):
     """Normalises each sample over its last dimensions, of `normalized_shape`."""
@@ -164,10 +136,6 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., *normalized_shape] -> the same shape."""
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        """Size and options."""
-        return f"{self.normalized_shape}, eps={self.eps}"
 
 
 class MultiheadAttention(Module):
@@ -220,7 +188,3 @@ class MultiheadAttention(Module):
         samples_first = projected if self.batch_first else projected.transpose(0, 1)
         n, length, _ = samples_first.shape
         return samples_first.reshape(n, length, self.num_heads, -1).transpose(1, 2)
-
-    def extra_repr(self) -> str:
-        """Sizes."""
-        return f"{self.in_proj_weight.shape[1]}, {self.num_heads}"

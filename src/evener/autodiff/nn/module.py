@@ -180,13 +180,13 @@ class Module:
         return self
 
     def __repr__(self) -> str:
-        parts = [f"({name}): {part!r}".replace("\n", "\n  ") for name, part in self.named_children()]
-        inside = "".join(f"\n  {part}" for part in parts) + "\n" if parts else self.extra_repr()
-        return f"{type(self).__name__}({inside})"
-
-    def extra_repr(self) -> str:
-        """What its representation says about its options."""
-        return ""
+        """Its modules inside; or, of a single layer, the shapes of its parameters and its options."""
+        parts = [f"\n  ({name}): " + repr(part).replace("\n", "\n  ") for name, part in self.named_children()]
+        if parts:
+            return f"{type(self).__name__}({''.join(parts)}" + "\n)"
+        shapes = {name: parameter.shape for name, parameter in self._parts[Parameter].items()}
+        options = {k: v for k, v in vars(self).items() if isinstance(v, int | float | str | tuple) and k != "training"}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in (shapes | options).items())})"
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:

@@ -38,10 +38,6 @@ class GELU(Module):
         """Of any shape."""
         return F.gelu(x, self.approximate)
 
-    def extra_repr(self) -> str:
-        """Formula."""
-        return f"approximate={self.approximate!r}"
-
 
 class _AlongDim(Module):
     function: Callable[[Tensor, int], Tensor]
@@ -77,10 +73,6 @@ class Dropout(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Of any shape."""
         return F.dropout(x, self.p, self.training)
-
-    def extra_repr(self) -> str:
-        """Probability."""
-        return f"p={self.p}"
 
 
 class Flatten(Module):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
-from evener.benchmark.fake_group import fake_group
-from evener.benchmark.replay_profile import EventTrace, Step, rehearse
+from evener.benchmark.fake_group import EventTrace, Step, fake_group, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.oracle.division.layout import Replica
