@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from evener.graph import ModelGraph
 from evener.oracle.apportion import apportion, by_shares, weights_to_workers
 from evener.oracle.cost.layers import columns
+from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.cost.partition import MODES, DividedLayers, ModelSplit
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
+from evener.oracle.profiles import imagine
 from evener.zoo.networks import draw
 from evener.zoo.sketch import Sketch
 from support.imagined_machines import convolutions
@@ -87,6 +90,19 @@ def test_hybrid_divides_filters_where_there_are_too_few_channels() -> None:
     layers = divided("hybrid", [1, 1, 1, 1]).layers
     assert names(layers.by_filter) == {"conv0"}
     assert names(layers.by_channel) == {"conv1", "conv2", "head"}
+
+
+def test_ranks_for_whom_the_same_layers_are_wide_enough_divide_them_alike() -> None:
+    graph = convolutions(depth=4, width=12, rows=4)
+    job = TrainingJob(graph=graph, batch_size=8)
+    cases: tuple[tuple[bool, Division], ...] = ((False, "hybrid"), (True, "channel"), (True, "hybrid"))
+    for published, mode in cases:
+        planned = CostModel(replace(job, published=published), imagine("2xv100-node"))
+        for size in range(2, 16):
+            shares = [1.0] * size
+            found, expected = planned.divide(mode, shares), divided(mode, shares, graph, published)
+            assert found.sent_bytes.tolist() == expected.sent_bytes.tolist()
+            assert found.parameter_bytes.tolist() == expected.parameter_bytes.tolist()
 
 
 def test_published_divisions_leave_linear_layers_and_few_channels_whole() -> None:

@@ -25,6 +25,7 @@ from evener.profile import ClusterProfile, Precision
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2}
 """Numbers that an optimiser keeps for every parameter."""
 _MOST_UNITS = 128
+_MANY_RANKS = 1 << 31
 _ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 """Of an activation; parameters keep the size that the graph gives them."""
 
@@ -109,8 +110,9 @@ class CostModel:
 
     def divide(self, mode: Division, shares: Sequence[float]) -> ModelSplit:
         """What ranks with `shares` of the work do of every layer if they divide the model by `mode`."""
-        published = self.job.published
-        size = len(shares) if mode == "hybrid" or published else 2
+        published, size = self.job.published, 2
+        if mode == "hybrid" or published:  # only which layers have a channel for every rank counts
+            size = int(self.layers.channels.min(where=self.layers.channels >= len(shares), initial=_MANY_RANKS))
         if (mode, size) not in self._divided:
             self._divided[mode, size] = DividedLayers(self.layers, mode, size, published)
         return self._divided[mode, size].among(Replica(shares=tuple(shares)))
