@@ -75,6 +75,7 @@ class RankContext:
         env: of this rank: its node, its device, and how it reaches the user.
         group: the ranks that work together: all of them, until a plan leaves some out.
         task: to be trained.
+        given: the plan that the user gave; None: the ranks make one.
         batch_size: samples of a step, over all ranks.
         epochs: passes over the training data.
         seed: of weights, order of samples and random transforms.
@@ -88,6 +89,7 @@ class RankContext:
     env: RankEnvironment
     group: Group
     task: Task
+    given: Plan | None
     batch_size: int
     epochs: int
     seed: int
@@ -122,13 +124,9 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
     return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
 
 
-def make_context(env: RankEnvironment, group: Group, config: RunConfig, given: Plan | None = None) -> RankContext:
-    """The context of a rank of `group`, which may perform a `given` plan.
-
-    Raises:
-        InvalidInput: the task, or what was asked of it, is wrong.
-    """
-    task = load_task(config.task, config.data, config.option)
+def make_context(env: RankEnvironment, group: Group, config: RunConfig) -> RankContext:
+    """The context of a rank of `group`. Raises InvalidInput: the task, or what was asked of it, is wrong."""
+    task, given = load_task(config.task, config.data, config.option), read_plan(config)
     arithmetic = Arithmetic(config.precision, env.device)
     batch_size, epochs = config.sizes_of(task, given)
     train_data = task.train_data()
@@ -139,6 +137,7 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, given: P
         env=env,
         group=group,
         task=task,
+        given=given,
         batch_size=batch_size,
         epochs=epochs,
         seed=config.seed,

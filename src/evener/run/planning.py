@@ -57,12 +57,14 @@ class Shape(NamedTuple):
 
 
 def make_plan(context: RankContext, config: RunConfig) -> Plan:
-    """The best plan of those that go with what is asked for; the same on every rank.
+    """The plan that the user gave, or the best one of those that go with what is asked for; the same on every rank.
 
     Raises:
         InvalidInput: the model, or a batch, cannot be divided among these nodes as it is asked for.
         DoesNotFit: a node cannot hold its part.
     """
+    if context.given is not None:
+        return fit_plan(context.given, context.env.names)
     nodes, batch_size, accumulate = context.env.nodes, context.batch_size, config.accumulate
     names = candidate_strategies(config, len(nodes))
     shape = shape_of(config, names[0], len(nodes), batch_size)

@@ -26,18 +26,17 @@ from evener.report.canvas import png
 from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
-from evener.run.context import join_run, make_context, read_plan
+from evener.run.context import join_run, make_context
 from evener.run.loop import Loop
-from evener.run.planning import fit_plan, make_plan
+from evener.run.planning import make_plan
 from evener.run.training import Training, make_training
 
 
 def train_rank(env: RankEnvironment, config: RunConfig) -> None:
     """One rank's whole way; the leader emits plan, steps and record through the env."""
     group, config = join_run(env, config)
-    given = read_plan(config)
-    context = make_context(env, group, config, given)
-    plan = fit_plan(given, env.names) if given else make_plan(context, config)
+    context = make_context(env, group, config)
+    plan = make_plan(context, config)
     among = context.of_plan(plan)
     if among is None:
         return

@@ -17,6 +17,7 @@ from evener.data.shares import class_balanced_shares
 from evener.oracle.apportion import Balance, Worker, weights_to_workers
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
+from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided import DividedModel
 from evener.parallel.norms import synchronise_batch_norm
@@ -126,7 +127,7 @@ def join_model(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Par
     What a user's own plan predicts is left as it is. All ranks of `context`, who are those of `plan`, call this. The
     model takes over the parts of the context's, unless it is divided.
     """
-    is_rehearsed = plan.prediction is None or config.plan is None
+    is_rehearsed = plan.prediction is None or context.given is None
     if plan.strategy in WHOLE_MODEL:
         return _join_replicas(context, plan, config, is_rehearsed)
     if is_pipeline(plan.strategy):
@@ -165,13 +166,16 @@ def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearse
 def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
     """A stage of the model. All stages are known when they have been made, so it is then that a twin is rehearsed."""
     twin = copy.deepcopy(context.model) if is_rehearsed else None
-    model = _staged(context, plan, config)
+
+    def build(model: nn.Module, group: Group, plan: Plan) -> StagedModel:
+        among = replace(context, model=model, group=group)
+        return _staged(among, plan, config.schedule, config.rematerialise)
+
+    model = build(context.model, context.group, plan)
     plan = _with_stages(plan, model)
     if twin is None or not _is_cut_alike(plan):  # a twin could not be cut so
         return model, plan
-    return model, predict(
-        context, plan, lambda silent: _staged(replace(context, model=twin, group=silent), plan, config)
-    )
+    return model, predict(context, plan, lambda silent: build(twin, silent, plan))
 
 
 def arrangement_of(plan: Plan) -> Arrangement:
@@ -180,7 +184,7 @@ def arrangement_of(plan: Plan) -> Arrangement:
     return Arrangement(division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows))
 
 
-def _staged(context: RankContext, plan: Plan, config: RunConfig) -> StagedModel:
+def _staged(context: RankContext, plan: Plan, schedule: ScheduleName, rematerialise: Rematerialise) -> StagedModel:
     """A rank's stage of the model, whose parts it takes over."""
     rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
     begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
@@ -195,8 +199,8 @@ def _staged(context: RankContext, plan: Plan, config: RunConfig) -> StagedModel:
         micro_batches=plan.accumulate,
         replicas=rows,
         stages=begins if begins and all(begins) else None,
-        schedule=config.schedule,
-        rematerialise=config.rematerialise,
+        schedule=schedule,
+        rematerialise=rematerialise,
         team=_team(context),
     )
 
