@@ -1,74 +1,51 @@
-"""`evener plan` and `evener experiment oracle-abci`: tables, advice, files; wrong words get a sentence."""
+"""The plan of a run: the first strategy unless another is much faster, predicted where that can be known."""
 
-import csv
-import json
-from collections import Counter
+from __future__ import annotations
+
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from evener.errors import DoesNotFit
 from evener.plan import Assignment, Plan
 from evener.record import TrainRecord
 from evener.report.bars import plan_figure
 from evener.report.html import write_page
 from evener.run.commands import perform
 from evener.run.config import RunConfig
+from evener.run.planning import MUCH, choose
 from evener.schema import read_noun, write_noun
-from support.commands import TINY, evener, evener_here
+from support.commands import TINY
+
+NAMES = ["data", "sharded", "pipeline"]
 
 
-def test_a_plan_for_imagined_machines_is_ranked_saved_and_printed(tmp_path: Path) -> None:
-    ran = evener("plan", "resnet50", "--machines", "2xh200", "--save", "plan.json", "--json", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    plan = json.loads(ran.stdout.splitlines()[-1])
-    assert plan["strategy"] == "serial"  # 10 Gbit/s between two H200 do not pay
-    assert "alone" in plan["advice"]
-    saved = read_noun(tmp_path / "plan.json", Plan)
-    assert [a.samples for a in saved.assignments] == [plan["batch_size"]]
-
-
-def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
-    ran = evener("plan", "resnet50", "--machines", "h200-node", "--batch-size", "512", "--json", cwd=tmp_path)
-    plan = json.loads(ran.stdout.splitlines()[-1])
-    assert plan["strategy"] == "data"
-    assert sum(a["samples"] for a in plan["assignments"]) == 512
+def estimate(strategy: str, seconds: float, accumulate: int = 1) -> Any:
+    return SimpleNamespace(strategy=strategy, step_seconds=seconds, accumulate=accumulate)
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("estimates", "chosen"),
     [
-        (("resnet50",), "cannot read cluster.json"),
-        (("resnet50", "--machines", "h201"), "--machines must be such as 4xv100-node"),
-        (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
-        (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),
-        (("resnet50", "--machines", "h200", "--scale", "abc"), "--scale must be such as 1..1024"),
-        (("resnet5", "--machines", "h200"), "there is no task 'resnet5'"),
+        ([], "data"),
+        ([estimate("data", 1.0), estimate("sharded", 2.0)], "data"),
+        ([estimate("sharded", 1.0), estimate("data", MUCH)], "data"),
+        ([estimate("sharded", 1.0), estimate("data", MUCH + 0.01)], "sharded"),
+        ([estimate("pipeline", 1.0), estimate("sharded", 1.1), estimate("serial", 9.0)], "pipeline"),
+        ([estimate("data", 0.5, accumulate=2), estimate("sharded", 1.0)], "sharded"),
     ],
+    ids=["no prices", "slower", "not much faster", "much faster", "the fastest", "whole models fit only in parts"],
 )
-def test_wrong_words_get_a_sentence(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    ran = evener_here("plan", *words, cwd=tmp_path)
-    assert ran.returncode == 2
-    assert sentence in ran.stderr
-    assert "Traceback" not in ran.stderr
+def test_the_first_is_taken_unless_another_is_much_faster(estimates: list[Any], chosen: str) -> None:
+    assert choose(NAMES, "", estimates) == chosen
 
 
-def test_the_published_settings_are_all_predicted(tmp_path: Path) -> None:
-    ran = evener("experiment", "oracle-abci", "--csv", "abci.csv", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    with (tmp_path / "abci.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert Counter((row["strategy"], row["model"]) for row in rows) == {
-        (strategy, model): count
-        for strategy, count in (("data", 11), ("data+filter", 7), ("data+spatial", 7), ("filter", 5), ("channel", 5))
-        for model in ("resnet50", "vgg16")
-    }
-    given = {(row["strategy"], row["model"], row["gpus"]): float(row["total_seconds"]) for row in rows}
-    assert given["data", "resnet50", "1"] == pytest.approx(0.1834, rel=1e-3)
-    assert given["data", "vgg16", "1"] == pytest.approx(0.2619, rel=1e-3)
-    assert given["data", "vgg16", "8"] == pytest.approx(0.4547, rel=1e-3)
-    for row in rows:
-        parts = float(row["compute_seconds"]) + float(row["communication_seconds"])
-        assert float(row["total_seconds"]) == pytest.approx(parts, abs=2e-6)
+def test_what_no_node_holds_is_cut_into_stages_if_it_may_be() -> None:
+    assert choose(NAMES, "node-1: too large", []) == "pipeline"
+    with pytest.raises(DoesNotFit, match="node-1: too large"):
+        choose(["data"], "node-1: too large", [])
 
 
 def staged(strategy: str, nodes: str, folder: Path, shares: str = "measured") -> TrainRecord:

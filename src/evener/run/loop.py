@@ -39,13 +39,14 @@ class Loop:
 
     def __init__(self, training: Training, config: RunConfig) -> None:
         self._training, self._context, self._config = training, training.context, config
+        self._group, self._model, self._plan = training.group, training.model, training.plan
         self._step = TrainStep(training)
-        self._reports = Reports(training.group)
+        self._reports = Reports(self._group)
         self._unsent: deque[tuple[int, StepResult, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self._checkpoints = Checkpoints(config.checkpoint_folder)
         self._history = History()
-        self._columns = [str(rank) for rank in range(len(training.group.nodes))]
+        self._columns = [str(rank) for rank in range(self._group.size)]
         for column in self._columns:
             self._history.add_node(column)
         self._balance = training.balance
@@ -53,7 +54,7 @@ class Loop:
         self._first = 1
         self._mark = time.perf_counter()
         self._stopping = False
-        self._lag = 1 if training.group.device.type == "cuda" else 0
+        self._lag = 1 if self._group.device.type == "cuda" else 0
 
     def run(self) -> History:
         """All steps from the first, or from the checkpoint to resume from, to the last; the same history on every rank.
@@ -62,13 +63,12 @@ class Loop:
             NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
             Interrupted: a rank was asked to stop; a checkpoint is written.
         """
-        training = self._training
         first = self._first = self._start()
         loader = self.loader(first)
         begin = self._mark = time.perf_counter()
-        for step in range(first, training.num_steps + 1):
+        for step in range(first, self._training.num_steps + 1):
             self.one_step(step, loader)
-            if step % training.sampler.steps_per_epoch == 0:
+            if step % self._training.sampler.steps_per_epoch == 0:
                 self._end_epoch(step)
             elif self._config.checkpoint_every and step % self._config.checkpoint_every == 0:
                 self._settle()
@@ -80,22 +80,20 @@ class Loop:
 
     def loader(self, first: int) -> Loader:
         """The batches from step `first` on."""
-        training = self._training
         return Loader(
             self._context.train_data,
-            training.sampler,
+            self._training.sampler,
             first=first,
-            last=training.num_steps,
-            device=training.group.device,
+            last=self._training.num_steps,
+            device=self._group.device,
             seed=self._context.seed,
             workers=self._config.workers,
         )
 
     def _start(self) -> int:
         """The first step to do: 1, or the one after the checkpoint to resume from."""
-        training, config = self._training, self._config
-        training.model.train()
-        if not config.resume:
+        self._model.train()
+        if not self._config.resume:
             if not self._checkpoints.is_empty:
                 raise InvalidInput(
                     f"{self._checkpoints.folder} holds checkpoints of an earlier run; "
@@ -105,15 +103,14 @@ class Loop:
         folder, state = self._checkpoints.latest()
         self._refuse_different_checkpoints(state.step)
         refuse_other_run(state, self._state(state.step), folder)
-        self._checkpoints.load(
-            folder, state, training.model, training.optimizer, training.scheduler, self._context.arithmetic.scaler
-        )
+        optimizer, scheduler = self._training.optimizer, self._training.scheduler
+        self._checkpoints.load(folder, state, self._model, optimizer, scheduler, self._context.arithmetic.scaler)
         self._emit(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
         return state.step + 1
 
     def _refuse_different_checkpoints(self, step: int) -> None:
         """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
-        group = self._training.group
+        group = self._group
         steps = [int(row) for row in group.all_gather_bytes(str(step).encode())]
         if len(set(steps)) > 1:
             seen = ", ".join(f"{node} step {s}" for node, s in zip(group.nodes, steps, strict=True))
@@ -123,13 +120,12 @@ class Loop:
 
     def one_step(self, step: int, loader: Loader) -> None:
         """Perform `step`, the loader's next, report it, and receive the reports of the step before."""
-        training = self._training
         env = self._context.env
         env.at_step(step)
-        training.group.timer.pace.speed = env.node.speed_at(step)
-        seed_all(self._context.seed, step, training.model.rng_stream, device=training.group.device)
+        self._group.timer.pace.speed = env.node.speed_at(step)
+        seed_all(self._context.seed, step, self._model.rng_stream, device=self._group.device)
         outcome = self._step(loader)
-        self._timings.extend(training.group.timer.close_step(outcome.samples))
+        self._timings.extend(self._group.timer.close_step(outcome.samples))
         now = time.perf_counter()
         self._unsent.append((step, outcome, now - self._mark))
         self._mark = now
@@ -140,7 +136,7 @@ class Loop:
 
     def _send(self) -> None:
         step, outcome, wall = self._unsent.popleft()
-        timing, sent = self._timings[0], self._training.group.traffic.sent_bytes
+        timing, sent = self._timings[0], self._group.traffic.sent_bytes
         self._reports.send(
             StepReport(
                 step=step,
@@ -177,46 +173,43 @@ class Loop:
             self._receive()
 
     def _refuse_non_finite(self, reports: Sequence[StepReport]) -> None:
-        for report, node in zip(reports, self._training.group.nodes, strict=True):
+        for report, node in zip(reports, self._group.nodes, strict=True):
             if not math.isfinite(report.loss):
                 kept = self._checkpoints
                 advice = "" if kept.is_empty else f"; the last good checkpoint is {kept.latest()[0]}"
                 raise NonFiniteLoss(node, report.step, report.loss, advice)
 
     def _rebalance(self, reports: Sequence[StepReport]) -> None:
-        training = self._training
-        if self._balance is None or training.division is None or reports[0].step < self._first + _WARM_UP:
+        if self._balance is None or self._training.division is None or reports[0].step < self._first + _WARM_UP:
             return
-        seconds = [report.computing / training.plan.accumulate for report in reports]
-        samples = [-(-report.timed_samples // training.plan.accumulate) for report in reports]
+        seconds = [report.computing / self._plan.accumulate for report in reports]
+        samples = [-(-report.timed_samples // self._plan.accumulate) for report in reports]
         decision = self._balance.observe(samples, seconds).decide()
         self._balance = decision.balance
         if decision.shares is None:
             return
         start = reports[0].step + 3 + self._lag + Loader.lead(self._config.workers)
-        training.division.change(start, decision.balance.workers)
-        shares = ", ".join(f"{node} {n}" for node, n in zip(training.group.nodes, decision.shares, strict=True))
+        self._training.division.change(start, decision.balance.workers)
+        shares = ", ".join(f"{node} {n}" for node, n in zip(self._group.nodes, decision.shares, strict=True))
         message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"
         self._emit(Event(step=reports[0].step, kind="rebalanced", message=message))
 
     def _end_epoch(self, step: int) -> None:
         self._settle()
-        training = self._training
-        epoch = step // training.sampler.steps_per_epoch - 1
+        epoch = step // self._training.sampler.steps_per_epoch - 1
         if self._context.validation_data is not None:
             self._validate(step, epoch)
         self._save(step)
 
     def _validate(self, step: int, epoch: int) -> None:
-        training = self._training
         assert self._context.validation_data is not None
         begin = time.perf_counter()
         count = len(self._context.validation_data)  # type: ignore[arg-type]
-        shares = training.plan.replica_samples
+        shares = self._plan.replica_samples
         workers = weights_to_workers(shares, [None] * len(shares))
-        sizes = training.division.parts(step, count) if training.division else apportion(count, workers)
-        batch = max(1, shares[training.model.replica]) * training.plan.accumulate
-        loss, accuracy = evaluate(training, sizes, batch)
+        sizes = self._training.division.parts(step, count) if self._training.division else apportion(count, workers)
+        batch = max(1, shares[self._model.replica]) * self._plan.accumulate
+        loss, accuracy = evaluate(self._training, sizes, batch)
         seconds = time.perf_counter() - begin
         validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
         self._history.validations.append(validation)
@@ -225,12 +218,11 @@ class Loop:
 
     def _save(self, step: int) -> None:
         """The leader writes; the others go on and meet it again in the next collective."""
-        training = self._training
-        weights, optimizer = training.model.gather_weights(), training.model.gather_optimizer(training.optimizer)
-        if training.group.is_leader:
+        weights, optimizer = self._model.gather_weights(), self._model.gather_optimizer(self._training.optimizer)
+        if self._group.is_leader:
             state = self._state(step)
             folder = self._checkpoints.save(
-                state, weights, optimizer, training.scheduler, self._context.arithmetic.scaler
+                state, weights, optimizer, self._training.scheduler, self._context.arithmetic.scaler
             )
             self._emit(Event(step=step, kind="checkpoint", message=f"wrote {folder}"))
         self._mark = time.perf_counter()
@@ -238,15 +230,14 @@ class Loop:
     def _stop(self, step: int) -> None:
         self._settle()
         self._save(step)
-        training = self._training
         self._emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
-        training.group.barrier()
+        self._group.barrier()
         raise Interrupted(
             f"stopped after step {step} as asked; go on with --resume --checkpoint {self._config.checkpoint_folder}"
         )
 
     def _state(self, step: int) -> CheckpointState:
-        plan, context = self._training.plan, self._context
+        plan, context = self._plan, self._context
         return CheckpointState(
             task=context.task.name,
             step=step,
@@ -261,5 +252,5 @@ class Loop:
     def _emit(self, what: Step | Validation | Event) -> None:
         if isinstance(what, Event):
             self._history.events.append(what)
-        if self._training.group.is_leader:
+        if self._group.is_leader:
             self._context.env.notify(what)
