@@ -83,5 +83,6 @@ def test_a_plan_without_seconds_is_performed_by_its_samples(tmp_path: Path) -> N
     parts = [Assignment(rank=rank, node=f"node-{rank}", device="cpu", samples=n) for rank, n in enumerate((7, 3))]
     write_noun(Plan(strategy="data", batch_size=10, assignments=tuple(parts)), tmp_path / "plan.json")
     perform(RunConfig(task=TINY, plan=tmp_path / "plan.json", epochs=1, local_nodes="1,1", output=tmp_path / "run"))
-    step = read_noun(tmp_path / "run" / "record.json", TrainRecord).steps[0]
-    assert [node.samples for node in step.nodes] == [7, 3]
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    assert [node.samples for node in record.steps[0].nodes] == [7, 3]
+    assert record.plan.prediction is not None

@@ -30,15 +30,15 @@ from rich.table import Table
 from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
-from evener.atomic import atomic_write
 from evener.errors import EvenerError, require
 from evener.experiments.options import NfnnConfig, numbers
-from evener.experiments.results import Column, Row, can_draw, megabytes, ratio, table_of, write_csv
+from evener.experiments.results import Column, Row, megabytes, ratio, table_of, write_csv
 from evener.launch.nodes import LocalNode
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
 from evener.ps.thin_backend import ThinBackend
 from evener.record import TrainRecord
+from evener.report.canvas import can_draw, canvas, save_png
 from evener.run.console import open_console, print_line
 from evener.run.options import PATIENCE
 from evener.run.ps_local import local_cluster
@@ -239,8 +239,6 @@ def tables(rows: Sequence[Row]) -> tuple[Table, Table]:
 
 def _draw(rows: Sequence[Row], path: Path) -> None:
     """Seconds and accuracy by workers, ours and published."""
-    from evener.report.canvas import canvas, png
-
     with canvas(9, 3.6, "NfNN's experiment") as figure:
         left, right = figure.subplots(1, 2)
         for mode in dict.fromkeys(row["mode"] for row in rows):
@@ -255,4 +253,4 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
         left.set(xlabel="workers", ylabel="seconds for 5000 updates", yscale="log")
         right.set(xlabel="workers", ylabel="accuracy, %")
         left.legend()
-        atomic_write(path, png(figure))
+        save_png(figure, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -60,8 +59,3 @@ def megabytes(num_bytes: float) -> str:
 def ratio(value: float | None, reference: float | None) -> float | None:
     """`value` over `reference`; None where one of them is not known."""
     return value / reference if value is not None and reference else None
-
-
-def can_draw() -> bool:
-    """Whether Matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None

@@ -10,9 +10,9 @@ from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 
-from evener.atomic import atomic_write
-from evener.experiments.results import Column, Row, can_draw, megabytes, table_of, write_csv
+from evener.experiments.results import Column, Row, megabytes, table_of, write_csv
 from evener.plan import is_pipeline
+from evener.report.canvas import COLORS, LINES, can_draw, canvas, save_png
 from evener.report.text import human_seconds
 from evener.run.planning import replica_rows
 from evener.schema import Part
@@ -129,8 +129,6 @@ def _draw(rows: Sequence[StrategyRow], output: Path) -> None:
 
 
 def _panels(panels: Sequence[tuple[str, Sequence[StrategyRow]]], against: str, output: Path) -> None:
-    from evener.report.canvas import canvas, png
-
     columns = min(len(panels), 3)
     lines = -(-len(panels) // columns)
     with canvas(2.5 + 3.6 * columns, 0.8 + 3.2 * lines, "ResNet-152 on Tiny ImageNet's sizes") as figure:
@@ -143,13 +141,11 @@ def _panels(panels: Sequence[tuple[str, Sequence[StrategyRow]]], against: str, o
         places[0].set_ylabel("an epoch of 100 000 images")
         handles, labels = places[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center")
-        atomic_write(output / f"strategies-by-{against}.png", png(figure))
+        save_png(figure, output / f"strategies-by-{against}.png")
 
 
 def _curves(axes: Axes, rows: Sequence[StrategyRow], against: str) -> None:
     """A line a strategy; those against ranks all begin at one process."""
-    from evener.report.canvas import COLORS, LINES
-
     ticks = sorted({getattr(row.cell, against) for row in rows})
     alone = [row for row in rows if row.cell.ranks == 1]
     names = list(dict.fromkeys(name_of(row.cell) for row in rows if row.cell.ranks > 1))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evener.atomic import atomic_write
 from evener.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -73,6 +76,16 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def save_png(figure: Figure, path: Path) -> None:
+    """Write `figure` to `path`, whole or not at all."""
+    atomic_write(path, png(figure))
+
+
+def can_draw() -> bool:
+    """Whether Matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def bar_axes(axes: Axes, labels: Sequence[str], title: str) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from evener.atomic import atomic_write
 from evener.benchmark.device import environment, profile_device
 from evener.benchmark.links import measure_links
 from evener.comm.group import leave_group
@@ -29,7 +28,7 @@ from evener.launch.ranks import run_local, torchrun_environment
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.record import TrainRecord
 from evener.report.bars import comparison_figure
-from evener.report.canvas import png, require_matplotlib
+from evener.report.canvas import require_matplotlib, save_png
 from evener.report.html import write_page
 from evener.report.planning_tables import layers_table, links_table, profile_table, timing_table
 from evener.report.tables import comparison_table, summary
@@ -186,7 +185,7 @@ def _compare(records: dict[str, TrainRecord], console: Console, output: Path, id
     titled = {way.replace("_", " "): record for way, record in records.items()}
     console.print(comparison_table(titled))
     console.print(f"evener reached {percent(reached)} of the ideal: {ideal_factor:.2f} times the best node alone")
-    atomic_write(output / "demo.png", png(comparison_figure(titled, ideal=ideal)))
+    save_png(comparison_figure(titled, ideal=ideal), output / "demo.png")
     write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes")
     console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")
 

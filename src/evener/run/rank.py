@@ -17,12 +17,11 @@ import torch
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.comm.group import leave_group
-from evener.errors import MissingExtra
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.staged import StagedModel
 from evener.record import Event, NodeSummary, TrainRecord
-from evener.report.canvas import png
+from evener.report.canvas import can_draw, save_png
 from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
@@ -116,8 +115,5 @@ def write_timeline(model: StagedModel, folder: Path) -> None:
     if not model.group.is_leader:
         return
     atomic_write(folder / "timeline.json", timeline.chrome_trace())
-    try:
-        figure = timeline_figure(timeline)
-    except MissingExtra:  # the trace shows the same
-        return
-    atomic_write(folder / "timeline.png", png(figure))
+    if can_draw():  # the trace shows the same
+        save_png(timeline_figure(timeline), folder / "timeline.png")
