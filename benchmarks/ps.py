@@ -35,14 +35,13 @@ import numpy as np
 import psutil
 
 from evener.profile import DeviceProfile
-from evener.ps.config import MasterConfig, Versions
+from evener.ps.config import MasterConfig, StateDir, Versions
 from evener.ps.engine import EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
-from evener.ps.state_dir import StateDir
 from evener.ps.worker_session import NodeConfig
 from evener.record import TrainRecord
 from evener.sync.layout import Flat, StateLayout, layout_of

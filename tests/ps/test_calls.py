@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from evener.profile import DeviceProfile
-from evener.ps.config import MasterConfig
+from evener.ps.config import MasterConfig, StateDir
 from evener.ps.handlers import Handlers
 from evener.ps.job import Job, encode_job
 from evener.ps.master import Master
 from evener.ps.messages import PROTOCOL, Contribution, Header, Join, Prepare, Ready, ServerReply, SubmitRun, ToNode
-from evener.ps.state_dir import StateDir
 from evener.sync.layout import Flat, layout_of
 from evener.sync.messages import Push
 from evener.sync.protocol import Sgd, Workload, synchronous

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from evener.ps.config import StateDir
 from evener.ps.master_client import MasterClient, find_master
-from evener.ps.state_dir import StateDir
 from evener.ps.status import ClusterStatus, NodeStatus
 from support.commands import command, evener, processes_of
 

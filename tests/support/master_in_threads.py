@@ -17,14 +17,13 @@ from safetensors.numpy import load
 
 from evener.events import RunEvent
 from evener.profile import DeviceProfile
-from evener.ps.config import MasterConfig, Versions
+from evener.ps.config import MasterConfig, StateDir, Versions
 from evener.ps.job import Job
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
 from evener.ps.results import RunResult
-from evener.ps.state_dir import StateDir
 from evener.ps.worker_session import NodeConfig
 from evener.record import TrainRecord
 from evener.sync.layout import Flat

@@ -1,16 +1,124 @@
-"""What a master is given, which all its parts share: its folder, its clock, what runs there, and whom to tell."""
+"""What a master is given: its folder, in which it is the same master when started again, its identity, and a clock."""
 
 from __future__ import annotations
 
+import fcntl
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from evener import __version__
+from evener.atomic import atomic_write
+from evener.errors import InvalidFile, InvalidInput, MissingFile
 from evener.host import version_of
-from evener.ps.state_dir import StateDir
-from evener.wire.identity import Identity
+from evener.schema import Part
+from evener.wire.identity import Identity, make_identity
+
+_IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
+_BEACON = "master.json"
+_LOCK = "lock"
+
+
+class Beacon(Part, frozen=True, kw_only=True):
+    """How to reach the master of a home, written where the commands on its machine look.
+
+    Attributes:
+        address: that nodes join.
+        listen: what it listens at.
+        token: to join with.
+        pid: of its process; 0 after it has ended.
+        patience: seconds.
+    """
+
+    address: str
+    listen: str
+    token: str
+    pid: int
+    patience: float
+
+
+class StateDir:
+    """The folder of a master; everything in it is for its user only.
+
+    Args:
+        folder: made when something is first written.
+
+    Attributes:
+        folder: see above.
+        run: folder of the run in progress.
+        runs: folder of what runs ended with.
+        blobs: folder of code and data that have passed through.
+        profile: file of all nodes' ClusterProfile.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        self.runs = folder / "runs"
+        self.blobs = folder / "blobs"
+        self.profile = folder / "cluster.json"
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Inside, no other master may live here; the system ends the occupation when the process dies.
+
+        Raises:
+            InvalidInput: another one does.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.folder / _LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidInput(f"a master lives in {self.folder} already; end it with `evener down`") from None
+            yield
+
+    def identity(self, *, insecure: bool) -> Identity:
+        """The identity of this home, made when it is first asked for."""
+        path = self.folder / _IDENTITY[insecure]
+        if not path.exists():
+            make_identity(insecure=insecure).save(path)
+        return Identity.load(path)
+
+    def announce(self, beacon: Beacon) -> None:
+        """Write down how to reach the master."""
+        data = msgspec.json.format(msgspec.json.encode(beacon), indent=1)
+        atomic_write(self.folder / _BEACON, data, private=True)
+
+    def beacon(self) -> Beacon:
+        """How to reach the master that lives, or last lived, here.
+
+        Raises:
+            MissingFile: none ever did.
+            InvalidFile: the file is damaged.
+        """
+        path = self.folder / _BEACON
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Beacon)
+        except OSError as error:
+            raise MissingFile(
+                f"no master was ever started in {self.folder}: start one with `evener up`, "
+                "or name one with --master ADDRESS --token T"
+            ) from error
+        except msgspec.DecodeError as error:
+            raise InvalidFile(f"{path} is damaged: {error}; start `evener up` again") from error
+
+
+def default_state_dir(environment: Mapping[str, str]) -> Path:
+    """$EVENER_HOME, or `evener` in the folder where the system keeps the state of a user's programs."""
+    if named := environment.get("EVENER_HOME"):
+        return Path(named)
+    return Path(environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "evener"
+
+
+def default_cache(environment: Mapping[str, str]) -> Path:
+    """Where a node keeps code and data that were sent to it."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evener"
 
 
 class Versions(NamedTuple):

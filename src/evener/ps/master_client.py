@@ -12,6 +12,7 @@ from evener.errors import InvalidInput, NodeLost
 from evener.events import RunEvent, decode_events
 from evener.ps.blob import Blob
 from evener.ps.blob_transfer import BlobSender
+from evener.ps.config import StateDir
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
     FetchBlob,
@@ -29,7 +30,6 @@ from evener.ps.messages import (
     WatchRun,
 )
 from evener.ps.results import RunResult
-from evener.ps.state_dir import StateDir
 from evener.ps.status import ClusterStatus, decode_status
 from evener.record import Event
 from evener.signals import requests_to_stop

@@ -14,11 +14,10 @@ from evener.errors import NodeLost
 from evener.host import environment
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
-from evener.ps.config import MasterConfig, versions_here
+from evener.ps.config import MasterConfig, StateDir, versions_here
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.node import Node
-from evener.ps.state_dir import StateDir
 from evener.ps.worker_session import NodeConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.ps_node import connector

@@ -11,10 +11,9 @@ from rich.table import Table
 
 from evener.errors import InvalidInput
 from evener.host import environment, own_address
-from evener.ps.config import MasterConfig, versions_here
+from evener.ps.config import Beacon, MasterConfig, StateDir, default_state_dir, versions_here
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
-from evener.ps.state_dir import Beacon, StateDir, default_state_dir
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.text import grid, human_bytes
 from evener.run.config import RunConfig

@@ -20,11 +20,10 @@ from typing import IO
 from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import InvalidInput, InvalidValue, MissingFile, require
 from evener.profile import ClusterProfile, DeviceProfile
-from evener.ps.config import versions_here
+from evener.ps.config import default_cache, versions_here
 from evener.ps.messages import Header, ToNode
 from evener.ps.node import Node
 from evener.ps.reconnecting_client import Dial
-from evener.ps.state_dir import default_cache
 from evener.ps.worker_session import NodeConfig
 from evener.run.options import JoinConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
