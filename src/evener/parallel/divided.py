@@ -229,18 +229,17 @@ class DividedModel:
         travelling = nullcontext() if is_last else self.model.sums.accumulating()
         present = nullcontext() if samples else self.model.without_samples()
         with travelling, present:
-            with self._criterion.autocast():
-                outputs = self.model(*tensors_in_order(inputs))
-                loss = self._criterion.loss(outputs, targets) * (samples / total)
-            torch.autograd.backward(self._criterion.scale(loss))
-        return loss.detach().double() * self.is_reporter
+            return self._criterion.backward(self._outputs, inputs, targets, samples / total) * self.is_reporter
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:
         """The outputs; all ranks of the replica have to call this, the first one gets them."""
         with self._criterion.autocast():
-            outputs = self.model(*tensors_in_order(inputs))
+            outputs = self._outputs(inputs)
         return outputs if self.is_reporter else None
+
+    def _outputs(self, inputs: Any) -> Any:
+        return self.model(*tensors_in_order(inputs))
 
     def clip(self, largest: float) -> None:
         """As `ParallelModel`."""

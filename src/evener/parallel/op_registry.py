@@ -47,10 +47,6 @@ def _weights(module: nn.Module, roles: dict[str, Role]) -> tuple[Weight, ...]:
     )
 
 
-def _pointwise(_module: nn.Module, _input: Shape, _output: Shape) -> Description:
-    return {"kind": "pointwise"}
-
-
 def _convolution(module: Any, _input: Shape, output: Shape) -> Description:
     found: Description = {"kind": "convolution", "groups": module.groups}
     if module.padding_mode == "zeros" and len(output) == 4:
@@ -72,10 +68,6 @@ def _transposed(module: Any, _input: Shape, output: Shape) -> Description:
     windows = tuple(Spreading(*one) for one in settings)
     found: Description = {"kind": "convolution", "groups": module.groups, "filter_dim": 1, "windows": windows}
     return found if len(output) == 4 else {}
-
-
-def _linear(_module: nn.Module, _input: Shape, output: Shape) -> Description:
-    return {"kind": "linear"} if len(output) == 2 else {}
 
 
 def _pool(module: Any, _input: Shape, output: Shape) -> Description:
@@ -109,14 +101,6 @@ def _resize(module: Any, given: Shape, output: Shape) -> Description:
     return {"kind": "resize", "windows": windows}
 
 
-def _batch_norm(_module: nn.Module, _input: Shape, _output: Shape) -> Description:
-    return {"kind": "batch_norm"}
-
-
-def _group_norm(module: nn.GroupNorm, _input: Shape, _output: Shape) -> Description:
-    return {"kind": "group_norm", "groups": module.num_groups}
-
-
 def _instance_norm(module: nn.InstanceNorm2d, given: Shape, _output: Shape) -> Description:
     return {} if module.track_running_stats or len(given) != 4 else {"kind": "group_norm", "groups": given[1]}
 
@@ -125,15 +109,20 @@ def _pair(value: Any) -> tuple[Any, Any]:
     return (value[0], value[1]) if isinstance(value, Sequence) else (value, value)
 
 
+def _of_kind(kind: Kind) -> Callable[[Any, Shape, Shape], Description]:
+    return lambda _module, _given, _output: {"kind": kind}
+
+
+_pointwise = _of_kind("pointwise")
 _MODULES: dict[type[nn.Module], Callable[[Any, Shape, Shape], Description]] = {
     nn.Conv2d: _convolution,
     nn.ConvTranspose2d: _transposed,
-    nn.Linear: _linear,
+    nn.Linear: lambda _module, _given, output: {"kind": "linear"} if len(output) == 2 else {},
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d), _pool),
     **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _adaptive),
     nn.Upsample: _resize,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
-    nn.GroupNorm: _group_norm,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _of_kind("batch_norm")),
+    nn.GroupNorm: lambda module, _given, _output: {"kind": "group_norm", "groups": module.num_groups},
     nn.InstanceNorm2d: _instance_norm,
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish), _pointwise),
     **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Hardswish), _pointwise),

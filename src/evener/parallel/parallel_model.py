@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -34,6 +35,13 @@ class Criterion:
     autocast: Callable[[], AbstractContextManager[Any]]
     scale: Callable[[Tensor], Tensor]
 
+    def backward(self, model: Callable[[Any], Any], inputs: Any, targets: Any, share: float) -> Tensor:
+        """Forward and backward of samples whose mean loss counts `share`; that part of the step's loss, float64."""
+        with self.autocast():
+            loss = self.loss(model(inputs), targets) * share
+        torch.autograd.backward(self.scale(loss))
+        return loss.detach().double()
+
 
 class ParallelModel(Protocol):
     """A model of several ranks. Every rank of the run makes the same calls in the same order.
@@ -52,11 +60,9 @@ class ParallelModel(Protocol):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This rank's, for its optimiser."""
-        ...
 
     def train(self, mode: bool = True) -> object:
         """From now on the model trains, or evaluates."""
-        ...
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
         """Forward and backward of a micro-batch of this replica; gradients are complete after the last one of a step.
@@ -71,28 +77,21 @@ class ParallelModel(Protocol):
         Returns:
             This rank's part of the mean loss of the step, float64; zero where it does not report.
         """
-        ...
 
     def predict(self, inputs: Any) -> Any:
         """The model's outputs for inputs of this replica, without gradients, on the reporting rank; else None."""
-        ...
 
     def clip(self, largest: float) -> None:
         """Shrink all gradients, if need be, so that those of the whole model have a norm of `largest`."""
-        ...
 
     def gather_weights(self) -> dict[str, Tensor]:
         """The state dict of the whole model on the first rank of all, else an empty one."""
-        ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take what this rank holds from the state dict of a whole model. Raises InvalidInput if it does not fit."""
-        ...
 
     def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state dict of an optimiser of the whole model on the first rank of all, else an empty one."""
-        ...
 
     def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """Take what belongs to this rank's parameters from the state of an optimiser of the whole model."""
-        ...

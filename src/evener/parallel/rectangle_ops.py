@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,11 +131,8 @@ def average_pool(
 
 
 def adaptive_average(x: Tensor, windows: Sequence[Adaptive], held: Rectangle, outputs: Rectangle) -> Tensor:
-    """Means over adaptive windows: over rows, then over columns."""
-    rows, columns = (
-        _means(window, where, own).to(x) for window, where, own in zip(windows, *_sides(outputs, held), strict=True)
-    )
-    return rows @ x @ columns.t()
+    """Means over adaptive windows."""
+    return _by_matrices(_means, x, windows, held, outputs)
 
 
 def adaptive_maximum(x: Tensor, windows: Sequence[Adaptive], held: Rectangle, outputs: Rectangle) -> Tensor:
@@ -159,11 +156,8 @@ def nearest(x: Tensor, windows: Sequence[Nearest], held: Rectangle, outputs: Rec
 
 
 def linear(x: Tensor, windows: Sequence[Linear], held: Rectangle, outputs: Rectangle) -> Tensor:
-    """Mixtures of neighbouring pixels: along rows, then along columns."""
-    rows, columns = (
-        _mixture(window, where, own).to(x) for window, where, own in zip(windows, *_sides(outputs, held), strict=True)
-    )
-    return rows @ x @ columns.t()
+    """Mixtures of neighbouring pixels."""
+    return _by_matrices(_mixture, x, windows, held, outputs)
 
 
 def transposed(
@@ -180,6 +174,18 @@ def transposed(
     made = Rectangle((first[0], first[0] + y.shape[2]), (first[1], first[1] + y.shape[3]))
     y = surround(y, made, outputs)
     return y if convolution.bias is None else y + convolution.bias.to(y.dtype).view(-1, 1, 1)
+
+
+def _by_matrices(
+    matrix: Callable[[Any, Interval, Interval], Tensor],
+    x: Tensor,
+    windows: Sequence[WindowRule],
+    held: Rectangle,
+    outputs: Rectangle,
+) -> Tensor:
+    """Along rows, then along columns: a `matrix` (outputs, held) of each."""
+    rows, columns = (matrix(*one).to(x) for one in zip(windows, *_sides(outputs, held), strict=True))
+    return rows @ x @ columns.t()
 
 
 def _sides(outputs: Rectangle, held: Rectangle) -> tuple[tuple[Interval, Interval], tuple[Interval, Interval]]:

@@ -1,10 +1,14 @@
 """What is refused, and why: models that cannot be taken apart, and ranks that are about to do different things.
 
-untraceable              tensors decide what the model does, or something is no operation of torch: any division
-refuse_partial_changes   a value changes under another name: operations that make new values cannot compute that
-refuse_ties              a weight of two layers that need different parts of it
-tensors_in_order         inputs that are no tensors in order, where layers are divided
-agree, require_same      ranks differ: they would hang, or train something else without a word
+    untraceable              values decide what the model does, or something is no operation of torch: any division
+    refuse_partial_changes   a value changes under another name: operations that make new values cannot compute that
+    refuse_ties              a weight of two layers that need different parts of it
+    tensors_in_order         inputs that are no tensors in order, where layers are divided
+    agree, require_same      ranks differ: they would hang, or train something else without a word
+
+What nobody knows how to divide is not refused: it is an operation of kind `other`, done whole (`op_registry.py`). A
+pipeline refuses, besides, an order of modules that its cut does not allow (`stage_layout.py: stages_in`), and modules
+without memory that cannot be initialised (`stage_modules.py: initialise`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -60,12 +61,9 @@ class ReplicatedModel:
         """As `ParallelModel`; gradients travel with the last micro-batch."""
         travelling = nullcontext() if is_last or self._summing is None else self._summing.no_sync()
         present = nullcontext() if samples else uncounted(self._model)
+        model = self._forward if self._summing is None else self._summing
         with travelling, present:
-            with self._criterion.autocast():
-                outputs = call(self._summing if self._summing is not None else self._forward, inputs)
-                loss = self._criterion.loss(outputs, targets) * (samples / total)
-            torch.autograd.backward(self._criterion.scale(loss))
-        return loss.detach().double()
+            return self._criterion.backward(partial(call, model), inputs, targets, samples / total)
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:

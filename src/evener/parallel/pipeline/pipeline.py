@@ -31,7 +31,7 @@ from evener.errors import InvalidValue
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.gradient_sums import clip_gradients
-from evener.parallel.pipeline.executor import Executor
+from evener.parallel.pipeline.executor import Executor, Row
 from evener.parallel.pipeline.micro_batches import (
     BatchHeader,
     Loss,
@@ -157,13 +157,11 @@ class Pipeline:
             This process's part of the loss, which is a sum over processes: the mean over the batch where the last stage
             is, zero elsewhere.
         """
-        header = self._broadcast_header(inputs)
-        sizes = micro_batch_sizes(header.samples, self.micro_batches)
+        header, sizes, programs = self._begin(inputs)
         loss: Callable[[Any, int], Tensor] | None = None
         if self.is_last:
             device = self._host.devices[self.num_stages - 1]
             loss = scaled_loss(self._loss, self._weigh, targets, sizes, total, device)
-        programs = self._executor.programs(header.inputs(self._example), self.training)
         self._shared.begin()
         loss_here = self._executor.train(programs, inputs, sizes, loss, header.seed)
         self._shared.sum_gradients()
@@ -182,9 +180,7 @@ class Pipeline:
 
     def __call__(self, inputs: Any = None) -> Any:
         """What the model returns for `inputs`, without gradients, where the last stage is; None elsewhere."""
-        header = self._broadcast_header(inputs)
-        sizes = micro_batch_sizes(header.samples, self.micro_batches)
-        programs = self._executor.programs(header.inputs(self._example), self.training)
+        header, sizes, programs = self._begin(inputs)
         made = self._executor.evaluate(programs, inputs, sizes, header.seed)
         return joined(made) if self.is_last else None
 
@@ -244,12 +240,14 @@ class Pipeline:
         events = [event for row in rows for event in msgspec.msgpack.decode(row, type=list[StageEvent])]
         return Timeline(num_stages=self.num_stages, events=tuple(sorted(events, key=lambda event: event.begin)))
 
-    def _broadcast_header(self, inputs: Any) -> BatchHeader:
-        """What all stages have to know of a batch."""
+    def _begin(self, inputs: Any) -> tuple[BatchHeader, list[int], list[Row]]:
+        """What all stages have to know of a batch, samples of its micro-batches, and what is done with each of them."""
         if self.is_first and inputs is None:
             raise InvalidValue("inputs", None, "given where the first stage is")
         message = msgspec.msgpack.encode(BatchHeader.of(inputs, self._example)) if self.is_first else b""
-        return msgspec.msgpack.decode(self._host.broadcast(message), type=BatchHeader)
+        header = msgspec.msgpack.decode(self._host.broadcast(message), type=BatchHeader)
+        programs = self._executor.programs(header.inputs(self._example), self.training)
+        return header, micro_batch_sizes(header.samples, self.micro_batches), programs
 
 
 def _measured_loss(loss: Loss, targets: Any, outputs: Any) -> Tensor:

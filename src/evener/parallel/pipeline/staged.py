@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -41,11 +42,9 @@ class StagedModel:
         """As `ParallelModel`; the pipeline cuts the micro-batch into those that pass its stages one after another."""
         if not is_last:
             raise InvalidValue("accumulate", "several micro-batches", "1, as a pipeline makes micro-batches itself")
-        with self._criterion.autocast():
-            if samples:
-                return self.pipeline.step(inputs, targets, total).detach().double()
-            with self.pipeline.uncounted():
-                return self.pipeline.step(inputs, targets, math.inf).detach().double()
+        present = nullcontext() if samples else self.pipeline.uncounted()
+        with present, self._criterion.autocast():
+            return self.pipeline.step(inputs, targets, total if samples else math.inf).detach().double()
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:
