@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import queue
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -145,42 +145,25 @@ class PeerStageFailed(Exception):
     """Another stage of this process has failed; its error is the one to show."""
 
 
-class Mailboxes:
-    """Where the threads of one process leave tensors for each other; `devices` are those of the stages, in order."""
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.devices = devices
-        ways = product(range(len(devices)), range(len(devices)), _TAGS)
-        self._boxes: dict[tuple[int, int, Payload], queue.SimpleQueue[Tensor | None]] = {
-            way: queue.SimpleQueue() for way in ways
-        }
-
-    def box(self, sender: int, to: int, kind: Payload) -> queue.SimpleQueue[Tensor | None]:
-        """Tensors from stage `sender` to stage `to`."""
-        return self._boxes[sender, to, kind]
-
-    def close(self) -> None:
-        """Let everybody who waits, or will, give up."""
-        for box in self._boxes.values():
-            box.put(None)
+Boxes: TypeAlias = Mapping[tuple[int, int, Payload], queue.SimpleQueue[Tensor | None]]
+"""Where the threads of one process leave tensors for each other: (from, to, kind); None ends whoever waits."""
 
 
 class ThreadP2P:
-    """Between threads of one process, one a stage; the methods are those of ProcessP2P."""
+    """Between threads of one process, one a stage, on `devices`; the methods are those of ProcessP2P."""
 
-    def __init__(self, mailboxes: Mailboxes, stage: int) -> None:
-        self._mailboxes, self._stage = mailboxes, stage
+    def __init__(self, boxes: Boxes, devices: Mapping[int, torch.device], stage: int) -> None:
+        self._boxes, self._devices, self._stage = boxes, devices, stage
 
     def send(self, tensor: Tensor, to: int, kind: Payload) -> None:
         """Copy `tensor` to the device of stage `to`."""
-        copied = tensor.detach().to(self._mailboxes.devices[to], non_blocking=True)
-        self._mailboxes.box(self._stage, to, kind).put(copied)
+        self._boxes[self._stage, to, kind].put(tensor.detach().to(self._devices[to], non_blocking=True))
 
     def expect(self, value: BoundaryTensor, sender: int, kind: Payload) -> Callable[[], Tensor]:  # noqa: ARG002
         """What stage `sender` will leave, or has left."""
 
         def wait() -> Tensor:
-            tensor = self._mailboxes.box(sender, self._stage, kind).get()
+            tensor = self._boxes[sender, self._stage, kind].get()
             if tensor is None:
                 raise PeerStageFailed
             return tensor
@@ -232,17 +215,18 @@ class StageHost:
         """What `work` returns for every stage of this process, all at the same time; the first error ends all."""
         if self._group is not None:
             return {stage: work(stage, ProcessP2P(self._group, self._ranks)) for stage in self.devices}
-        mailboxes = Mailboxes(list(self.devices.values()))
+        boxes: Boxes = {way: queue.SimpleQueue() for way in product(self.devices, self.devices, _TAGS)}
         if len(self.devices) == 1:
-            return {0: work(0, ThreadP2P(mailboxes, 0))}
+            return {0: work(0, ThreadP2P(boxes, self.devices, 0))}
         modes = [TorchModes.now(device_type) for device_type in {d.type for d in self.devices.values()}]
 
         def one(stage: int) -> T:
             try:
                 with _computing_on(self.devices[stage], modes):
-                    return work(stage, ThreadP2P(mailboxes, stage))
+                    return work(stage, ThreadP2P(boxes, self.devices, stage))
             except BaseException:
-                mailboxes.close()
+                for box in boxes.values():
+                    box.put(None)
                 raise
 
         with ThreadPoolExecutor(len(self.devices), thread_name_prefix="evener-stage") as pool:
