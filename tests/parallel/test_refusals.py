@@ -1,0 +1,121 @@
+"""What cannot be taken apart is refused with its line, and ranks that differ with their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evener.comm.group import Group
+from evener.errors import InvalidInput
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement, plan_replica
+from evener.parallel.divided import ShardedModel, divided_copy
+from evener.parallel.op_graph import op_graph
+from evener.parallel.process_mesh import form_process_mesh
+from evener.parallel.refusals import Pass, agree, require_same, tensors_in_order
+from support.thread_ranks import together
+
+IMAGES = torch.zeros(2, 3, 6, 6)
+
+
+class Model(nn.Module):
+    def __init__(self, code: Callable[..., Any]) -> None:
+        super().__init__()
+        self.conv, self.code = nn.Conv2d(3, 4, 1), code
+
+    def forward(self, x: Tensor) -> Any:
+        return self.code(self.conv(x))
+
+
+def test_a_value_that_is_changed_through_a_view_is_refused_with_its_line() -> None:
+    def code(y: Tensor) -> Tensor:
+        y.view(2, -1).relu_()
+        return y + 1
+
+    line = code.__code__.co_firstlineno + 2
+    with pytest.raises(InvalidInput, match=rf"tensor that was changed through a view \({__file__}, line {line}\)"):
+        op_graph(Model(code), [IMAGES])
+
+
+def test_assignments_and_what_depends_on_numbers_are_refused_with_their_line() -> None:
+    def assigned(y: Tensor) -> Tensor:
+        y[:, 0] = 0
+        return y
+
+    with pytest.raises(InvalidInput, match=rf"Model assigns to part of a tensor \({__file__}, line .*not be divided"):
+        op_graph(Model(assigned), [IMAGES])
+    with pytest.raises(InvalidInput, match=rf"Model cannot be divided layer by layer, because of {__file__}, .*sum"):
+        op_graph(Model(lambda y: y if y.sum() > 0 else -y), [IMAGES])
+
+
+class Tied(nn.Module):
+    """A convolution and a transposed one, whose filters lie along other dims, share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 3, 1, bias=False), nn.ConvTranspose2d(3, 3, 1, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))  # type: ignore[no-any-return]
+
+
+def test_a_weight_of_which_two_layers_need_different_parts_is_refused() -> None:
+    model = Tied()
+    plan = plan_replica(op_graph(model, [IMAGES]).network, "filter", Replica(shares=(1, 1)))
+    with pytest.raises(InvalidInput, match=r"^first\.weight and second\.weight are one weight, of which"):
+        divided_copy(model, plan, 0)
+
+
+def test_inputs_are_tensors_in_order() -> None:
+    x = torch.zeros(2)
+    assert tensors_in_order(x) == [x]
+    assert tensors_in_order((x, x)) == (x, x)
+    for inputs, name in (({"x": x}, "dict"), ([x, 3], "list")):
+        with pytest.raises(InvalidInput, match=f"of models that take tensors in order, not a {name}$"):
+            tensors_in_order(inputs)
+
+
+def refused(ranks: int, work: Callable[[Group], Any]) -> str:
+    """What every rank is told."""
+
+    def one(group: Group) -> str:
+        with pytest.raises(InvalidInput) as refusal:
+            work(group)
+        return str(refusal.value)
+
+    (said,) = set(together(ranks, one))
+    return said
+
+
+def test_ranks_of_a_replica_that_are_given_other_shapes_are_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def work(group: Group) -> None:
+        mesh = form_process_mesh(group, Arrangement(division="sharded", replicas=(Replica(shares=(1, 1)),)))
+        part = ShardedModel(model, mesh, [torch.zeros(4, 3)])
+        part(torch.zeros(4 + group.rank, 3))
+
+    said = refused(2, work)
+    assert said.startswith("nodes n0 and n1 of one replica have to compute the same, but have inputs (((4, 3)")
+
+
+def test_ranks_of_a_replica_in_other_modes_are_named_and_replicas_may_have_other_samples() -> None:
+    def work(group: Group) -> list[int]:
+        replica, x = min(group.rank, 1), torch.zeros(2, 3)
+        assert agree(group, Pass.of(replica, 2 + replica, [x], True, False)) == [2, 3]
+        return agree(group, Pass.of(replica, 2, [x], group.rank < 2, False))
+
+    said = refused(3, work)
+    assert said.endswith("nodes n1 and n2 of one replica have to compute the same, but have one model in training and "
+                         "one in evaluation mode")  # fmt: skip
+
+
+def test_what_has_to_be_the_same_is_compared_with_every_rank() -> None:
+    require_same(lambda own: [own, own], "the cut", "a")
+    with pytest.raises(InvalidInput, match="the cut is not the same on all ranks: this one and rank 1 differ"):
+        require_same(lambda own: [own, b"other"], "the cut", "a")
