@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
@@ -69,13 +68,14 @@ class LayerTransfer:
 
     Attributes:
         layer: that needs it.
-        shape: of the value.
+        shape, nbytes: of the value.
         have, need: where it is and where it is needed.
         is_trained: whether it has a gradient.
     """
 
     layer: int
     shape: Shape
+    nbytes: int
     have: Placement
     need: Placement
     is_trained: bool
@@ -162,7 +162,6 @@ class PassPatterns:
         way: forward or backward.
         transfers: of all layers.
         layers: their number.
-        element_bytes: of a number.
         splits: in which splits are looked up.
         neighbours: in which values are looked up that are exchanged among neighbours.
     """
@@ -172,7 +171,6 @@ class PassPatterns:
         way: int,
         transfers: Sequence[LayerTransfer],
         layers: int,
-        element_bytes: int,
         splits: SplitSizes,
         neighbours: Neighbours,
     ) -> None:
@@ -185,19 +183,16 @@ class PassPatterns:
         self._spread = len(found["spread"])
         self._gather_layers = _layers_of(gathered)
         self._splits = np.array([splits.number(one.owners, one.shape) for one in gathered], dtype=np.int64)
-        volumes = np.array([float(prod(one.shape) * element_bytes) for one in gathered])
-        self._volumes, self._collected = volumes, float(volumes[self._spread :].sum())
-        self._gathers, self._reduces = self._sum(gathered), self._sum(found["reduce"])
-        self._gathered = self._sum(gathered, element_bytes)
-        self._reduced = self._sum(found["reduce"], element_bytes)
-        self._taken = self._sum([one for one in far if one.takes_part(way)], element_bytes)
+        self._volumes = np.array([float(one.nbytes) for one in gathered])
+        self._collected = float(self._volumes[self._spread :].sum())
+        self._gathers, self._gathered = self._count_and_bytes(gathered)
+        self._reduces, self._reduced = self._count_and_bytes(found["reduce"])
+        _, self._taken = self._count_and_bytes([one for one in far if one.takes_part(way)])
 
-    def _sum(self, transfers: Sequence[LayerTransfer], element_bytes: int = 0) -> Numbers:
-        """Of every layer, the bytes of its `transfers`; by default their number."""
-        sums = np.zeros(self._layers)
-        for one in transfers:
-            sums[one.layer] += prod(one.shape) * element_bytes if element_bytes else 1
-        return sums
+    def _count_and_bytes(self, transfers: Sequence[LayerTransfer]) -> tuple[Numbers, Numbers]:
+        """Of every layer, the number of its `transfers`, and their bytes."""
+        layers, volumes = _layers_of(transfers), np.array([float(one.nbytes) for one in transfers])
+        return self._at_layers(layers, np.ones(len(layers))), self._at_layers(layers, volumes)
 
     def among(self, sizes: Numbers, counts: Numbers, given: Numbers, taken: Numbers) -> PassExchanges:
         """What ranks exchange that have `counts` of the splits of dims of `sizes`; `given`, `taken`: by neighbours."""

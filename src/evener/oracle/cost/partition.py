@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -97,11 +98,8 @@ class DividedLayers:
         needs_all = {one.layer for one in transfers if one.have.state == "split" and one.need.state == "whole"}
         self.gathers: Flags = self.by_filter & np.array([i in needs_all for i in range(len(layers))])
         self._parts = self._find_parts()
-        size_of = layers.element_bytes
-        self._neighbours = Neighbours(transfers, size_of, layers.halo_bytes if published else None)
-        self._passes = tuple(
-            PassPatterns(way, transfers, len(layers), size_of, self._splits, self._neighbours) for way in (0, 1)
-        )
+        self._neighbours = Neighbours(transfers, layers.element_bytes, layers.halo_bytes if published else None)
+        self._passes = [PassPatterns(w, transfers, len(layers), self._splits, self._neighbours) for w in (0, 1)]
         self._sizes = self._splits.whole
 
     @cached_property
@@ -137,6 +135,7 @@ class DividedLayers:
                 yield LayerTransfer(
                     layer=self._operations.owners[index],
                     shape=values[value].shape,
+                    nbytes=prod(values[value].shape) * self.layers.element_bytes,
                     have=have,
                     need=need,
                     is_trained=trained[value],
