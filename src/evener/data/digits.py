@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,7 @@ def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998,
     https://doi.org/10.24432/C50P49 (its test set); licence CC BY 4.0, see DIGITS_LICENSE.md beside this file.
     """
-    with (
-        resources.files("evener.data").joinpath("optical_digits.npz").open("rb") as file,
-        np.load(file, allow_pickle=False) as archive,
-    ):
+    with np.load(Path(__file__).with_name("optical_digits.npz"), allow_pickle=False) as archive:
         return archive["images"], archive["labels"]
 
 

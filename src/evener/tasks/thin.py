@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from evener.autodiff import Tensor, nn, optim
 from evener.autodiff import functional as F
-from evener.data.digits import load_digits, split_digits
 from evener.data.mnist import read_mnist
 from evener.errors import require
 from evener.task import ThinTask
@@ -93,6 +92,8 @@ class ThinResidualBlock(nn.Module):
 
 def _read_digits(part: int) -> Arrays:
     """Training (0) or validation samples (1): images with mean 0 and deviation 1, and labels."""
+    from evener.data.digits import load_digits, split_digits  # half a megabyte that other tasks' nodes do without
+
     images, labels = load_digits()
     chosen = split_digits(labels)[part]
     inputs = (images[chosen][:, np.newaxis].astype(np.float32) / INK - MEAN) / STD

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +16,9 @@ from evener.autodiff.errors import InvalidOperation, require
 from evener.autodiff.tensors.base import DEFAULT_FLOAT, DEFAULT_INTEGER, Number, check_type, meet
 from evener.autodiff.tensors.operations import flat_sizes
 from evener.autodiff.tensors.tensor import Tensor, apply
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
