@@ -76,6 +76,21 @@ def apportion(total: int, workers: Sequence[Worker]) -> tuple[int, ...]:
     return tuple(units)
 
 
+def fewest_micro_batches(batch_size: int, most: Sequence[int | None]) -> int:
+    """As few micro-batches, 1, 2, 4 ..., as let replicas that hold `most` samples each (None: any) hold one.
+
+    Raises:
+        DoesNotFit: a replica cannot hold one sample.
+    """
+    if any(room == 0 for room in most):
+        raise DoesNotFit("not even one sample fits the memory of one of the devices")
+    room = sum(inf if one is None else one for one in most)
+    accumulate = 1
+    while -(-batch_size // accumulate) > room:
+        accumulate *= 2
+    return accumulate
+
+
 @lru_cache(maxsize=65536)
 def by_shares(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     """`total` units in proportion to `shares`, by the same rule: what divides filters, channels and rows.

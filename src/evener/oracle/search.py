@@ -19,8 +19,7 @@ from math import ceil
 from typing import get_args
 
 from evener.errors import DoesNotFit
-from evener.oracle.cost.averaging import price_averaging, price_server
-from evener.oracle.cost.mesh import price_mesh
+from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
 from evener.oracle.cost.model import CostEstimate, CostModel
 from evener.oracle.cost.partition import MODES
 from evener.oracle.cost.pipeline import price_pipeline

@@ -13,15 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit
-from evener.oracle.cost.mesh import exposed_seconds, fewest_micro_batches, price_mesh, slowest_of_many
+from evener.oracle.apportion import fewest_micro_batches
+from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
 from evener.oracle.cost.model import CostModel
 from evener.oracle.cost.partition import MODES, Mode
-from evener.oracle.cost.replica import ReplicaCost
+from evener.oracle.cost.replica import ReplicaCost, exposed_seconds
 from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
 from evener.profile import ClusterProfile
 from support.imagined_machines import convolutions, model
 
 free = partial(model, alpha=0.0, beta=0.0)
+slow = partial(model, alpha=1e-3, beta=1e-7)
 
 
 def test_one_device_takes_what_its_worker_says() -> None:
@@ -124,11 +126,11 @@ def test_a_model_that_fits_nowhere_names_the_devices() -> None:
 
 def test_the_slowest_of_many_alike_devices_is_slower_than_their_mean() -> None:
     team = model([1] * 8)
-    assert slowest_of_many(team, range(8)) == 1.0
+    assert team.stretch(range(8)) == 1.0
     devices = tuple(msgspec.structs.replace(device, spread=0.01) for device in team.profile.devices)
     spread = CostModel(team.job, ClusterProfile(devices=devices, fabrics=team.profile.fabrics))
-    assert slowest_of_many(spread, range(8)) == pytest.approx(1.0142, abs=2e-4)  # tables: 1.4236 deviations
-    assert slowest_of_many(spread, [0]) == 1.0
+    assert spread.stretch(range(8)) == pytest.approx(1.0142, abs=2e-4)  # tables: 1.4236 deviations
+    assert spread.stretch([0]) == 1.0
 
 
 def test_buckets_are_sent_while_the_backward_pass_goes_on() -> None:
@@ -201,3 +203,55 @@ def test_a_faster_device_never_gets_fewer_samples(speeds: list[float]) -> None:
     ordered = sorted(zip(speeds, samples, strict=True))
     assert sum(samples) == 50
     assert all(a[1] <= b[1] or a[0] == b[0] for a, b in pairwise(ordered))
+
+
+def test_averaging_pays_for_the_exchange_once_in_so_many_steps() -> None:
+    team = slow(
+        [1, 1],
+    )
+    exchange = all_reduce_seconds(team.parameter_bytes, 2, 1e-3, 1e-7)
+    estimates = [price_averaging(team, [0, 1], steps) for steps in (1, 10)]
+    assert [estimate.communication_seconds for estimate in estimates] == pytest.approx([exchange, exchange / 10])
+    assert estimates[0].compute_seconds == estimates[1].compute_seconds == pytest.approx(team.workers[0].seconds(32))
+    assert estimates[1].local_steps == 10
+    assert estimates[1].sent_bytes == round(team.parameter_bytes / 10)
+    assert estimates[1].peak_bytes == pytest.approx(
+        team.whole_state_bytes + 2 * team.parameter_bytes + 32 * team.whole_sample_bytes
+    )
+
+
+def test_a_server_waits_for_the_slowest_and_its_one_link_serves_all() -> None:
+    team = slow(
+        [1, 1, 1],
+    )
+    estimate = price_server(team, [0, 1, 2], 0, asynchronous=False)
+    assert estimate.strategy == "server"
+    assert estimate.communication_seconds == pytest.approx(2 * ((2e-3 + 1e-3 * 0) / 2 + team.parameter_bytes * 2e-7))
+    assert estimate.sent_bytes == team.parameter_bytes
+
+
+def test_nobody_waits_for_a_slow_device_of_an_asynchronous_server() -> None:
+    team = model([1, 1, 1, 0.1], alpha=0.0, beta=1e-12)
+    synchronous, free = (price_server(team, range(4), 0, asynchronous=flag) for flag in (False, True))
+    assert free.samples == (16,) * 4
+    rate = sum(1 / team.workers[i].seconds(16) for i in range(4))
+    assert free.step_seconds == pytest.approx(4 / rate, rel=1e-3)
+    assert synchronous.samples[3] < 4
+
+
+def test_an_asynchronous_server_is_no_faster_than_its_link() -> None:
+    team = slow(
+        [1] * 8,
+    )
+    estimate = price_server(team, range(8), 0, asynchronous=True)
+    assert estimate.step_seconds == pytest.approx(team.parameter_bytes * 7 * 1e-7, rel=0.01)
+    assert estimate.waiting_seconds > estimate.compute_seconds
+    assert "server's link" in estimate.bottleneck
+
+
+def test_replicas_accumulate_where_their_batch_does_not_fit() -> None:
+    base = model([1, 1])
+    room = int(base.whole_state_bytes + 10 * base.whole_sample_bytes)
+    estimate = price_averaging(model([1, 1], memory=room), [0, 1], 5)
+    assert estimate.accumulate == 4
+    assert estimate.samples == (8, 8)

@@ -4,28 +4,29 @@
     one group                    filter, channel, hybrid, sharded, spatial
     several groups of several    data+filter and so on: the mesh of groups x members
 
-The groups exchange gradients in buckets, each as soon as the backward pass has filled it; what goes on after the
-backward pass counts.
+And replicas that agree otherwise than by an all-reduce in every step, which learn a little differently.
+
+    averaging (local steps, DiLoCo)     every replica makes H steps of its own, then parameters are averaged
+                                        seconds of a step = slowest replica + all-reduce / H
+    server                              every replica sends its gradients to the server and gets parameters back
+                                        seconds of a step = slowest replica + 2 (alpha + n beta)
+    asynchronous server                 nobody waits; each update has the gradients of one replica
+                                        updates per second = min(sum over replicas of 1 / cycle, p / (n beta))
+
+n: bytes of the parameters; beta: of a message while all p replicas use the server's one link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate as running_sums
-from math import inf
-from statistics import NormalDist
-from typing import TypeAlias, cast
+from typing import cast
 
-import numpy as np
-
-from evener.errors import DoesNotFit
-from evener.oracle.apportion import apportion
-from evener.oracle.cost.layers import Numbers
+from evener.oracle.apportion import Worker, apportion, fewest_micro_batches
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.partition import Mode
-from evener.oracle.cost.replica import ReplicaCost
-from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
+from evener.oracle.cost.replica import ReplicaCost, exchange_gradients, make_replicas
+from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.plan import Strategy
 
@@ -73,10 +74,10 @@ def _price(
     busy = [(replica, n) for replica, n in zip(replicas, sizes, strict=True) if n]
     slowest, most = max(busy, key=lambda pair: pair[0].seconds(pair[1]))
     devices = [device for group in groups for device in group]
-    gradients = _exchange_gradients(model, replicas, slowest.backward(most))
+    gradients = exchange_gradients(model, replicas, slowest.backward(most))
     statistics = accumulate * model.statistics_seconds(devices) * (len(groups) > 1 or mode == "spatial")
     update = max(replica.update_seconds for replica in replicas)
-    stretch = slowest_of_many(model, devices)
+    stretch = model.stretch(devices)
     computing = (accumulate * max(replica.computing(n) for replica, n in busy) + update) * stretch
     inside = accumulate * slowest.exchanging(most)
     waiting = _beyond_rounding(accumulate * slowest.seconds(most) - inside + update - computing / stretch, computing)
@@ -108,41 +109,6 @@ def _beyond_rounding(difference: float, size: float) -> float:
     return difference if difference > 1e-9 * size else 0.0
 
 
-def fewest_micro_batches(batch_size: int, most: Sequence[int | None]) -> int:
-    """As few micro-batches, 1, 2, 4 ..., as let replicas that hold `most` samples each (None: any) hold one.
-
-    Raises:
-        DoesNotFit: a replica cannot hold one sample.
-    """
-    if any(room == 0 for room in most):
-        raise DoesNotFit("not even one sample fits the memory of one of the devices")
-    room = sum(inf if one is None else one for one in most)
-    accumulate = 1
-    while -(-batch_size // accumulate) > room:
-        accumulate *= 2
-    return accumulate
-
-
-def make_replicas(model: CostModel, groups: Sequence[Sequence[int]], mode: Mode) -> list[ReplicaCost]:
-    """One replica a group; those that cannot differ are made once.
-
-    Raises:
-        DoesNotFit: a model does not fit the memory of its group.
-    """
-    chain = model.topology.chain if mode == "spatial" else model.topology.ring
-    channel = chain(*groups) if any(len(group) > 1 for group in groups) else model.topology.chain()
-    known: dict[tuple[int, ...], ReplicaCost] = {}
-    replicas = []
-    for group in groups:
-        kinds = tuple(model.kinds[device] for device in group)
-        like = known.setdefault(kinds, ReplicaCost(model, group, mode, channel)) if kinds not in known else known[kinds]
-        if like.most == 0:
-            names = ", ".join(model.name(device) for device in group)
-            raise DoesNotFit(f"not even one sample fits the memory of {names}")
-        replicas.append(like.on(group))
-    return replicas
-
-
 def _strategy_name(mode: Mode, groups: int, devices: int) -> Strategy:
     """The name of a mesh of `groups`."""
     if devices == 1:
@@ -152,99 +118,86 @@ def _strategy_name(mode: Mode, groups: int, devices: int) -> Strategy:
     return cast(Strategy, mode if groups == 1 else f"data+{mode}")
 
 
-def slowest_of_many(model: CostModel, devices: Sequence[int]) -> float:
-    """How much longer than an average device the slowest of `devices` takes, that are alike but for their spread.
+_OUTER_COPIES = 2
+"""Of the parameters: those before the local steps, and the momentum of the outer optimiser."""
 
-    The expected greatest of p normal deviates, by Blom's approximation (1958): the quantile of (p - 3/8) / (p + 1/4).
+
+def price_averaging(model: CostModel, devices: Sequence[int], local_steps: int) -> CostEstimate:
+    """What a step costs if `devices` average their parameters after every `local_steps` steps.
+
+    Raises:
+        DoesNotFit: one of the devices cannot hold one sample.
     """
-    spread = max(model.profile.devices[device].spread for device in devices)
-    size = len(devices)
-    return 1 + spread * NormalDist().inv_cdf((size - 0.375) / (size + 0.25)) if size > 1 and spread else 1.0
-
-
-_PACKING_PASSES = 4
-"""Reads and writes of a gradient that is copied into one packed buffer and back."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientExchange:
-    """What replicas exchange after, or during, their backward passes.
-
-    Attributes:
-        seconds: in which nothing else goes on.
-        packing: seconds of copying gradients into one buffer and back.
-        sent_bytes: of the rank that sends most.
-    """
-
-    seconds: float
-    packing: float
-    sent_bytes: float
-
-
-def _exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backward: Numbers) -> GradientExchange:
-    """The all-reduce of gradients among `replicas`, every rank with its counterparts.
-
-    Strips of images leave partial sums on every rank: those are added up over all ranks.
-
-    Args:
-        model: the job and the machines.
-        replicas: that hold the same model.
-        backward: seconds of every layer's backward pass of the slowest replica, during which buckets are sent.
-    """
-    rings = [(float(gradients.sum()), gradients, ring) for gradients, ring in _gradient_rings(model, replicas)]
-    sent = sum(ring_bytes(round(total), size) for total, _, (size, _) in rings)
-    if model.job.overlap:
-        bucket = model.job.bucket_bytes
-        seconds = sum(exposed_seconds(gradients, backward, bucket, *ring) for _, gradients, ring in rings)
-        return GradientExchange(seconds=seconds, packing=0.0, sent_bytes=sent)
-    slowest = min(model.device(device).bandwidth for replica in replicas for device in replica.devices)
-    return GradientExchange(
-        seconds=sum(all_reduce_seconds(total, size, link.alpha, link.beta) for total, _, (size, link) in rings),
-        packing=_PACKING_PASSES * sum(total for total, *_ in rings) / slowest,
-        sent_bytes=sent,
+    nbytes, size = model.parameter_bytes, len(devices)
+    accumulate, sizes, computing = _computing(model, devices)
+    channel = model.topology.ring(devices)
+    exchanging = all_reduce_seconds(nbytes, size, channel.alpha, channel.beta) / local_steps
+    return CostEstimate(
+        strategy="averaging",
+        accumulate=accumulate,
+        local_steps=local_steps,
+        compute_seconds=computing,
+        communication_seconds=exchanging,
+        sent_bytes=round(ring_bytes(nbytes, size) / local_steps),
+        memory_bytes=_memory(model, sizes, copies=_OUTER_COPIES),
+        bottleneck=worst_of([(computing, "computing"), (exchanging, "the averaging of parameters")]),
+        shares=(1.0,) * size,
+        **ranks_of([[device] for device in devices], sizes),
     )
 
 
-_Ring: TypeAlias = tuple[int, LinkCost]
-"""Number of ranks, and the channel between them."""
+def price_server(model: CostModel, devices: Sequence[int], hub: int, *, asynchronous: bool) -> CostEstimate:
+    """What a step costs if `devices` send gradients to a server beside device `hub`, and get parameters back.
 
-
-def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[tuple[Numbers, _Ring]]:
-    """Gradients, in bytes of every layer, and the ring in which they are added up, where there are any."""
-    first, counterparts = replicas[0], _counterparts(model, replicas)
-    found = [(first.gradient_bytes, counterparts)]
-    if first.mode == "spatial" and first.division is not None:
-        everybody = [device for replica in replicas for device in replica.devices]
-        together = (len(everybody), model.topology.ring(everybody))
-        strips = first.gradient_bytes * (model.job.published | first.division.layers.adds_gradients)
-        found = [(strips, together), (first.gradient_bytes - strips, counterparts)]
-    return [(gradients, ring) for gradients, ring in found if ring[0] > 1 and gradients.any()]
-
-
-def _counterparts(model: CostModel, replicas: Sequence[ReplicaCost]) -> _Ring:
-    """Ranks in a ring of counterparts, and its channel: first ranks with first ranks and so on, all rings at once."""
-    members = max(len(replica.devices) for replica in replicas)
-    rings = ([replica.devices[rank % len(replica.devices)] for replica in replicas] for rank in range(members))
-    return len(replicas), model.topology.ring(*rings)
-
-
-def exposed_seconds(gradients: Numbers, backward: Numbers, bucket_bytes: int, size: int, channel: LinkCost) -> float:
-    """Seconds that the exchange of buckets goes on after the backward pass has ended.
-
-    Buckets are filled from the last layer to the first and sent one after the other, each as soon as it is full.
-
-    Args:
-        gradients: bytes of every layer.
-        backward: seconds of every layer.
-        bucket_bytes: of a full bucket.
-        size: replicas.
-        channel: of their ring.
+    Raises:
+        DoesNotFit: one of the devices cannot hold one sample.
     """
-    ready = np.cumsum(backward[::-1])
-    filled = np.cumsum(gradients[::-1])
-    ends = np.flatnonzero(np.diff(filled // bucket_bytes, append=filled[-1] // bucket_bytes + 1))
-    free, sent = 0.0, 0.0
-    for end in ends:
-        seconds = all_reduce_seconds(filled[end] - sent, size, channel.alpha, channel.beta)
-        free, sent = max(free, ready[end]) + seconds, filled[end]
-    return max(0.0, float(free - ready[-1]))
+    nbytes, size = model.parameter_bytes, len(devices)
+    channel = model.topology.star(hub, devices)
+    accumulate, sizes, computing = _computing(model, devices, equal=asynchronous)
+    exchanging, waiting = 2 * channel.seconds(nbytes), 0.0
+    if asynchronous:
+        workers = [model.workers[device] for device in devices]
+        alone = [accumulate * worker.seconds(n) for worker, n in zip(workers, sizes, strict=True)]
+        exchanging = 2 * channel.seconds(nbytes) / size
+        computing = max(0.0, size / sum(1 / (seconds + exchanging) for seconds in alone) - exchanging)
+        waiting = max(0.0, nbytes * channel.beta - computing - exchanging)
+    return CostEstimate(
+        strategy="asynchronous server" if asynchronous else "server",
+        accumulate=accumulate,
+        compute_seconds=computing,
+        communication_seconds=exchanging,
+        waiting_seconds=waiting,
+        sent_bytes=nbytes,
+        memory_bytes=_memory(model, sizes),
+        bottleneck=worst_of(
+            [
+                (computing, "computing"),
+                (exchanging, "gradients to the server and parameters from it"),
+                (waiting, "waiting at the server's link, which is busy with the others"),
+            ]
+        ),
+        shares=(1.0,) * size,
+        **ranks_of([[device] for device in devices], sizes),
+    )
+
+
+def _computing(model: CostModel, devices: Sequence[int], *, equal: bool = False) -> tuple[int, tuple[int, ...], float]:
+    """(micro-batches, samples of every replica in one, seconds of the slowest), as few micro-batches as fit."""
+    workers = [model.workers[device] for device in devices]
+    if equal:
+        workers = [Worker(unit_seconds=1.0, most=worker.most) for worker in workers]
+    accumulate = fewest_micro_batches(model.job.batch_size, [worker.most for worker in workers])
+    sizes = apportion(-(-model.job.batch_size // accumulate), workers)
+    busy = [(device, n) for device, n in zip(devices, sizes, strict=True) if n]
+    seconds = max(
+        accumulate * model.workers[device].seconds(n)
+        - (accumulate - 1) * model.update_seconds(device, model.parameter_bytes)
+        for device, n in busy
+    )
+    return accumulate, sizes, seconds * model.stretch(devices)
+
+
+def _memory(model: CostModel, sizes: Sequence[int], copies: int = 0) -> tuple[int, ...]:
+    state = model.whole_state_bytes + copies * model.parameter_bytes
+    return tuple(round(state + n * model.whole_sample_bytes) for n in sizes)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log2
+from statistics import NormalDist
 from typing import TypedDict
 
 import numpy as np
@@ -199,6 +200,14 @@ class CostModel:
             return 0.0
         rounds = ceil(log2(len(devices))) * self.topology.ring(devices).alpha
         return 2 * len(self._norms) * rounds
+
+    def stretch(self, devices: Sequence[int]) -> float:
+        """How much longer than an average device the slowest of `devices` takes, that are alike but for their spread.
+
+        The expected greatest of p normal deviates by Blom (1958): the quantile of (p - 3/8) / (p + 1/4).
+        """
+        spread, size = max(self.profile.devices[device].spread for device in devices), len(devices)
+        return 1 + spread * NormalDist().inv_cdf((size - 0.375) / (size + 0.25)) if size > 1 and spread else 1.0
 
     @cached_property
     def statistics_bytes(self) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.layers import Numbers
-from evener.oracle.cost.mesh import slowest_of_many
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
@@ -174,7 +173,7 @@ def price_pipeline(model: CostModel, rows: Sequence[Sequence[int]], micro_batche
     slowest = max(pipelines, key=lambda pipeline: pipeline.timeline.seconds)
     parameters = [nbytes for pipeline in pipelines for nbytes in pipeline.parameter_bytes]
     update = max(model.update_seconds(*pair) for pair in zip(ranks["devices"], parameters, strict=True))
-    computing = (max(slowest.timeline.busy) + update) * slowest_of_many(model, ranks["devices"])
+    computing = (max(slowest.timeline.busy) + update) * model.stretch(ranks["devices"])
     sending = 2 * sum(slowest.transfer)
     waiting = max(0.0, slowest.timeline.seconds - max(slowest.timeline.busy) - sending)
     gradients, gradient_bytes = _gradient_exchange(model, rows, slowest)

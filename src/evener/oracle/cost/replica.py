@@ -1,24 +1,31 @@
-"""What a step of n samples costs the ranks that hold one model together, and what it takes of their memory.
+"""What a step of n samples costs the ranks that hold one model together, and what such replicas tell each other.
 
 Every exchange makes the ranks wait for the slowest, layer by layer:
 
     forward, backward = sum over layers of  max over ranks of seconds + seconds of the layer's collectives
+
+Replicas exchange gradients in buckets, each as soon as the backward pass has filled it; what goes on after the backward
+pass counts.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
+from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostModel
 from evener.oracle.cost.partition import Mode, ModelSplit
 from evener.oracle.cost.roofline import BACKWARD, LayerSeconds, layer_seconds
-from evener.oracle.cost.topology import LinkCost
+from evener.oracle.cost.topology import LinkCost, all_reduce_seconds
+from evener.oracle.division.layout import ring_bytes
 
 _NOTHING = LayerSeconds(np.zeros((2, 1, 1)), np.zeros((2, 1, 1)))
 
@@ -131,3 +138,111 @@ class ReplicaCost:
 def _collective(fixed: Sequence[Numbers], each: Sequence[Numbers]) -> LayerSeconds:
     """What takes all ranks of a replica equally long, pass by pass."""
     return LayerSeconds(np.array(fixed)[:, None], np.array(each)[:, None])
+
+
+def make_replicas(model: CostModel, groups: Sequence[Sequence[int]], mode: Mode) -> list[ReplicaCost]:
+    """One replica a group; those that cannot differ are made once.
+
+    Raises:
+        DoesNotFit: a model does not fit the memory of its group.
+    """
+    chain = model.topology.chain if mode == "spatial" else model.topology.ring
+    channel = chain(*groups) if any(len(group) > 1 for group in groups) else model.topology.chain()
+    known: dict[tuple[int, ...], ReplicaCost] = {}
+    replicas = []
+    for group in groups:
+        kinds = tuple(model.kinds[device] for device in group)
+        like = known.setdefault(kinds, ReplicaCost(model, group, mode, channel)) if kinds not in known else known[kinds]
+        if like.most == 0:
+            names = ", ".join(model.name(device) for device in group)
+            raise DoesNotFit(f"not even one sample fits the memory of {names}")
+        replicas.append(like.on(group))
+    return replicas
+
+
+_PACKING_PASSES = 4
+"""Reads and writes of a gradient that is copied into one packed buffer and back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientExchange:
+    """What replicas exchange after, or during, their backward passes.
+
+    Attributes:
+        seconds: in which nothing else goes on.
+        packing: seconds of copying gradients into one buffer and back.
+        sent_bytes: of the rank that sends most.
+    """
+
+    seconds: float
+    packing: float
+    sent_bytes: float
+
+
+def exchange_gradients(model: CostModel, replicas: Sequence[ReplicaCost], backward: Numbers) -> GradientExchange:
+    """The all-reduce of gradients among `replicas`, every rank with its counterparts.
+
+    Strips of images leave partial sums on every rank: those are added up over all ranks.
+
+    Args:
+        model: the job and the machines.
+        replicas: that hold the same model.
+        backward: seconds of every layer's backward pass of the slowest replica, during which buckets are sent.
+    """
+    rings = [(float(gradients.sum()), gradients, ring) for gradients, ring in _gradient_rings(model, replicas)]
+    sent = sum(ring_bytes(round(total), size) for total, _, (size, _) in rings)
+    if model.job.overlap:
+        bucket = model.job.bucket_bytes
+        seconds = sum(exposed_seconds(gradients, backward, bucket, *ring) for _, gradients, ring in rings)
+        return GradientExchange(seconds=seconds, packing=0.0, sent_bytes=sent)
+    slowest = min(model.device(device).bandwidth for replica in replicas for device in replica.devices)
+    return GradientExchange(
+        seconds=sum(all_reduce_seconds(total, size, link.alpha, link.beta) for total, _, (size, link) in rings),
+        packing=_PACKING_PASSES * sum(total for total, *_ in rings) / slowest,
+        sent_bytes=sent,
+    )
+
+
+_Ring: TypeAlias = tuple[int, LinkCost]
+"""Number of ranks, and the channel between them."""
+
+
+def _gradient_rings(model: CostModel, replicas: Sequence[ReplicaCost]) -> list[tuple[Numbers, _Ring]]:
+    """Gradients, in bytes of every layer, and the ring in which they are added up, where there are any."""
+    first, counterparts = replicas[0], _counterparts(model, replicas)
+    found = [(first.gradient_bytes, counterparts)]
+    if first.mode == "spatial" and first.division is not None:
+        everybody = [device for replica in replicas for device in replica.devices]
+        together = (len(everybody), model.topology.ring(everybody))
+        strips = first.gradient_bytes * (model.job.published | first.division.layers.adds_gradients)
+        found = [(strips, together), (first.gradient_bytes - strips, counterparts)]
+    return [(gradients, ring) for gradients, ring in found if ring[0] > 1 and gradients.any()]
+
+
+def _counterparts(model: CostModel, replicas: Sequence[ReplicaCost]) -> _Ring:
+    """Ranks in a ring of counterparts, and its channel: first ranks with first ranks and so on, all rings at once."""
+    members = max(len(replica.devices) for replica in replicas)
+    rings = ([replica.devices[rank % len(replica.devices)] for replica in replicas] for rank in range(members))
+    return len(replicas), model.topology.ring(*rings)
+
+
+def exposed_seconds(gradients: Numbers, backward: Numbers, bucket_bytes: int, size: int, channel: LinkCost) -> float:
+    """Seconds that the exchange of buckets goes on after the backward pass has ended.
+
+    Buckets are filled from the last layer to the first and sent one after the other, each as soon as it is full.
+
+    Args:
+        gradients: bytes of every layer.
+        backward: seconds of every layer.
+        bucket_bytes: of a full bucket.
+        size: replicas.
+        channel: of their ring.
+    """
+    ready = np.cumsum(backward[::-1])
+    filled = np.cumsum(gradients[::-1])
+    ends = np.flatnonzero(np.diff(filled // bucket_bytes, append=filled[-1] // bucket_bytes + 1))
+    free, sent = 0.0, 0.0
+    for end in ends:
+        seconds = all_reduce_seconds(filled[end] - sent, size, channel.alpha, channel.beta)
+        free, sent = max(free, ready[end]) + seconds, filled[end]
+    return max(0.0, float(free - ready[-1]))
