@@ -208,8 +208,7 @@ def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Sett
 
 
 def _settings(optimizer: Optimizer) -> list[Settings]:
-    groups = optimizer.param_groups
-    return [{name: _number(group[name]) for name in _SCHEDULED if name in group} for group in groups]
+    return [{name: _number(group[name]) for name in _SCHEDULED if name in group} for group in optimizer.param_groups]
 
 
 def _number(value: Any) -> Any:

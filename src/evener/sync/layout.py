@@ -104,11 +104,6 @@ class StateLayout(Part, frozen=True, kw_only=True, dict=True):
         return tuple(first.offset for first, second in pairs if first.size + second.size)
 
     @cached_property
-    def num_parameters(self) -> int:
-        """Trained numbers."""
-        return sum(section.size for section in self.sections if section.kind == "parameter")
-
-    @cached_property
     def offsets(self) -> dict[str, int]:
         """First byte of every array, by its name."""
         found = {}
