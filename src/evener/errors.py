@@ -118,6 +118,13 @@ def require_not_negative(owner: object, *fields: str) -> None:
         require(getattr(owner, field) >= 0, field, getattr(owner, field), "zero or more")
 
 
+def error_of(sentence: str, exit_code: int) -> EvenerError:
+    """An error that arose in another process, as that one explained it."""
+    error = EvenerError(sentence)
+    error.exit_code = exit_code
+    return error
+
+
 def explain(error: BaseException) -> tuple[str, int, str]:
     """(sentence, exit code, traceback) of an error; the traceback is empty where the sentence says it all."""
     if isinstance(error, EvenerError):

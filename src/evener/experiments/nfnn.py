@@ -30,7 +30,7 @@ from rich.table import Table
 from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
-from evener.errors import EvenerError, require
+from evener.errors import error_of, require
 from evener.experiments.options import NfnnConfig, numbers
 from evener.experiments.results import Column, Row, megabytes, ratio, table_of, write_csv
 from evener.launch.nodes import LocalNode
@@ -160,9 +160,7 @@ def outcome_of(
     client.submit(job, backend.initial_weights(), [])
     result = client.watch(job.run, lambda _: None, check)
     if result.exit_code:
-        error = EvenerError(result.reason)
-        error.exit_code = result.exit_code
-        raise error
+        raise error_of(result.reason, result.exit_code)
     record = parse_noun(result.record, TrainRecord, source="the master's record")
     backend.model.load_state_dict(load_weights(result.weights))
     return NfnnOutcome(

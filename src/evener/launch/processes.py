@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from evener.errors import EvenerError, NodeLost, explain
+from evener.errors import EvenerError, NodeLost, error_of, explain
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
@@ -52,9 +52,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     def as_error(self) -> EvenerError:
         """The error to be raised where the process was started; prints the traceback, if there is one."""
         sys.stderr.write(self.traceback)
-        error = EvenerError(self.sentence)
-        error.exit_code = self.exit_code
-        return error
+        return error_of(self.sentence, self.exit_code)
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -15,15 +15,13 @@ from evener.ps.config import Beacon, MasterConfig, StateDir, default_state_dir, 
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
-from evener.report.text import grid, human_bytes
+from evener.report.text import human_bytes, table_of
 from evener.run.config import RunConfig
 from evener.run.console import open_console
 from evener.run.options import PATIENCE, PORT, MasterAccess, UpConfig
 from evener.run.ps_node import given_token, print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
-
-_HEADS = ("node", "address", "device", ">GFLOP/s", "does", ">samples/s", ">sent", ">received", "state")
 
 
 def up(config: UpConfig, *, as_json: bool) -> None:
@@ -97,7 +95,21 @@ def down(access: MasterAccess) -> None:
 
 def nodes_table(status: ClusterStatus) -> Table:
     """All nodes."""
-    return grid(f"Nodes of the master at {status.address}", _HEADS, [_row(node) for node in status.nodes])
+    return table_of(
+        f"Nodes of the master at {status.address}",
+        {
+            "node": lambda node: node.name,
+            "address": lambda node: node.address,
+            "device": lambda node: node.device,
+            ">GFLOP/s": lambda node: "" if node.score is None else f"{node.score:,.0f}",
+            "does": lambda node: node.doing,
+            ">samples/s": lambda node: f"{node.samples_per_second:,.0f}" if node.samples_per_second else "",
+            ">sent": lambda node: human_bytes(node.bytes_sent),
+            ">received": lambda node: human_bytes(node.bytes_received),
+            "state": _state,
+        },
+        status.nodes,
+    )
 
 
 def run_line(run: RunStatus) -> str:
@@ -115,20 +127,6 @@ def reachable_address(bound: Address) -> Address:
     if bound.path or bound.host not in ("", "0.0.0.0", "::"):
         return bound
     return Address(own_address(), bound.port)
-
-
-def _row(node: NodeStatus) -> tuple[str, ...]:
-    return (
-        node.name,
-        node.address,
-        node.device,
-        "" if node.score is None else f"{node.score:,.0f}",
-        node.doing,
-        f"{node.samples_per_second:,.0f}" if node.samples_per_second else "",
-        human_bytes(node.bytes_sent),
-        human_bytes(node.bytes_received),
-        _state(node),
-    )
 
 
 def _state(node: NodeStatus) -> str:

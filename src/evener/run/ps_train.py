@@ -15,12 +15,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evener.errors import EvenerError, InvalidInput
+from evener.errors import InvalidInput, error_of
 from evener.ps.blob import Blob, whole_folder
 from evener.ps.engine import ModelBackend
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
-from evener.ps.results import RunResult
 from evener.record import TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
@@ -51,7 +50,7 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
             backend.write_weights(result.weights, folder / "model.safetensors")
             view(parse_noun(result.record, TrainRecord, source="the master's record"))
     if result.exit_code:
-        raise _error(result)
+        raise error_of(result.reason, result.exit_code)
     assert view.record is not None
     if as_json:
         print_line(json.dumps(summary(view.record)))
@@ -142,9 +141,3 @@ def _blobs(config: RunConfig) -> dict[str, Blob]:
         root = config.data.resolve()
         found["data"] = Blob(root, whole_folder(root))
     return found
-
-
-def _error(result: RunResult) -> EvenerError:
-    error = EvenerError(result.reason)
-    error.exit_code = result.exit_code
-    return error
