@@ -105,9 +105,11 @@ class ShardedModel(nn.Module):
     def without_samples(self) -> Iterator[None]:
         """Inside, this replica passes a stand-in sample that counts for nothing, so that it joins every collective."""
         self._present = False
-        with uncounted(self):
-            yield
-        self._present = True
+        try:
+            with uncounted(self):
+                yield
+        finally:
+            self._present = True
 
     def gather_weights(self) -> dict[str, Tensor]:
         """The whole model's state dict on the first rank of the replica, else an empty one; all ranks call this."""

@@ -145,8 +145,10 @@ class GradientSums:
     def accumulating(self) -> Iterator[None]:
         """Inside, gradients stay on this rank: for all but the last micro-batch of a step."""
         self._sums = False
-        yield
-        self._sums = True
+        try:
+            yield
+        finally:
+            self._sums = True
 
     def clip(self, largest: float) -> float:
         """Shrink all gradients, if need be, so that those of the whole model have a norm of `largest`; the norm before.

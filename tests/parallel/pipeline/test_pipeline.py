@@ -338,3 +338,12 @@ def test_skips_reach_stages_far_behind() -> None:
     x = torch.randn(4, 3, 16, 16)
     expected = copy.deepcopy(model).eval()(x)
     torch.testing.assert_close(make(model, x, 8).eval()(x), expected)
+
+
+def test_after_an_error_samples_count_again() -> None:
+    x, norm = torch.randn(4, 3), nn.BatchNorm1d(3)
+    pipeline = Pipeline(nn.Sequential(nn.Linear(3, 3), norm), x, F.mse_loss, on=[CPU], micro_batches=2)
+    with pytest.raises(OSError, match="interrupted"), pipeline.uncounted():
+        raise OSError("interrupted")
+    pipeline.step(x, x)
+    assert int(pipeline.state_dict()["1.num_batches_tracked"]) == 1

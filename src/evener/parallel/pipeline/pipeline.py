@@ -175,8 +175,10 @@ class Pipeline:
     def uncounted(self) -> Iterator[None]:
         """Inside, BatchNorms take no notice of a step's samples: they stand in for a batch that has none."""
         self._counts = False
-        yield
-        self._counts = True
+        try:
+            yield
+        finally:
+            self._counts = True
 
     def __call__(self, inputs: Any = None) -> Any:
         """What the model returns for `inputs`, without gradients, where the last stage is; None elsewhere."""
