@@ -21,7 +21,7 @@ from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.staged import StagedModel
 from evener.record import Event, NodeSummary, TrainRecord
-from evener.report.canvas import can_draw, save_png
+from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
@@ -116,4 +116,4 @@ def write_timeline(model: StagedModel, folder: Path) -> None:
         return
     atomic_write(folder / "timeline.json", timeline.chrome_trace())
     if can_draw():  # the trace shows the same
-        save_png(timeline_figure(timeline), folder / "timeline.png")
+        atomic_write(folder / "timeline.png", png(timeline_figure(timeline)))
