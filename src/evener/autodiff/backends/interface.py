@@ -240,8 +240,9 @@ def binary(function: Callable[..., Any]) -> Primitive:
     def primitive(self: Backend, a: Array, b: Any, out: Array | None = None) -> Array:
         if out is None:
             shape = a.shape
-            other = getattr(b, "shape", shape)
-            out = self.new(shape if other == shape else broadcast_shape(shape, other), a.dtype)
+            if b.__class__ is a.__class__ and b.shape != shape:
+                shape = broadcast_shape(shape, b.shape)
+            out = self.new(shape, a.dtype)
         return function(a, b, out=out)
 
     return primitive
