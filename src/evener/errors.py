@@ -4,6 +4,7 @@ EvenerError                 1
 |- InvalidInput             2   a wrong argument, file or task; nothing was started
 |  |- InvalidValue              a field has a value that is not allowed
 |  |- InvalidFile               a file does not hold what it should
+|  |- NotExact                the ranks would train something else than one process does
 |  |- MissingFile               a file or data set is not there; says what to fetch from where
 |  `- MissingExtra              an optional dependency is not installed; says what to type
 |- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
@@ -48,6 +49,10 @@ class InvalidValue(InvalidInput, ValueError):
 
 class InvalidFile(InvalidInput):
     """A file does not hold what it should; names file, field, value and what is allowed."""
+
+
+class NotExact(InvalidInput):
+    """The ranks would train something else than one process does; says what differs, and how far."""
 
 
 class MissingFile(InvalidInput):

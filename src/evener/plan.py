@@ -114,6 +114,24 @@ class Prediction(Part, frozen=True, kw_only=True):
     bottleneck: str = ""
 
 
+class Check(Part, frozen=True, kw_only=True):
+    """That the ranks were found to train what one process trains, before the first step.
+
+    Attributes:
+        samples: of every replica, on which it was tried.
+        precisions: in which.
+        where: what differed most.
+        off: by how much, relative to its size.
+        seconds: it took.
+    """
+
+    samples: tuple[int, ...]
+    precisions: tuple[str, ...]
+    where: str
+    off: float
+    seconds: float
+
+
 class Plan(Noun, frozen=True, kw_only=True):
     """Who does what.
 
@@ -126,6 +144,7 @@ class Plan(Noun, frozen=True, kw_only=True):
         rejected: alternatives and left-out nodes with reasons.
         local_steps: that each replica makes between two exchanges; 1: they agree after every step.
         advice: what to do and why, in at most two sentences.
+        check: that it trains what one process trains; None where that was not tried.
     """
 
     strategy: Strategy
@@ -136,6 +155,7 @@ class Plan(Noun, frozen=True, kw_only=True):
     rejected: tuple[Rejected, ...] = ()
     local_steps: int = 1
     advice: str = ""
+    check: Check | None = None
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "local_steps")

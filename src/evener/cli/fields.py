@@ -48,7 +48,8 @@ def _option(one: FieldInfo) -> Any:
     """The option, or the argument, that a field is."""
     if one.required:
         return typer.Argument(help=_description(one))
-    return typer.Option(f"--{one.name.replace('_', '-')}", help=_description(one))
+    name = one.name.replace("_", "-")
+    return typer.Option(f"--{name}/--no-{name}" if one.default is True else f"--{name}", help=_description(one))
 
 
 def _type(one: FieldInfo) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
-from evener.plan import Plan, Prediction, Rejected
+from evener.plan import Check, Plan, Prediction, Rejected
 from evener.record import TrainRecord
 from evener.report.measured import typical_step, waiting_fraction
 from evener.report.text import (
@@ -51,11 +51,13 @@ def plan_table(plan: Plan) -> Table:
     rows: list[Row] = [(a.node, a.device, str(a.samples), percent(plan.part(a)), a.reason) for a in plan.assignments]
     if plan.rejected:
         rows += [None, *(_rejected_row(rejected) for rejected in plan.rejected)]
+    captions = [_predicted(plan.prediction)] if plan.prediction else []
+    captions += [_checked(plan.check)] if plan.check else []
     return grid(
         f"Plan: {plan.strategy}, {plan.batch_size} samples a step{micro_batches}",
         ("node", "device", ">samples", ">share", "reason"),
         rows,
-        caption=_predicted(plan.prediction) if plan.prediction else "",
+        caption="\n".join(captions),
     )
 
 
@@ -63,6 +65,14 @@ def _rejected_row(rejected: Rejected) -> Row:
     seconds = rejected.step_seconds
     predicted = f" ({human_seconds(seconds)} a step)" if seconds is not None else ""
     return (rejected.what, "-", "-", "-", f"not used: {rejected.reason}{predicted}")
+
+
+def _checked(check: Check) -> str:
+    samples, precisions = "+".join(map(str, check.samples)), " and ".join(check.precisions)
+    return (
+        f"Checked: {samples} samples in {precisions}, trained by these nodes and by one process, are equal "
+        f"(to {check.off:.0e}, {human_seconds(check.seconds)})"
+    )
 
 
 def _predicted(prediction: Prediction) -> str:

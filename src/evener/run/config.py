@@ -69,6 +69,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     epochs: Annotated[int | None, Meta(description="Passes over the training data.")] = None
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
     compile: Annotated[bool, Meta(description="Compile the model.")] = False
+    check: Annotated[
+        bool, Meta(description="Hold a small step of the nodes against one process before the first one.")
+    ] = True
     seed: Annotated[int, Meta(description="Of weights, order of samples and random transforms.")] = 0
     accumulate: Annotated[int, Meta(description="Micro-batches of one step.")] = 1
     workers: Annotated[int, Meta(description="Processes per node that load data ahead.")] = 0

@@ -21,7 +21,7 @@ from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
 from evener.oracle.division.rules import Division
-from evener.plan import Plan, is_pipeline
+from evener.plan import Plan, Rejected, is_pipeline
 from evener.run.config import STRATEGIES, RunConfig, strategy_conflict
 from evener.run.context import RankContext
 from evener.run.costs import MeasuredCosts, calibrate_pace, gradient_sync, measure_costs, measure_ring, price
@@ -56,8 +56,13 @@ class Shape(NamedTuple):
     shares: list[float] | None
 
 
-def make_plan(context: RankContext, config: RunConfig) -> Plan:
+def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejected] = ()) -> Plan:
     """The plan that the user gave, or the best one of those that go with what is asked for; the same on every rank.
+
+    Args:
+        context: of this rank.
+        config: what is asked for.
+        refused: strategies, by name, that are out of the question.
 
     Raises:
         InvalidInput: the model, or a batch, cannot be divided among these nodes as it is asked for.
@@ -66,12 +71,13 @@ def make_plan(context: RankContext, config: RunConfig) -> Plan:
     if context.given is not None:
         return fit_plan(context.given, context.env.names)
     nodes, batch_size, accumulate = context.env.nodes, context.batch_size, config.accumulate
-    names = candidate_strategies(config, len(nodes))
+    out = [one.what for one in refused]
+    names = [name for name in candidate_strategies(config, len(nodes)) if name not in out]
     shape = shape_of(config, names[0], len(nodes), batch_size)
     if _is_alone(context.env, shape):
         return divide(shape, nodes, (), batch_size, GradientSync(gradient_bytes=0))
     costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples, accumulate)
-    ring = measure_ring(context) if shape.strategy == "data" and costs.workers else (0.0, 0.0)
+    ring = measure_ring(context) if (shape.strategy == "data" or len(names) > 1) and costs.workers else (0.0, 0.0)
     chosen = choose(names, costs.misfit, price(context, names, costs, ring, accumulate))
     if chosen != shape.strategy:
         shape = shape_of(config, chosen, len(nodes), batch_size)
@@ -79,7 +85,8 @@ def make_plan(context: RankContext, config: RunConfig) -> Plan:
     if chosen == "data":
         calibrate_pace(context, shape.samples, accumulate)
         exchange = gradient_sync(context, ring, accumulate)
-    return divide(shape, nodes, costs.workers, batch_size, exchange)
+    plan = divide(shape, nodes, costs.workers, batch_size, exchange)
+    return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
 
 
 def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
@@ -199,7 +206,7 @@ def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate])
     """One of the strategies `names`: the first, unless it does not fit or another is much faster.
 
     Args:
-        names: candidates; of several, the first is `data`.
+        names: candidates; of several, the first is `data`, unless it is out of the question.
         misfit: why a node cannot hold the whole model; empty if all can.
         estimates: of those that fit, fastest first.
 
@@ -210,8 +217,11 @@ def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate])
         if "pipeline" not in names:
             raise DoesNotFit(misfit)
         return "pipeline"
-    divided = next((estimate for estimate in estimates if estimate.strategy in names[1:]), None)
-    whole = next((q for q in estimates if q.strategy not in names[1:] and q.accumulate == 1), None)  # fits as it is
+    others = names[1:] if names[0] == "data" else names
+    divided = next((estimate for estimate in estimates if estimate.strategy in others), None)
+    whole = next((q for q in estimates if q.strategy not in others and q.accumulate == 1), None)  # fits as it is
+    if names[0] != "data":
+        return names[0] if divided is None else divided.strategy
     if divided is None or (whole is not None and whole.step_seconds <= MUCH * divided.step_seconds):
         return names[0]
     return divided.strategy

@@ -1,4 +1,4 @@
-"""The whole way of a run on one page: join -> plan -> build -> train -> record.
+"""The whole way of a run on one page: join -> plan -> build -> check -> train -> record.
 
 `train_rank` is what every rank runs, whoever started it. All decisions are made on every rank from the same numbers, so
 that no rank has to be sent the plan. What was asked for is read by the steps that are given `config`, by no others.
@@ -6,9 +6,11 @@ that no rank has to be sent the plan. What was asked for is read by the steps th
 
 from __future__ import annotations
 
+import copy
 import resource
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,17 +19,20 @@ import torch
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.comm.group import leave_group
+from evener.errors import NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.staged import StagedModel
+from evener.plan import Plan, Rejected
 from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
-from evener.run.context import join_run, make_context
+from evener.run.context import RankContext, join_run, make_context
 from evener.run.loop import Loop
-from evener.run.planning import make_plan
+from evener.run.planning import candidate_strategies, make_plan
+from evener.run.self_check import self_check
 from evener.run.training import Training, make_training
 
 
@@ -35,11 +40,9 @@ def train_rank(env: RankEnvironment, config: RunConfig) -> None:
     """One rank's whole way; the leader emits plan, steps and record through the env."""
     group, config = join_run(env, config)
     context = make_context(env, group, config)
-    plan = make_plan(context, config)
-    among = context.of_plan(plan)
-    if among is None:
+    training = prepare(context, config)
+    if training is None:
         return
-    training = make_training(among, plan, config)
     if training.group.is_leader:
         env.notify(training.plan)
     startup = time.time() - config.started
@@ -47,6 +50,40 @@ def train_rank(env: RankEnvironment, config: RunConfig) -> None:
     write_results(training, history, config.folder, startup)
     training.group.barrier()
     leave_group()
+
+
+def prepare(context: RankContext, config: RunConfig) -> Training | None:
+    """All that the loop needs; None for a rank that the plan leaves out. Every rank of the context calls this.
+
+    Of a strategy that would train something else than one process does, `auto` takes the next.
+
+    Raises:
+        NotExact: the strategy that was asked for, or every one, would.
+    """
+    refused: list[Rejected] = []
+    while True:
+        plan = make_plan(context, config, refused)
+        among = context.of_plan(plan)
+        training, sentence = (None, "") if among is None else checked(among, plan, config)
+        found = [row.decode() for row in context.group.all_gather_bytes(sentence.encode()) if row]
+        if not found:
+            return training
+        refused.append(Rejected(what=plan.strategy, reason=found[0]))
+        if context.given or len(refused) == len(candidate_strategies(config, len(context.env.nodes))):
+            raise NotExact(found[0])
+
+
+def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:
+    """What the loop needs for `plan`, or why it would train something else."""
+    model = copy.deepcopy(context.model)  # parts of the other one are taken over
+    training = make_training(replace(context, model=model), plan, config)
+    if not config.check or context.group.size == 1:
+        return training, ""
+    try:
+        check = self_check(context, training.plan, config)
+    except NotExact as error:
+        return None, str(error)
+    return replace(training, plan=msgspec.structs.replace(training.plan, check=check)), ""
 
 
 def write_results(training: Training, history: History, folder: Path, startup: float) -> None:

@@ -67,7 +67,8 @@ class Training:
 def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Training:
     """Everything that the loop of a rank needs that takes part in `plan`; all ranks of the context call this."""
     task = context.task
-    model, plan = join_model(context, plan, config)
+    is_rehearsed = plan.prediction is None or context.given is None  # a user's own plan says what it predicts
+    model, plan = join_model(context, plan, config, is_rehearsed)
     optimizer = context.make_optimizer(model.parameters())
     is_balanced = config.shares == "measured" and not config.stationary and plan.strategy in WHOLE_MODEL
     workers = _workers(plan, is_balanced)
@@ -121,13 +122,12 @@ class _Stage(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-def join_model(context: RankContext, plan: Plan, config: RunConfig) -> tuple[ParallelModel, Plan]:
-    """This rank's part of the model, and the plan with its stages and with what a step of it will take.
+def join_model(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
+    """This rank's part of the model, and the plan with its stages and, if `is_rehearsed`, what a step of it will take.
 
-    What a user's own plan predicts is left as it is. All ranks of `context`, who are those of `plan`, call this. The
-    model takes over the parts of the context's, unless it is divided.
+    All ranks of `context`, who are those of `plan`, call this. The model takes over the parts of the context's, unless
+    it is divided.
     """
-    is_rehearsed = plan.prediction is None or context.given is None
     if plan.strategy in WHOLE_MODEL:
         return _join_replicas(context, plan, config, is_rehearsed)
     if is_pipeline(plan.strategy):
@@ -173,7 +173,7 @@ def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehears
 
     model = build(context.model, context.group, plan)
     plan = _with_stages(plan, model)
-    if twin is None or not _is_cut_alike(plan):  # a twin could not be cut so
+    if twin is None or not is_cut_alike(plan):  # a twin could not be cut so
         return model, plan
     return model, predict(context, plan, lambda silent: build(twin, silent, plan))
 
@@ -244,7 +244,7 @@ def _stage(plan: Plan, model: StagedModel) -> _Stage:
     )
 
 
-def _is_cut_alike(plan: Plan) -> bool:
+def is_cut_alike(plan: Plan) -> bool:
     """Whether the stages of all replicas begin at the same layers."""
     rows = [sorted((plan.assignments[rank] for rank in ranks), key=lambda a: a.stage) for ranks in plan.replica_ranks]
     return len({tuple(a.first_layer for a in row) for row in rows}) == 1

@@ -1,0 +1,217 @@
+"""Holds what the ranks will train against one process, on a few samples, before the first step.
+
+    both     an evaluation, then training steps, of the same samples from the same weights
+    equal?   outputs, loss, gradients, buffers, weights after the optimiser
+
+The ranks do what the plan says: each its uneven share, none where the plan gives none. One of them does the whole by
+itself, too. What is random is drawn alike: by the same seed where the division promises the draws of one process, else
+the same for every sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener.errors import EvenerError, NotExact, first_line, user_frame
+from evener.plan import Check, Plan, is_pipeline
+from evener.profile import Precision
+from evener.run.config import RunConfig
+from evener.run.context import RankContext
+from evener.run.training import is_cut_alike
+from evener.run.trial import Results, StepValues, Trial, Values
+
+_EXACT: Precision = "fp64"
+_MOST = 4
+"""Samples of the largest replica."""
+_TOLERANCES = {"fp64": 1e-8, "fp32": 2e-2, "bf16": 0.25, "fp16": 0.1}
+"""By precision, relative: sums in another order differ in the last digits, and normalisation magnifies that."""
+_EPS = {"fp64": 2.0**-52, "fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-10}
+_ROUNDING = 1e3
+"""Times the last digit of the largest value: what is smaller may be a rounding error."""
+_SECONDS, _PART = 5.0, 0.03
+"""Seconds of the check, or part of the run, whichever is more."""
+_DOUBLE = 2.0
+"""Times as long as in single precision."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How far two values are apart.
+
+    Attributes:
+        what: in words, with the name of the parameter.
+        off: the largest difference, relative to the largest value.
+    """
+
+    what: str
+    off: float
+
+
+def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
+    """What was compared, and how far off it was; every rank of `plan`, and no other, calls this.
+
+    Args:
+        context: of this rank; its model stays as it is.
+        plan: to be performed, with its stages if it is of a pipeline.
+        config: of the run.
+
+    Raises:
+        NotExact: the ranks would train something else than one process; says what, and how far off.
+    """
+    begin = time.perf_counter()
+    small = small_plan(plan, context.model)
+    budget = max(_SECONDS, _PART * _run_seconds(context, plan))
+    passed: dict[Precision, Difference] = {}
+    for precision in dict.fromkeys((config.precision, _EXACT)):
+        [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
+        if passed and (1 + _DOUBLE) * spent > budget:
+            break
+        found = _hold(context, small, config, precision)
+        passed |= {} if found is None else {precision: found}
+    return Check(
+        samples=small.replica_samples,
+        precisions=tuple(passed),
+        where=passed[next(reversed(passed))].what,
+        off=passed[next(reversed(passed))].off,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def small_plan(plan: Plan, model: nn.Module) -> Plan:
+    """`plan` for as few samples as show its division: uneven, and none where it has none."""
+    samples = plan.replica_samples
+    scale = min(1.0, _MOST / max(samples))
+    sizes = [0 if n == 0 else max(min(n, 2), round(n * scale)) for n in samples]
+    if len(set(sizes)) == 1 < len(sizes):
+        sizes[0] += 1
+    is_normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
+    number = 2 if is_pipeline(plan.strategy) and plan.accumulate > 1 and not is_normalised else 1
+    assignments = list(plan.assignments)
+    for ranks, size in zip(plan.replica_ranks, sizes, strict=True):
+        for rank in ranks:
+            begin = assignments[rank].first_layer if is_cut_alike(plan) else ""
+            assignments[rank] = msgspec.structs.replace(
+                assignments[rank], samples=size, max_samples=None, first_layer=begin
+            )
+    return msgspec.structs.replace(
+        plan, batch_size=sum(sizes) * number, accumulate=number, assignments=tuple(assignments)
+    )
+
+
+def _run_seconds(context: RankContext, plan: Plan) -> float:
+    steps = context.epochs * -(-context.num_samples // context.batch_size)
+    return steps * plan.prediction.step_seconds if plan.prediction else 0.0
+
+
+def _hold(context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> Difference | None:
+    """The largest difference in `precision`; None if the model does not compute in fp64, which nobody asked for.
+
+    Raises:
+        NotExact: it is too large.
+    """
+    group, is_asked = context.group, precision == config.precision
+    trial = Trial(context, plan, config, precision)
+    error: Exception | None = None
+    try:
+        expected = trial.whole()
+    except Exception as raised:
+        error = raised
+    if any(row for row in group.all_gather_bytes(b"failed" if error else b"")):
+        if is_asked and error is not None:
+            raise error
+        return None
+    found = list(_differences(_divided(trial, plan), expected, trial.initial, precision))
+    rows = group.all_gather_bytes(msgspec.json.encode(found))
+    ordered = [one for row in rows for one in msgspec.json.decode(row, type=list[Difference])]
+    for one in ordered:
+        if not one.off <= _TOLERANCES[precision]:
+            raise NotExact(_sentence(plan, precision, one))
+    return max(ordered, key=lambda one: one.off)
+
+
+def _divided(trial: Trial, plan: Plan) -> Results:
+    try:
+        return trial.divided()
+    except EvenerError:
+        raise
+    except Exception as error:
+        place = user_frame(error)
+        where = f" ({place.filename}, line {place.lineno})" if place else ""
+        raise NotExact(
+            f"--strategy {plan.strategy} cannot train this model{where}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _differences(divided: Results, whole: Results, initial: Values, precision: Precision) -> Iterator[Difference]:
+    """Of all that both have, as it was computed: the first one that is large shows where it began."""
+    if divided.outputs is not None:
+        assert whole.outputs is not None
+        yield Difference("the number of tensors in the outputs", abs(len(divided.outputs) - len(whole.outputs)))
+        for value, expected in zip(divided.outputs, whole.outputs, strict=False):
+            yield Difference("the output in evaluation mode", _off(value, expected, _size(expected)))
+    noise: Values = {}
+    for number, (step, right) in enumerate(zip(divided.steps, whole.steps, strict=False), 1):
+        yield Difference(f"the loss of step {number}", abs(step.loss - right.loss) / max(abs(right.loss), 1e-6))
+        yield from _of_gradients(step, right, number)
+        noise = {name: noise.get(name, False) | one for name, one in _uncertain(step, right, precision).items()}
+        yield from _of_state(step, right, initial, number, noise, precision)
+
+
+def _of_gradients(step: StepValues, expected: StepValues, number: int) -> Iterator[Difference]:
+    largest = max(map(_size, expected.gradients.values()), default=0.0)
+    for name, right in reversed(expected.gradients.items()):
+        value = step.gradients.get(name, torch.zeros(0))
+        yield Difference(
+            f"the gradient of {name} in step {number}", _off(value, right, max(_size(right), largest / 1e3))
+        )
+
+
+def _uncertain(step: StepValues, expected: StepValues, precision: Precision) -> Values:
+    """By parameter, where its gradient is so small that rounding errors decide it, which some optimisers magnify."""
+    found: Values = {}
+    for name, right in expected.gradients.items():
+        value = step.gradients.get(name, right)
+        if value.shape == right.shape:
+            found[name] = right.abs() <= 10 * _size(value - right) / _TOLERANCES[precision]
+    return found
+
+
+def _of_state(
+    step: StepValues, expected: StepValues, initial: Values, number: int, noise: Values, precision: Precision
+) -> Iterator[Difference]:
+    """Of the changes since the first step."""
+    for name, right in expected.state.items():
+        value = step.state.get(name, torch.zeros(0))
+        rounding = _ROUNDING * _EPS[precision] * max(_size(right), _size(initial[name]))
+        if name in noise and value.shape == right.shape:
+            value = torch.where(noise[name], right, value)
+        yield Difference(f"{name} after step {number}", _off(value, right, _size(right - initial[name]) + rounding))
+
+
+def _size(tensor: Tensor) -> float:
+    """The largest of the absolute values."""
+    return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0
+
+
+def _off(value: Tensor, expected: Tensor, scale: float) -> float:
+    """The largest difference, relative to `scale`."""
+    if value.shape != expected.shape:
+        return float("inf")
+    if torch.equal(value, expected):
+        return 0.0
+    differences = (value.double() - expected.double()).abs()
+    both = value.isnan() & expected.isnan()
+    return _size(differences.masked_fill(both, 0.0)) / max(scale, 1e-30)
+
+
+def _sentence(plan: Plan, precision: Precision, found: Difference) -> str:
+    samples = "+".join(map(str, plan.replica_samples))
+    return (
+        f"--strategy {plan.strategy} would train something else than one process does: of {samples} samples in "
+        f"{precision}, {found.what} is {found.off:.2g} times its size off; take another strategy, or --no-check"
+    )

@@ -1,0 +1,197 @@
+"""A few steps of the same samples from the same weights, by one process and by the ranks of a plan.
+
+An evaluation, then training steps: outputs, losses, gradients, and the state dict after every optimiser step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evener.comm.group import Traffic
+from evener.comm.step_timing import StepTimer
+from evener.data.loader import collect, seed_all, split_batch, to_device
+from evener.parallel.parallel_model import ParallelModel
+from evener.plan import WHOLE_MODEL, Plan, is_pipeline
+from evener.profile import Precision
+from evener.run.config import RunConfig
+from evener.run.context import Arithmetic, RankContext
+from evener.run.draws import SameDraws
+from evener.run.training import join_model
+from evener.tracer.nested import call, tensors_in
+
+_STEPS = {"fp64": 2}
+"""By precision; else 1: rounding errors of the first step are magnified by the second."""
+_CLIPPED = 1e-2
+"""Norm to which gradients are clipped if the task clips them: so small that it is felt."""
+
+Values = dict[str, Tensor]
+
+
+class StepValues(NamedTuple):
+    """What comes of one training step.
+
+    Attributes:
+        loss: mean over the samples.
+        gradients: by parameter; without those that are not there.
+        state: the state dict afterwards.
+    """
+
+    loss: float
+    gradients: Values
+    state: Values
+
+
+class Results(NamedTuple):
+    """What comes of a trial on one rank.
+
+    Attributes:
+        outputs: of the evaluation of this rank's samples, every tensor in them; None where another rank reports.
+        steps: of the training, where they are gathered; else nothing, or what is worth nothing.
+    """
+
+    outputs: list[Tensor] | None
+    steps: list[StepValues]
+
+
+class Trial:
+    """The trial of a plan; every rank of it makes the same calls.
+
+    Args:
+        context: of this rank; its model stays as it is.
+        plan: for a few samples.
+        config: of the run.
+        precision: in which all is computed.
+
+    Attributes:
+        initial: the state dict before the first step.
+    """
+
+    def __init__(self, context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> None:
+        self._device, self._plan = context.env.device, plan
+        self._arithmetic = Arithmetic(precision, self._device)
+        self._arithmetic.scaler = torch.amp.GradScaler(self._device.type, enabled=False)
+        self._config = msgspec.structs.replace(config, compile=False, precision=precision)
+        self._context = replace(
+            context,
+            group=replace(context.group, timer=StepTimer(self._device), traffic=Traffic()),
+            arithmetic=self._arithmetic,
+            batch_size=plan.batch_size,
+            model=self._copy(context),
+        )
+        self.initial = _copied(self._context.model.state_dict())
+        self._num_steps = _STEPS.get(precision, 1)
+        divides_samples = plan.strategy in WHOLE_MODEL or is_pipeline(plan.strategy)
+        self._draws: type[AbstractContextManager[Any]] = SameDraws if divides_samples else nullcontext
+        bound = context.task.clip_norm
+        self._clip_norm = None if bound is None else min(bound, _CLIPPED)
+        sizes = [n * plan.accumulate for n in plan.replica_samples]
+        self._sizes, self._starts = sizes, [0, *accumulate(sizes)]
+        self._replica = next(i for i, ranks in enumerate(plan.replica_ranks) if context.group.rank in ranks)
+
+    def _copy(self, context: RankContext) -> nn.Module:
+        on_device = not is_pipeline(self._plan.strategy)
+        return self._arithmetic.prepare_model(copy.deepcopy(context.model), on_device)
+
+    def whole(self) -> Results:
+        """What one process computes: the outputs for this rank's samples, and on the first rank all the rest."""
+        model = copy.deepcopy(self._context.model).to(self._device)
+        model.eval()
+        inputs, _ = self._batch(self._replica)
+        with torch.no_grad(), self._drawing(0), self._arithmetic.autocast():
+            outputs = _tensors(call(model, inputs))
+        return Results(outputs, self._trained_whole(model) if self._context.group.is_leader else [])
+
+    def _trained_whole(self, model: nn.Module) -> list[StepValues]:
+        """Of all samples at once."""
+        model.train()
+        optimizer = self._context.make_optimizer(model.parameters())
+        inputs, targets = self._batch(None)
+        steps = []
+        for step in range(1, self._num_steps + 1):
+            with self._drawing(step), self._arithmetic.autocast():
+                loss = self._context.task.loss(call(model, inputs), targets)
+            torch.autograd.backward(loss)
+            gradients = {name: _kept(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+            if self._clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), self._clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            steps.append(StepValues(loss.item(), gradients, _copied(model.state_dict())))
+        return steps
+
+    def divided(self) -> Results:
+        """What the ranks compute: the outputs for the own samples on ranks that report, the rest on the first one."""
+        model, _ = join_model(self._context, self._plan, self._config, is_rehearsed=False)
+        model.train(False)
+        inputs, targets = self._batch(self._replica)
+        with self._drawing(0):
+            outputs = model.predict(inputs)
+        model.train()
+        optimizer = self._context.make_optimizer(model.parameters())
+        steps = []
+        for step in range(1, self._num_steps + 1):
+            with self._drawing(step):
+                own = model.add_gradients(
+                    inputs, targets, samples=self._sizes[self._replica], total=self._starts[-1], is_last=True
+                )
+            gradients = self._gradients(model)
+            if self._clip_norm is not None:
+                model.clip(self._clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            steps.append(StepValues(self._summed(own), gradients, _copied(model.gather_weights())))
+        return Results(_tensors(outputs) if model.is_reporter else None, steps)
+
+    def _gradients(self, model: ParallelModel) -> Values:
+        """Gathered as weights are; gradients that are not there are zero."""
+        held = [(parameter, parameter.data) for parameter in model.parameters()]
+        for parameter, data in held:
+            parameter.data = torch.zeros_like(data) if parameter.grad is None else parameter.grad.detach()
+        gathered = _copied(model.gather_weights())
+        for parameter, data in held:
+            parameter.data = data
+        names = [name for name, _ in self._context.model.named_parameters()]
+        return {name: gathered[name] for name in names if name in gathered}
+
+    def _summed(self, loss: Tensor) -> float:
+        rows = self._context.group.all_gather_bytes(np.float64(loss.item()).tobytes())
+        return float(sum(np.frombuffer(row)[0] for row in rows))
+
+    def _batch(self, replica: int | None) -> tuple[Any, Any]:
+        """Inputs and targets of a replica (a stand-in if it has none), or of all, on the device."""
+        first, last = (0, self._starts[-1]) if replica is None else self._starts[replica : replica + 2]
+        context = self._context
+        indices = np.arange(first, max(first + 1, last), dtype=np.int64) % context.num_samples
+        batch = split_batch(collect(context.train_data, indices, context.seed, 0))
+        inputs, targets = to_device(self._arithmetic.prepare(batch), self._device)
+        return inputs, targets
+
+    @contextmanager
+    def _drawing(self, step: int) -> Iterator[None]:
+        """Inside, the random numbers of `step` are drawn."""
+        seed_all(self._context.seed, step, 0, device=self._device)
+        with self._draws():
+            yield
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [_kept(tensor) for tensor in tensors_in(outputs)]
+
+
+def _copied(state: dict[str, Tensor]) -> Values:
+    return {name: _kept(tensor) for name, tensor in state.items()}
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return dense.cpu().clone()

@@ -1,0 +1,63 @@
+"""Inside of SameDraws the parts of a batch are given the random numbers that the whole is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evener.run.draws import SameDraws
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout of channels": lambda x: F.dropout2d(x, 0.5),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.5, True),
+    "random slopes": lambda x: F.rrelu(x, training=True),
+    "noise": lambda x: x + torch.randn_like(x),
+    "noise of a normal distribution": lambda x: torch.normal(x, 1.0),
+    "samples dropped": lambda x: x * torch.bernoulli(torch.full((len(x), 3), 0.5)).sum(1).view(-1, 1, 1, 1),
+    "a size": lambda x: x * torch.rand(len(x), 6, 1, 1),
+    "gumbel": F.gumbel_softmax,
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3),
+    "fractional pooling": lambda x: F.fractional_max_pool2d(x, 2, output_size=2),
+    "whole numbers": lambda x: x + torch.randint(0, 9, (len(x), 6, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("cut", [1, 3])
+def test_parts_are_given_what_the_whole_is_given(name: str, cut: int) -> None:
+    x = torch.randn(5, 6, 4, 4, requires_grad=True)
+    whole, parts = drawn(name, x), [drawn(name, part) for part in (x[:cut], x[cut:])]
+    torch.testing.assert_close(whole, torch.cat(parts))
+    gradients = [torch.autograd.grad(made.sum(), x)[0] for made in (whole, torch.cat(parts))]
+    torch.testing.assert_close(*gradients)
+
+
+def drawn(name: str, x: Tensor) -> Tensor:
+    with SameDraws():
+        return OPERATIONS[name](x)
+
+
+def test_a_recurrent_network_with_time_first_has_the_same_masks() -> None:
+    network, x = nn.LSTM(8, 4, 2, dropout=0.5), torch.randn(7, 5, 8)
+    made = []
+    for part in (x, x[:, :2], x[:, 2:]):
+        with SameDraws():
+            made.append(network(part)[0])
+    torch.testing.assert_close(made[0], torch.cat(made[1:], 1))
+
+
+def test_different_values_are_drawn_within_a_sample() -> None:
+    dropped = drawn("dropout", torch.ones(2, 6, 4, 4)) == 0
+    assert 0 < int(dropped[0].sum()) < dropped[0].numel()
+
+
+def test_a_loop_that_waits_for_another_number_ends() -> None:
+    with SameDraws():
+        first = torch.rand(())
+        while torch.equal(torch.rand(()), first):
+            pass

@@ -1,0 +1,145 @@
+"""Before the first step a run finds out by itself that it would train something else than one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evener.errors import NotExact
+from evener.plan import Rejected
+from evener.run import rank
+from evener.run.config import RunConfig
+from evener.run.planning import choose
+from support.commands import evener
+
+TASK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from evener import Task
+
+{plant}
+
+def model():
+    return {model}
+
+def loss(outputs, targets):
+    return {loss}
+
+def data():
+    draw = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(48, 3, 6, 6, generator=draw), torch.randint(0, 3, (48,), generator=draw))
+
+def task():
+    return Task(model=model, loss=loss, train_data=data, batch_size=16, {options})
+"""
+NETWORK = "nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3))"
+MEAN = "F.cross_entropy(outputs, targets)"
+
+
+def train(folder: Path, *words: str, plant: str = "", model: str = NETWORK, loss: str = MEAN, options: str = "") -> str:
+    """The sentence with which a run is refused; empty if it trains."""
+    (folder / "my_task.py").write_text(TASK.format(plant=plant, model=model, loss=loss, options=options))
+    nodes = ("--local-nodes", "1,1,1") if "--local-nodes" not in words else ()
+    result = evener("train", "my_task.py", *nodes, "--output", "out", *words, cwd=folder)
+    assert "Traceback" not in result.stderr, result.stderr
+    assert result.returncode in (0, 2), result.stderr
+    return result.stderr.strip().splitlines()[-1] if result.returncode else ""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precisions"),
+    [("data", ["fp32", "fp64"]), ("sharded", ["fp32", "fp64"]), ("pipeline", ["fp32", "fp64"])],
+)
+def test_what_was_checked_is_in_the_plan_and_on_the_terminal(
+    tmp_path: Path, strategy: str, precisions: list[str]
+) -> None:
+    shares = () if strategy == "pipeline" else ("--shares", "7,2,1")
+    assert train(tmp_path, "--strategy", strategy, *shares, options="clip_norm=1.0") == ""
+    check = json.loads((tmp_path / "out" / "plan.json").read_text())["check"]
+    assert check["precisions"] == ["fp32", "fp64"]
+    assert check["off"] < 1e-9
+    assert check["samples"] == ([4, 2, 1] if strategy == "data" else [2] if strategy == "pipeline" else [4])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "F.cross_entropy(outputs, targets, reduction='sum')",
+        pytest.param(
+            "F.cross_entropy(outputs, targets, weight=torch.tensor([1., 5., 20.], dtype=outputs.dtype))",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("(outputs @ outputs.t()).logsumexp(1).mean()", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_that_is_no_mean_over_samples_is_refused(tmp_path: Path, loss: str) -> None:
+    words = ("--strategy", "data", "--shares", "5,0,3")
+    sentence = train(tmp_path, *words, loss=loss)
+    assert sentence.startswith("evener: --strategy data would train something else than one process does: of 4+0+2")
+    assert " times its size off" in sentence
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_checked_trains_all_the_same(tmp_path: Path) -> None:
+    assert train(tmp_path, "--strategy", "data", "--no-check", loss="F.cross_entropy(outputs, targets).sqrt()") == ""
+
+
+@pytest.mark.slow
+def test_a_loss_between_samples_is_exact_where_every_rank_has_all_of_them(tmp_path: Path) -> None:
+    loss = "(outputs @ outputs.t()).logsumexp(1).mean()"
+    assert train(tmp_path, "--strategy", "filter", loss=loss) == ""
+
+
+UNSUMMED = """
+from evener.parallel import replicated
+def unsummed(group, bucket):
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+replicated.sum_bucket = unsummed
+"""
+OWN_STATISTICS = """
+from evener.run import training
+training.synchronise_batch_norm = lambda model, group: model
+"""
+
+
+@pytest.mark.parametrize("plant", [UNSUMMED, pytest.param(OWN_STATISTICS, marks=pytest.mark.slow)])
+def test_planted_defects_are_found(tmp_path: Path, plant: str) -> None:
+    sentence = train(tmp_path, "--strategy", "data", "--shares", "5,2,1", plant=plant)
+    assert "would train something else" in sentence
+
+
+def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies, asked = ["data", "filter"], []
+
+    def make_plan(_context: Any, _config: RunConfig, refused: list[Rejected]) -> str:
+        asked.append([one.what for one in refused])
+        return strategies[len(refused)]
+
+    def checked(_context: Any, plan: str, _config: RunConfig) -> tuple[str | None, str]:
+        return (None, "it is off") if plan == "data" else (plan, "")
+
+    context = SimpleNamespace(
+        env=SimpleNamespace(nodes=[None, None]),
+        given=None,
+        group=SimpleNamespace(all_gather_bytes=lambda row: [b"", row]),
+        of_plan=lambda plan: plan,
+    )
+    monkeypatch.setattr(rank, "make_plan", make_plan)
+    monkeypatch.setattr(rank, "checked", checked)
+    assert rank.prepare(context, RunConfig(task="digits")) == "filter"  # type: ignore[arg-type,comparison-overlap]
+    assert asked == [[], ["data"]]
+    strategies[1] = "data"
+    with pytest.raises(NotExact, match="it is off"):
+        rank.prepare(context, RunConfig(task="digits", strategy="data"))  # type: ignore[arg-type]
+
+
+def test_without_prices_and_data_parallelism_the_first_of_the_others_is_taken() -> None:
+    assert choose(["filter", "channel"], "", []) == "filter"
