@@ -87,3 +87,33 @@ def test_a_model_without_memory_is_followed_too() -> None:
         model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
     kinds = [operation.kind for operation in op_graph(model, [IMAGES.to("meta")]).network.operations]
     assert kinds == ["input", "convolution", "batch_norm", "pointwise", "output"]
+
+
+class Unusual(nn.Module):
+    """A temperature, a scalar for a sample, images without windows, groups of features, layers named as functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect")
+        self.mean, self.cat = nn.Linear(6, 6), nn.Conv2d(6, 6, 1)
+        self.norm, self.output = nn.GroupNorm(3, 12), nn.Linear(12, 4)
+        self.temperature = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.cat(F.interpolate(self.x(x).relu(), scale_factor=1.5, mode="bicubic"))
+        average = self.mean(y.mean((2, 3)))
+        both = self.norm(torch.cat([average, y.amax((2, 3))], 1))
+        largest = both.norm(dim=1).sigmoid() * self.temperature.exp()
+        return self.output(both * largest[:, None])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("replicas", [(Replica(shares=(2, 1)),), (Replica(shares=(1, 1)), Replica(shares=(1,)))])
+@pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
+def test_scalars_images_without_windows_and_layers_named_as_functions(
+    division: Any, replicas: tuple[Replica, ...]
+) -> None:
+    torch.manual_seed(0)
+    expected = train(Unusual().double(), (4, 3, 6, 6))
+    arrangement = Arrangement(division=division, replicas=replicas)
+    samples = [4] if len(replicas) == 1 else [3, 1]
+    together(arrangement.size, lambda group: hold_against(group, expected, arrangement, samples))

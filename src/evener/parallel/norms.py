@@ -276,7 +276,7 @@ class _NormaliseGroups(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, belongs: Tensor, eps: float, group: Group) -> Tensor:
-        rows = x.flatten(2).to(belongs.dtype)
+        rows = x[..., None].flatten(2).to(belongs.dtype)
         parts = group.all_gather(group_statistics(rows, belongs), "statistics")
         mean, var, count = combine(Statistics(*parts.unbind(1)))
         invstd = torch.rsqrt(var + eps)
@@ -289,7 +289,7 @@ class _NormaliseGroups(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         normal, belongs, invstd, count = ctx.saved_tensors
-        rows = dy.flatten(2).to(normal.dtype)
+        rows = dy[..., None].flatten(2).to(normal.dtype)
         own = torch.stack((rows.sum(2) @ belongs, (rows * normal).sum(2) @ belongs))
         means = ctx.group.all_sum(own, "statistics") / count
         shift, slope = means @ belongs.t()

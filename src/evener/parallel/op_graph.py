@@ -193,17 +193,17 @@ class _Builder:
         """A mean over all pixels; without its two dims of one pixel unless they are kept."""
         n, c = self._shape(node)[:2]
         source = self._argument(node.args[0])
-        whole = self._add(node.name, "average", (n, c, 1, 1), Call(args=(source,)))
+        whole = self._add(f"{node.name}()", "average", (n, c, 1, 1), Call(args=(source,)))
         if len(self._shape(node)) == 4:
             return whole
-        return self._add(node.name, "flatten", (n, c), Call(args=(whole,)))
+        return self._add(f"{node.name}()", "flatten", (n, c), Call(args=(whole,)))
 
     def _concat(self, node: fx.Node) -> Slot:
         call = self._call(node, torch.cat)
         tensors, dim = (*call.args, 0)[:2] if call.args else (call.kwargs["tensors"], call.kwargs.get("dim", 0))
         dim = call.kwargs.get("dim", dim)
         shape = self._shape(node)
-        return self._add(node.name, "concat", shape, Call(args=tuple(tensors)), concat_dim=dim % len(shape))
+        return self._add(f"{node.name}()", "concat", shape, Call(args=tuple(tensors)), concat_dim=dim % len(shape))
 
     def _element(self, source: Any, index: Any) -> Slot:
         """Element `index` of the tuple of tensors that `source` returns."""
@@ -221,7 +221,7 @@ class _Builder:
         start = sum(widths[:index])
         shape = tuple(record(source).value[index].shape)
         call = Call(args=(self._argument(source.args[0]),))
-        return self._add(f"{source.name}_{index}", "part", shape, call, bounds=(start, start + widths[index]))
+        return self._add(f"{source.name}()[{index}]", "part", shape, call, bounds=(start, start + widths[index]))
 
     def _add_call(self, node: fx.Node, kind: Kind, function: Any, value: Tensor | None = None) -> Slot:
         shape = self._shape(node) if value is None else tuple(value.shape)

@@ -70,10 +70,12 @@ class Planner:
     def step(self, index: int) -> DividedOperation:
         """Decide on operation `index`, the next one."""
         operation = self.network.operations[index]
-        choice = self.choices.get(operation.name) if operation.weights and not self.divides_images else None
+        known = self.choices if operation.weights and not self.divides_images else {}
+        choice = known.get(operation.name)
         if choice is None:
-            rule = _BY_MODE.get(self.modes.get(operation.name, ""), self.table[operation.kind])
-            choice = self.choices[operation.name] = rule(self._situation(index))
+            mode = self.modes.get(operation.name, "") if operation.weights else ""
+            choice = _BY_MODE.get(mode, self.table[operation.kind])(self._situation(index))
+            known[operation.name] = choice
         moved = [one for pair in zip(operation.inputs, choice.needs, strict=True) for one in self._bring(*pair)]
         self.present.append([choice.gives])
         return DividedOperation(choice, tuple(moved), weight_placements(operation, choice))
@@ -127,7 +129,10 @@ def _ending(network: Network, table: dict[Kind, Rule]) -> set[int]:
 
 
 def _segments(network: Network) -> dict[int, tuple[int, ...]]:
-    """The stretches of channels of every value that are used by themselves, each of which is to be divided."""
+    """The stretches of channels of every value that are used by themselves, each of which is to be divided.
+
+    A value of fewer than two dims has none.
+    """
     segments = {i: op.shape[1:2] for i, op in enumerate(network.operations) if len(op.shape) > 1}
     users = network.users()
     for i in reversed(range(len(network.operations))):
@@ -136,7 +141,7 @@ def _segments(network: Network) -> dict[int, tuple[int, ...]]:
             edges = sorted(cuts | {0, *segments[i]})
             segments[i] = tuple(b - a for a, b in pairwise(edges))
         operation = network.operations[i]
-        if operation.kind in _KEEPS_CHANNELS:
+        if operation.kind in _KEEPS_CHANNELS and i in segments:
             for source in operation.inputs:
                 if segments.get(source) == (sum(segments[i]),):
                     segments[source] = segments[i]

@@ -172,7 +172,7 @@ def flattened_channels(s: Situation) -> Choice:
 
 def by_window(s: Situation) -> Choice:
     """A rectangle of the output, from the rectangle of the input that its windows reach."""
-    if not s.operation.is_image:
+    if not (s.operation.is_image and s.operation.windows):
         return undivided(s)
     gives = s.natural
     reach = _reach(s.operation, gives, s.inputs[0].shape)
