@@ -32,6 +32,8 @@ _MOST = 4
 _TOLERANCES = {"fp64": 1e-8, "fp32": 2e-2, "bf16": 0.25, "fp16": 0.1}
 """By precision, relative: sums in another order differ in the last digits, and normalisation magnifies that."""
 _EPS = {"fp64": 2.0**-52, "fp32": 2.0**-23, "bf16": 2.0**-8, "fp16": 2.0**-10}
+_LEAST = {"fp64": 1e-3, "fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
+"""Of the largest gradient: a smaller one is judged as if it had this size, as it may be a sum that cancels out."""
 _ROUNDING = 1e3
 """Times the last digit of the largest value: what is smaller may be a rounding error."""
 _SECONDS, _PART = 5.0, 0.03
@@ -157,17 +159,17 @@ def _differences(divided: Results, whole: Results, initial: Values, precision: P
     noise: Values = {}
     for number, (step, right) in enumerate(zip(divided.steps, whole.steps, strict=False), 1):
         yield Difference(f"the loss of step {number}", abs(step.loss - right.loss) / max(abs(right.loss), 1e-6))
-        yield from _of_gradients(step, right, number)
+        yield from _of_gradients(step, right, number, _LEAST[precision])
         noise = {name: noise.get(name, False) | one for name, one in _uncertain(step, right, precision).items()}
         yield from _of_state(step, right, initial, number, noise, precision)
 
 
-def _of_gradients(step: StepValues, expected: StepValues, number: int) -> Iterator[Difference]:
+def _of_gradients(step: StepValues, expected: StepValues, number: int, least: float) -> Iterator[Difference]:
     largest = max(map(_size, expected.gradients.values()), default=0.0)
     for name, right in reversed(expected.gradients.items()):
         value = step.gradients.get(name, torch.zeros(0))
         yield Difference(
-            f"the gradient of {name} in step {number}", _off(value, right, max(_size(right), largest / 1e3))
+            f"the gradient of {name} in step {number}", _off(value, right, max(_size(right), least * largest))
         )
 
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.group import Traffic
 from evener.comm.step_timing import StepTimer
@@ -97,6 +98,7 @@ class Trial:
         sizes = [n * plan.accumulate for n in plan.replica_samples]
         self._sizes, self._starts = sizes, [0, *accumulate(sizes)]
         self._replica = next(i for i, ranks in enumerate(plan.replica_ranks) if context.group.rank in ranks)
+        self._norms = _statistics_of(self._context.model) if plan.strategy == "data+pipeline" else set()
 
     def _copy(self, context: RankContext) -> nn.Module:
         on_device = not is_pipeline(self._plan.strategy)
@@ -106,34 +108,45 @@ class Trial:
         """What one process computes: the outputs for this rank's samples, and on the first rank all the rest."""
         model = copy.deepcopy(self._context.model).to(self._device)
         model.eval()
-        inputs, _ = self._batch(self._replica)
+        inputs, _ = self._batch(*self._interval(self._replica))
         with torch.no_grad(), self._drawing(0), self._arithmetic.autocast():
             outputs = _tensors(call(model, inputs))
         return Results(outputs, self._trained_whole(model) if self._context.group.is_leader else [])
 
     def _trained_whole(self, model: nn.Module) -> list[StepValues]:
-        """Of all samples at once."""
+        """Of all samples at once; of each pipeline's by themselves, if they are normalised so."""
         model.train()
         optimizer = self._context.make_optimizer(model.parameters())
-        inputs, targets = self._batch(None)
+        replicas = [self._interval(replica) for replica, size in enumerate(self._sizes) if size]
+        batches = [(b - a, *self._batch(a, b)) for a, b in (replicas if self._norms else [(0, self._starts[-1])])]
         steps = []
         for step in range(1, self._num_steps + 1):
-            with self._drawing(step), self._arithmetic.autocast():
-                loss = self._context.task.loss(call(model, inputs), targets)
+            losses = [
+                self._loss(model, step, inputs, targets) * (n / self._starts[-1]) for n, inputs, targets in batches
+            ]
+            loss = torch.stack(losses).sum()
             torch.autograd.backward(loss)
             gradients = {name: _kept(p.grad) for name, p in model.named_parameters() if p.grad is not None}
             if self._clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self._clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            steps.append(StepValues(loss.item(), gradients, _copied(model.state_dict())))
+            steps.append(StepValues(loss.item(), gradients, self._state(model.state_dict())))
         return steps
+
+    def _loss(self, model: nn.Module, step: int, inputs: Any, targets: Any) -> Tensor:
+        with self._drawing(step), self._arithmetic.autocast():
+            return self._context.task.loss(call(model, inputs), targets)
+
+    def _state(self, state: dict[str, Tensor]) -> Values:
+        """Without statistics that pipelines combine in a way of their own."""
+        return {name: tensor for name, tensor in _copied(state).items() if name not in self._norms}
 
     def divided(self) -> Results:
         """What the ranks compute: the outputs for the own samples on ranks that report, the rest on the first one."""
         model, _ = join_model(self._context, self._plan, self._config, is_rehearsed=False)
         model.train(False)
-        inputs, targets = self._batch(self._replica)
+        inputs, targets = self._batch(*self._interval(self._replica))
         with self._drawing(0):
             outputs = model.predict(inputs)
         model.train()
@@ -149,7 +162,7 @@ class Trial:
                 model.clip(self._clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            steps.append(StepValues(self._summed(own), gradients, _copied(model.gather_weights())))
+            steps.append(StepValues(self._summed(own), gradients, self._state(model.gather_weights())))
         return Results(_tensors(outputs) if model.is_reporter else None, steps)
 
     def _gradients(self, model: ParallelModel) -> Values:
@@ -167,11 +180,15 @@ class Trial:
         rows = self._context.group.all_gather_bytes(np.float64(loss.item()).tobytes())
         return float(sum(np.frombuffer(row)[0] for row in rows))
 
-    def _batch(self, replica: int | None) -> tuple[Any, Any]:
-        """Inputs and targets of a replica (a stand-in if it has none), or of all, on the device."""
-        first, last = (0, self._starts[-1]) if replica is None else self._starts[replica : replica + 2]
+    def _interval(self, replica: int) -> tuple[int, int]:
+        """(first, last + 1) of the samples of `replica`; a stand-in if it has none."""
+        first, last = self._starts[replica : replica + 2]
+        return first, max(first + 1, last)
+
+    def _batch(self, first: int, last: int) -> tuple[Any, Any]:
+        """Inputs and targets of the samples from `first` up to `last`, on the device."""
         context = self._context
-        indices = np.arange(first, max(first + 1, last), dtype=np.int64) % context.num_samples
+        indices = np.arange(first, last, dtype=np.int64) % context.num_samples
         batch = split_batch(collect(context.train_data, indices, context.seed, 0))
         inputs, targets = to_device(self._arithmetic.prepare(batch), self._device)
         return inputs, targets
@@ -182,6 +199,12 @@ class Trial:
         seed_all(self._context.seed, step, 0, device=self._device)
         with self._draws():
             yield
+
+
+def _statistics_of(model: nn.Module) -> set[str]:
+    """Names of the running statistics of BatchNorms; of several pipelines, each normalises by itself."""
+    norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    return {f"{path}.{name}" if path else name for path, module in norms for name, _ in module.named_buffers()}
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
