@@ -119,12 +119,12 @@ def test_planted_defects_are_found(tmp_path: Path, plant: str) -> None:
 def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     strategies, asked = ["data", "filter"], []
 
-    def make_plan(_context: Any, _config: RunConfig, refused: list[Rejected]) -> str:
+    def make_plan(_context: Any, _config: RunConfig, refused: list[Rejected]) -> Any:
         asked.append([one.what for one in refused])
-        return strategies[len(refused)]
+        return SimpleNamespace(strategy=strategies[len(refused)])
 
-    def checked(_context: Any, plan: str, _config: RunConfig) -> tuple[str | None, str]:
-        return (None, "it is off") if plan == "data" else (plan, "")
+    def checked(_context: Any, plan: Any, _config: RunConfig) -> tuple[str | None, str]:
+        return (None, "it is off") if plan.strategy == "data" else (plan.strategy, "")
 
     context = SimpleNamespace(
         env=SimpleNamespace(nodes=[None, None]),

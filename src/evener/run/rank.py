@@ -39,8 +39,7 @@ from evener.run.training import Training, make_training
 def train_rank(env: RankEnvironment, config: RunConfig) -> None:
     """One rank's whole way; the leader emits plan, steps and record through the env."""
     group, config = join_run(env, config)
-    context = make_context(env, group, config)
-    training = prepare(context, config)
+    training = prepare(make_context(env, group, config), config)
     if training is None:
         return
     if training.group.is_leader:

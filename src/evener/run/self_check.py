@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.errors import EvenerError, NotExact, first_line, user_frame
+from evener.errors import EvenerError, NotExact, TrainingFailed, first_line, user_frame
 from evener.plan import Check, Plan, is_pipeline
 from evener.profile import Precision
 from evener.run.config import RunConfig
@@ -123,9 +123,10 @@ def _hold(context: RankContext, plan: Plan, config: RunConfig, precision: Precis
         expected = trial.whole()
     except Exception as raised:
         error = raised
-    if any(row for row in group.all_gather_bytes(b"failed" if error else b"")):
-        if is_asked and error is not None:
-            raise error
+    failures = [row.decode() for row in group.all_gather_bytes(first_line(error).encode() if error else b"") if row]
+    if failures and is_asked:
+        raise error or TrainingFailed(failures[0])
+    if failures:
         return None
     found = list(_differences(_divided(trial, plan), expected, trial.initial, precision))
     rows = group.all_gather_bytes(msgspec.json.encode(found))

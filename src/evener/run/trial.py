@@ -6,7 +6,7 @@ An evaluation, then training steps: outputs, losses, gradients, and the state di
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -78,7 +78,7 @@ class Trial:
     """
 
     def __init__(self, context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> None:
-        self._device, self._plan = context.env.device, plan
+        self._device, self._plan, self._precision = context.env.device, plan, precision
         self._arithmetic = Arithmetic(precision, self._device)
         self._arithmetic.scaler = torch.amp.GradScaler(self._device.type, enabled=False)
         self._config = msgspec.structs.replace(config, compile=False, precision=precision)
@@ -105,26 +105,43 @@ class Trial:
         return self._arithmetic.prepare_model(copy.deepcopy(context.model), on_device)
 
     def whole(self) -> Results:
-        """What one process computes: the outputs for this rank's samples, and on the first rank all the rest."""
-        model = copy.deepcopy(self._context.model).to(self._device)
-        model.eval()
-        inputs, _ = self._batch(*self._interval(self._replica))
-        with torch.no_grad(), self._drawing(0), self._arithmetic.autocast():
-            outputs = _tensors(call(model, inputs))
-        return Results(outputs, self._trained_whole(model) if self._context.group.is_leader else [])
+        """What one process computes: the outputs for this rank's samples, and on the first rank all the rest.
 
-    def _trained_whole(self, model: nn.Module) -> list[StepValues]:
+        It is computed by the processor where the device cannot hold the whole.
+        """
+        try:
+            return self._whole_on(self._device)
+        except torch.OutOfMemoryError:
+            return self._whole_on(torch.device("cpu"))
+
+    def _whole_on(self, device: torch.device) -> Results:
+        model, autocast = copy.deepcopy(self._context.model).to(device), Arithmetic(self._precision, device).autocast
+        model.eval()
+        inputs, _ = self._batch(*self._interval(self._replica), device)
+        with torch.no_grad(), self._drawing(0), autocast():
+            outputs = _tensors(call(model, inputs))
+        if not self._context.group.is_leader:
+            return Results(outputs, [])
+        replicas = [self._interval(replica) for replica, size in enumerate(self._sizes) if size]
+        parts = replicas if self._norms else [(0, self._starts[-1])]
+        batches = [((b - a) / self._starts[-1], *self._batch(a, b, device)) for a, b in parts]
+
+        def loss(step: int) -> Tensor:
+            losses = []
+            for weight, inputs, targets in batches:
+                with self._drawing(step), autocast():
+                    losses.append(self._context.task.loss(call(model, inputs), targets) * weight)
+            return torch.stack(losses).sum()
+
+        return Results(outputs, self._trained_whole(model, loss))
+
+    def _trained_whole(self, model: nn.Module, loss_of: Callable[[int], Tensor]) -> list[StepValues]:
         """Of all samples at once; of each pipeline's by themselves, if they are normalised so."""
         model.train()
         optimizer = self._context.make_optimizer(model.parameters())
-        replicas = [self._interval(replica) for replica, size in enumerate(self._sizes) if size]
-        batches = [(b - a, *self._batch(a, b)) for a, b in (replicas if self._norms else [(0, self._starts[-1])])]
         steps = []
         for step in range(1, self._num_steps + 1):
-            losses = [
-                self._loss(model, step, inputs, targets) * (n / self._starts[-1]) for n, inputs, targets in batches
-            ]
-            loss = torch.stack(losses).sum()
+            loss = loss_of(step)
             torch.autograd.backward(loss)
             gradients = {name: _kept(p.grad) for name, p in model.named_parameters() if p.grad is not None}
             if self._clip_norm is not None:
@@ -134,10 +151,6 @@ class Trial:
             steps.append(StepValues(loss.item(), gradients, self._state(model.state_dict())))
         return steps
 
-    def _loss(self, model: nn.Module, step: int, inputs: Any, targets: Any) -> Tensor:
-        with self._drawing(step), self._arithmetic.autocast():
-            return self._context.task.loss(call(model, inputs), targets)
-
     def _state(self, state: dict[str, Tensor]) -> Values:
         """Without statistics that pipelines combine in a way of their own."""
         return {name: tensor for name, tensor in _copied(state).items() if name not in self._norms}
@@ -146,7 +159,7 @@ class Trial:
         """What the ranks compute: the outputs for the own samples on ranks that report, the rest on the first one."""
         model, _ = join_model(self._context, self._plan, self._config, is_rehearsed=False)
         model.train(False)
-        inputs, targets = self._batch(*self._interval(self._replica))
+        inputs, targets = self._batch(*self._interval(self._replica), self._device)
         with self._drawing(0):
             outputs = model.predict(inputs)
         model.train()
@@ -185,12 +198,12 @@ class Trial:
         first, last = self._starts[replica : replica + 2]
         return first, max(first + 1, last)
 
-    def _batch(self, first: int, last: int) -> tuple[Any, Any]:
-        """Inputs and targets of the samples from `first` up to `last`, on the device."""
+    def _batch(self, first: int, last: int, device: torch.device) -> tuple[Any, Any]:
+        """Inputs and targets of the samples from `first` up to `last`."""
         context = self._context
         indices = np.arange(first, last, dtype=np.int64) % context.num_samples
         batch = split_batch(collect(context.train_data, indices, context.seed, 0))
-        inputs, targets = to_device(self._arithmetic.prepare(batch), self._device)
+        inputs, targets = to_device(self._arithmetic.prepare(batch), device)
         return inputs, targets
 
     @contextmanager
