@@ -16,9 +16,10 @@ from evener.comm.group import Group, join_group, leave_group
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.parallel.norms import GroupBatchNorm, statistics_exchanges, synchronise_batch_norm
+from evener.parallel.norms import GroupBatchNorm, synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
+from evener.parallel.shared_statistics import statistics_exchanges
 
 STEPS = 3
 

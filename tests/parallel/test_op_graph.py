@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evener.comm.group import Group
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
+from evener.parallel.divided import ShardedModel
 from evener.parallel.op_graph import op_graph
+from evener.parallel.process_mesh import form_process_mesh
 from support.compare_divided import hold_against, train
 from support.thread_ranks import together
 
@@ -63,6 +67,50 @@ def test_modes_custom_gradients_and_numbers_of_the_model_s_own_give_what_one_pro
     expected = train(Everything().double(), (2, 3, 6, 6))
     arrangement = Arrangement(division=division, replicas=(Replica(shares=(2, 1)),))
     together(2, lambda group: hold_against(group, expected, arrangement, [2]))
+
+
+class InModes(nn.Module):
+    """Does other things in training than in evaluation, and sets modes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.late = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+        self.twice = nn.Sequential(nn.BatchNorm2d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.eval()
+        y = self.norm(F.dropout(self.body(x), 0.5, training=False))
+        before = self.twice.training
+        quiet = self.twice.eval()(y)
+        y = self.twice.train(before)(y) + quiet
+        if self.training:
+            return torch.as_tensor(y.mean((2, 3)) * 2)
+        return torch.as_tensor(F.dropout(self.late(y).mean((2, 3)), 1.0) + y.mean((2, 3)))
+
+
+@pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
+def test_a_mode_is_followed_by_itself(division: Any) -> None:
+    torch.manual_seed(0)
+    whole = InModes().double()
+    images = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    arrangement = Arrangement(division=division, replicas=(Replica(shares=(2, 1)),))
+
+    def outputs(model: nn.Module) -> list[Tensor]:
+        found = []
+        for training in (True, False, True, False):
+            found.append(model.train(training)(images).detach())
+        return found
+
+    def check(group: Group) -> None:
+        model = ShardedModel(whole, form_process_mesh(group, arrangement), [images])
+        torch.testing.assert_close(outputs(model), expected)
+        found = model.gather_weights()
+        if group.is_leader:
+            torch.testing.assert_close(found, dict(trained.state_dict()))
+
+    trained = copy.deepcopy(whole)
+    expected = outputs(trained)
+    together(2, check)
 
 
 class Model(nn.Module):

@@ -13,6 +13,7 @@ import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,17 +24,19 @@ from torch.optim import Optimizer
 
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, Layout, length
+from evener.oracle.division.network import Network
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
 from evener.parallel.full_state import OptimizerState, gather_tensors, own_part
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_statistics import DataAxis
-from evener.parallel.norms import GroupBatchNorm, uncounted
+from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.op_graph import Nest, OpGraph, op_graph
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rank_program import RankProgram
 from evener.parallel.redistribute import part_of
-from evener.parallel.refusals import Pass, agree, refuse_ties, tensors_in_order
+from evener.parallel.refusals import Pass, agree, refuse_parts, refuse_ties, tensors_in_order
+from evener.parallel.shared_statistics import uncounted
 from evener.tracer.meta_model import on_meta
 
 
@@ -69,15 +72,16 @@ class ShardedModel(nn.Module):
         super().__init__()
         self.mesh, self._recompute, self._compiles = mesh, recompute, compiles
         self._op_graph = partial(op_graph, on_meta(model), device=mesh.group.device)
-        graph = self._op_graph(inputs)
+        graph = self._op_graph(inputs, training=True)
         self.plans = plan_replicas(graph.network, mesh.arrangement)
         self.shards = self.plan.shards
         self.part = divided_copy(model, self.plan, mesh.group.rank)
         self._normalise()
-        self._programs = {_key(inputs): self._program(graph, self.plan)}
         self._random = any(call.is_random or isinstance(call.function, nn.Dropout) for call in graph.calls)
         self._random |= any(isinstance(module, nn.Dropout) for module in model.modules())
-        self._samples = (0, len(inputs[0]))
+        self._programs = {_key(inputs, True): self._program(graph, self.plan)}
+        self._program_of(inputs, training=False)  # what cannot be followed is refused before the first step
+        self._samples = (0, len(inputs[0]), len(inputs[0]))
         self._present = True
         self.share = 1.0
         self.sums = GradientSums(self.part, self.plans, mesh)
@@ -93,13 +97,7 @@ class ShardedModel(nn.Module):
         Raises InvalidInput if ranks of the replica were given different shapes, modes or random generators.
         """
         self._agree(inputs)
-        key = _key(inputs)
-        if key not in self._programs:
-            graph = self._op_graph(inputs)
-            replica, division = self.mesh.replica, self.mesh.arrangement.division
-            plan = plan_replica(graph.network, division, replica, before=self.plan)
-            self._programs[key] = self._program(graph, plan)
-        return self._programs[key](inputs)
+        return self._program_of(inputs, self.training)(inputs)
 
     @contextmanager
     def without_samples(self) -> Iterator[None]:
@@ -146,8 +144,18 @@ class ShardedModel(nn.Module):
         counts = agree(group, Pass.of(index, own, inputs, self.training, self._random and self.training))
         if not self.training:
             counts, index = [own], 0
-        self._samples = sum(counts[:index]), sum(counts)
+        self._samples = sum(counts[:index]), counts[index], sum(counts)
         self.share = counts[index] / sum(counts)
+
+    def _program_of(self, inputs: Sequence[Tensor], training: bool) -> RankProgram:
+        key = _key(inputs, training)
+        if key not in self._programs:
+            graph = with_unknown_undivided(self._op_graph(inputs, training=training), self.plan)
+            plan = plan_replica(graph.network, self.mesh.arrangement.division, self.mesh.replica, before=self.plan)
+            refuse_parts(self.part, self.shards, plan.shards)
+            self._random |= training and any(call.is_random for call in graph.calls)
+            self._programs[key] = self._program(graph, plan)
+        return self._programs[key]
 
     def _program(self, graph: OpGraph, plan: ReplicaPlan) -> RankProgram:
         return RankProgram(graph, plan, self.part, self.mesh, lambda: self._samples, self._recompute, self._compiles)
@@ -168,8 +176,20 @@ class ShardedModel(nn.Module):
         return layer if len(layouts) == 1 else GroupBatchNorm(layer, DataAxis(mesh, layouts, channels))
 
 
-def _key(inputs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(x.shape) for x in inputs)
+def _key(inputs: Sequence[Tensor], training: bool) -> tuple[Any, ...]:
+    return (training, *(tuple(x.shape) for x in inputs))
+
+
+def with_unknown_undivided(graph: OpGraph, plan: ReplicaPlan) -> OpGraph:
+    """`graph`, with layers that `plan` does not know done whole by every rank, as their weights are whole."""
+    known = {operation.name for operation in plan.network.operations}
+    operations = tuple(
+        replace(one, kind="other", weights=tuple(replace(weight, role="free") for weight in one.weights))
+        if one.weights and one.name not in known and one.kind != "constant"
+        else one
+        for one in graph.network.operations
+    )
+    return replace(graph, network=Network(operations))
 
 
 def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:

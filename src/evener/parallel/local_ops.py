@@ -21,6 +21,7 @@ from evener.parallel.op_graph import At, Call, Item, filled
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rectangle_ops import Rectangle, empty_output, held_by
 from evener.parallel.redistribute import mover, part_of
+from evener.parallel.shared_statistics import with_all_replicas
 from evener.parallel.spatial_convolution import StripConvolution
 
 LocalOp: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
@@ -38,7 +39,7 @@ class OpContext:
         call: what computes it in one process.
         model: this rank's part of the model.
         mesh: where this rank is.
-        samples: (first one of this replica, number over all replicas) of the batch that is being computed.
+        samples: (first one of this replica, its number, that of all replicas) of the batch that is being computed.
     """
 
     operation: Operation
@@ -47,7 +48,7 @@ class OpContext:
     call: Call
     model: nn.Module
     mesh: ProcessMesh
-    samples: Callable[[], tuple[int, int]]
+    samples: Callable[[], tuple[int, int, int]]
 
     @property
     def rank(self) -> int:
@@ -76,16 +77,8 @@ class OpContext:
 
 
 def local_op(ctx: OpContext) -> LocalOp:
-    """What this rank computes of the operation of `ctx`."""
-    found, modes = _LOCAL_OPS[ctx.operation.kind](ctx), ctx.call.modes
-    if modes is None:
-        return found
-
-    def in_modes(inputs: Sequence[Tensor]) -> Tensor:
-        with modes.applied():
-            return found(inputs)
-
-    return in_modes
+    """What this rank computes of the operation of `ctx`, in the modes that are set around it."""
+    return _LOCAL_OPS[ctx.operation.kind](ctx)
 
 
 def _resolved(function: Any, model: nn.Module) -> Any:
@@ -111,18 +104,23 @@ def _call(ctx: OpContext) -> LocalOp:
     return call
 
 
+def _whole(ctx: OpContext) -> LocalOp:
+    """As one process does it, which knows the statistics of all samples."""
+    layout, model = ctx.step.choice.gives, ctx.model
+    return with_all_replicas(_call(ctx), ctx.mesh, layout, lambda: model.training, lambda: ctx.samples()[1] > 0)
+
+
 def _dropout(ctx: OpContext, layer: nn.Dropout) -> LocalOp:
     """Drops what one process would, which draws a mask for the samples of all replicas."""
-    switch = layer if isinstance(ctx.call.function, At) else ctx.model
     shape, region = ctx.operation.shape, ctx.region
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
-        if not switch.training:
+        if not layer.training:
             return x
-        first, total = ctx.samples()
+        first, own_samples, total = ctx.samples()
         mask = F.dropout(torch.ones((total, *shape[1:]), dtype=x.dtype, device=x.device), layer.p)
-        own = mask[first : first + shape[0]] if total >= first + shape[0] else mask[:1]  # a stand-in for no samples
+        own = mask[first : first + shape[0]] if own_samples else mask[:1]  # a stand-in for no samples
         return x * part_of(own, region).clone()  # a view would keep all of the mask
 
     return run
@@ -294,4 +292,5 @@ _LOCAL_OPS: dict[Kind, Callable[[OpContext], LocalOp]] = {
     "part": _part,
     "flatten": lambda _: lambda inputs: inputs[0].flatten(1),
     "other": _call,
+    "whole": _whole,
 }

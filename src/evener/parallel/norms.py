@@ -10,8 +10,7 @@ N samples, C channels, p ranks, G groups of channels, S pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -30,6 +29,8 @@ from evener.parallel.norm_statistics import (
     group_statistics,
     stat_dtype,
 )
+from evener.parallel.op_registry import is_plain
+from evener.tracer.hooks import take_forward_hooks
 
 
 class _ReplacedBatchNorm(nn.Module):
@@ -47,6 +48,7 @@ class _ReplacedBatchNorm(nn.Module):
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(norm, name))
         self.training = norm.training
+        take_forward_hooks(norm, self)
 
     @property
     def tracks(self) -> bool:
@@ -58,13 +60,9 @@ class _ReplacedBatchNorm(nn.Module):
         """Move the running statistics as one process that has `seen` this (unbiased variance); if it is any."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
-        mean, var, count = seen
-        moves = (count > 0).to(self.running_mean.dtype)
-        self.num_batches_tracked += (count[0] > 0).to(self.num_batches_tracked.dtype)
+        self.num_batches_tracked += (seen.num_values[0] > 0).to(self.num_batches_tracked.dtype)
         factor = self.momentum if self.momentum is not None else 1.0 / max(1.0, float(self.num_batches_tracked))
-        unbiased = var * (count / (count - 1).clamp(min=1))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor * moves)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor * moves)
+        move(self.running_mean, self.running_var, seen, factor)
 
     def reset_parameters(self) -> None:
         """Initial values, as those of BatchNorm."""
@@ -77,6 +75,16 @@ class _ReplacedBatchNorm(nn.Module):
         """Normalised by the running statistics, or, without them or in training, by those of `x` alone."""
         own = self.training or self.running_mean is None
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
+
+
+@torch.no_grad()
+def move(running_mean: Tensor, running_var: Tensor, seen: Statistics, factor: float) -> None:
+    """Move running statistics by `factor` to what was seen (unbiased variance); if it is any."""
+    mean, var, count = seen
+    moves = (count > 0).to(running_mean.dtype)
+    unbiased = var * (count / (count - 1).clamp(min=1))
+    running_mean.lerp_(mean.to(running_mean.dtype), factor * moves)
+    running_var.lerp_(unbiased.to(running_var.dtype), factor * moves)
 
 
 class GroupBatchNorm(_ReplacedBatchNorm):
@@ -98,12 +106,11 @@ class GroupBatchNorm(_ReplacedBatchNorm):
         if not self.training and (self.tracks or self.members is None):
             return self._plain(x) if x.numel() else x  # no replica waits for another, each has its own batches
         group = self.group if self.training else self.members
-        y, *seen = _NormaliseChannels.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.bias, self.eps, group, self.counting
-        )
+        assert group is not None
+        y, seen = normalise_channels(x, self.weight, self.bias, self.eps, group, self.counting)
         if self.training:
-            self.move(Statistics(*seen))
-        return cast(Tensor, y)
+            self.move(seen)
+        return y
 
 
 class DeferredBatchNorm(_ReplacedBatchNorm):
@@ -134,6 +141,14 @@ class DeferredBatchNorm(_ReplacedBatchNorm):
     def forget(self) -> None:
         """Drop what was collected: the step was not finished."""
         self._parts = []
+
+
+def normalise_channels(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Gathers, counted: bool
+) -> tuple[Tensor, Statistics]:
+    """BatchNorm of `x` (N, C, ...) by the statistics of all parts, of which this one is `counted` or not; and those."""
+    y, *seen = _NormaliseChannels.apply(x, weight, bias, eps, group, counted)  # type: ignore[no-untyped-call]
+    return y, Statistics(*seen)
 
 
 class _NormaliseChannels(torch.autograd.Function):
@@ -190,7 +205,7 @@ def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd:
 
 
 def _replaced(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.Module:
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, _BatchNorm) and is_plain(module):
         return new(module)
     for name, child in module.named_children():
         setattr(module, name, _replaced(child, new))
@@ -198,58 +213,13 @@ def _replaced(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.M
 
 
 def synchronise_batch_norm(model: nn.Module, group: Group) -> nn.Module:
-    """Replace every BatchNorm in `model`, in place, by one over all ranks; returns the model (or its replacement)."""
+    """Replace plain BatchNorms in `model`, in place, by ones over all ranks; returns the model (or its replacement)."""
     return _replaced(model, lambda norm: GroupBatchNorm(norm, group))
 
 
 def defer_statistics(module: nn.Module) -> nn.Module:
-    """Replace every BatchNorm in `module`, in place, by one that defers; returns the module (or its replacement)."""
+    """Replace plain BatchNorms in `module`, in place, by ones that defer; returns the module (or its replacement)."""
     return _replaced(module, DeferredBatchNorm)
-
-
-def statistics_exchanges(model: nn.Module) -> tuple[int, int]:
-    """(number, bytes to each peer) of exchanges of statistics in a pass: of 2 C + 1 and 2 C numbers a BatchNorm."""
-    norms = _norms(model)
-    numbers = sum(4 * norm.num_features + 1 for norm in norms)
-    wide = any(p.dtype == torch.float64 for p in model.parameters())
-    return 2 * len(norms), numbers * (8 if wide else 4)
-
-
-def _norms(model: nn.Module) -> list[GroupBatchNorm | _BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, GroupBatchNorm | _BatchNorm)]
-
-
-@contextmanager
-def untracked(model: nn.Module) -> Iterator[None]:
-    """Inside, running statistics stay as they are: for a forward pass that is computed again.
-
-    They are given a momentum of 0 rather than taken away: PyTorch keeps them for backward, and what is computed again
-    has to keep the same tensors as the first time.
-    """
-    norms = _norms(model)
-    before = [(n.momentum, None if n.num_batches_tracked is None else n.num_batches_tracked.clone()) for n in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, (momentum, batches) in zip(norms, before, strict=True):
-            norm.momentum = momentum
-            if norm.num_batches_tracked is not None and batches is not None:
-                norm.num_batches_tracked.copy_(batches)
-
-
-@contextmanager
-def uncounted(model: nn.Module) -> Iterator[None]:
-    """Inside, this rank's samples count in no statistics: it has none, but has to take part in the collectives."""
-    norms = [norm for norm in _norms(model) if isinstance(norm, GroupBatchNorm)]
-    for norm in norms:
-        norm.counting = False
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.counting = True
 
 
 def group_norm(

@@ -60,6 +60,7 @@ class Call:
         kwargs: likewise.
         modes: that the model sets around it.
         is_random: whether it draws random numbers.
+        training: modes that the model sets for a module and those inside, in order; empty if they are the model's own.
     """
 
     function: Any = None
@@ -67,11 +68,12 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
     modes: TorchModes | None = None
     is_random: bool = False
+    training: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
 class OpGraph:
-    """A model's operations for one shape of its inputs.
+    """A model's operations for one shape of its inputs and one mode.
 
     Attributes:
         network: for the planner.
@@ -84,33 +86,32 @@ class OpGraph:
     outputs: Nest
 
 
-def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = CPU) -> OpGraph:
+def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = CPU, training: bool = True) -> OpGraph:
     """The operations of `model` for `inputs`, of which only shape and type matter.
 
     Args:
         model: is neither run nor changed.
         inputs: of one batch.
         device: where the operations will run.
+        training: whether the model trains or evaluates.
 
     Raises:
         InvalidInput: the model cannot be followed, or changes parts of tensors in place.
     """
     with untraceable(f"{type(model).__name__} cannot be divided layer by layer"):
-        traced = trace(model, list(inputs), device, training=None, is_leaf=_is_of_torch)
+        traced = trace(model, list(inputs), device, training, op_registry.is_one_operation, is_part=True)
     refuse_partial_changes(traced, type(model).__name__)
-    return _Builder(model, traced).build()
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    """Whether PyTorch says what `module` does; containers are looked into."""
-    return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
+    return _Builder(model, traced, training).build()
 
 
 class _Builder:
     """Turns the nodes of a traced model into operations."""
 
-    def __init__(self, model: nn.Module, traced: TracedModel) -> None:
+    def __init__(self, model: nn.Module, traced: TracedModel, training: bool) -> None:
         self._model, self._traced = model, traced
+        self._own_modes = {
+            node.target for node in traced.operations if not all(mode == training for mode in record(node).training)
+        }
         self._operations: list[Operation] = []
         self._calls: list[Call] = []
         self._slots: dict[Any, Slot] = {}
@@ -123,8 +124,11 @@ class _Builder:
                 first = len(self._calls)
                 self._slots[node] = self._read(node)
                 maker = record(_maker(node))
+                training = maker.training if _maker(node).target in self._own_modes else ()
                 for i in range(first, len(self._calls)):
-                    self._calls[i] = replace(self._calls[i], modes=maker.modes, is_random=maker.is_random)
+                    self._calls[i] = replace(
+                        self._calls[i], modes=maker.modes, is_random=maker.is_random, training=training
+                    )
         outputs = fx.node.map_arg(self._traced.output.args[0], self._argument)
         self._add("output", "output", (), Call(args=(outputs,)))
         return OpGraph(Network(tuple(self._operations)), tuple(self._calls), outputs)
@@ -150,7 +154,7 @@ class _Builder:
             return self._add_call(node, "pointwise", _function(plain))
         if plain in op_registry.RESHAPES and op_registry.flattens(self._given(node), self._shape(node)):
             return self._add_call(node, "flatten", None)
-        return self._add_call(node, "other", _function(plain))
+        return self._add_call(node, "whole" if plain in op_registry.NORMS else "other", _function(plain))
 
     def _constant(self, node: fx.Node) -> Slot:
         name = str(node.target)
@@ -167,9 +171,9 @@ class _Builder:
         module = self._model.get_submodule(path)
         if isinstance(module, nn.Flatten) and op_registry.flattens(given, shape):
             return self._add_call(node, "flatten", None)
-        return self._add(
-            path, call=self._call(node, At(path)), shape=shape, **op_registry.of_module(module, given, shape)
-        )
+        call, is_alone = self._call(node, At(path)), len(node.args) + len(node.kwargs) == 1
+        found = op_registry.of_module(module, given, shape) if is_alone else op_registry.undivided(module)
+        return self._add(path, call=call, shape=shape, **found)
 
     def _function_as_module(self, node: fx.Node, kind: type[nn.Module]) -> Slot:
         """A function with settings, as the module that has them."""
@@ -185,7 +189,7 @@ class _Builder:
         others = {key: value for key, value in settings.items() if key not in known and key != "training" and value}
         if not isinstance(x, fx.Node) or others:
             return self._add_call(node, "other", _computation(node))
-        module, shape = kind(**values), self._shape(node)
+        module, shape = kind(**values) if settings.get("training", True) else nn.Identity(), self._shape(node)
         found_out = op_registry.of_module(module, self._given(node), shape)
         return self._add(f"{node.name}()", call=Call(module, (self._slots[x],)), shape=shape, **found_out)
 

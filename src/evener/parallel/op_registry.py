@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Adaptive, Kind, Linear, Nearest, Role, Sliding, Spreading, Weight, WindowRule
+from evener.tracer.hooks import are_followed, has_backward_hooks
+
+_OF_DEFAULTS = ("__init__", "extra_repr", "reset_parameters")
+
+
+class BatchNorm(_BatchNorm):
+    """Of any number of dims: what a SyncBatchNorm is without a group of its own."""
+
+    def _check_input_dim(self, _input: Tensor) -> None:
+        pass
+
+
+def without_synchronised(model: nn.Module) -> nn.Module:
+    """`model`, whose SyncBatchNorms are plain ones: whoever divides samples synchronises them all, on any device."""
+    for module in model.modules():
+        if nn.SyncBatchNorm in type(module).__mro__[:1]:
+            module.__class__ = BatchNorm
+    return model
 
 
 class Description(TypedDict, total=False):
@@ -25,13 +45,43 @@ class Description(TypedDict, total=False):
 
 def of_module(module: nn.Module, inputs: Sequence[Shape], output: Shape) -> Description:
     """What `module` is for inputs and output of these shapes."""
-    known = next((base for base in type(module).__mro__ if base in _MODULES), None)
-    roles = _ROLES.get(known, {}) if known is not None else {}
-    found: Description = {}
-    if known is not None and type(module).forward is known.forward and len(inputs) == 1:
-        found = _MODULES[known](module, inputs[0], output)
-    weights = _weights(module, roles if found else {})
-    return {"kind": "other", **found, "weights": weights}
+    known = base_of(module)
+    found = _MODULES[known](module, inputs[0], output) if len(inputs) == 1 and is_plain(module) else {}
+    if not found:
+        return undivided(module)
+    return {"kind": "other", **found, "weights": _weights(module, _ROLES.get(known, {}))}
+
+
+def is_one_operation(module: nn.Module) -> bool:
+    """Whether PyTorch says what `module` does, or it is a norm with statistics; containers are looked into."""
+    is_of_torch = base_of(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
+    return is_of_torch or isinstance(module, _NormBase)
+
+
+def undivided(module: nn.Module) -> Description:
+    """That `module` is done as a whole, and its backward pass as well if that has hooks, or exchanges statistics."""
+    is_whole = any(has_backward_hooks(one) or isinstance(one, _NormBase) for one in module.modules())
+    return {"kind": "whole" if is_whole else "other", "weights": _weights(module, {})}
+
+
+def base_of(module: nn.Module) -> type[nn.Module]:
+    """The class that says what `module` does: its own, or the one of which its own differs in nothing but defaults."""
+    return next(base for base in type(module).__mro__ if _defines_methods(base))
+
+
+def _defines_methods(cls: type) -> bool:
+    if cls.__module__.startswith("torch."):
+        return True
+    methods = (FunctionType, property, classmethod, staticmethod)
+    return any(isinstance(value, methods) and name not in _OF_DEFAULTS for name, value in vars(cls).items())
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether `module` is one of the table, with its weights, and nothing is added to its passes."""
+    known = base_of(module)
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    is_known = known in _MODULES and names <= {*_ROLES.get(known, {}), "num_batches_tracked"}
+    return is_known and are_followed(module) and "forward" not in vars(module) and not has_backward_hooks(module)
 
 
 def _weights(module: nn.Module, roles: dict[str, Role]) -> tuple[Weight, ...]:
@@ -121,7 +171,7 @@ _MODULES: dict[type[nn.Module], Callable[[Any, Shape, Shape], Description]] = {
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d), _pool),
     **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _adaptive),
     nn.Upsample: _resize,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _of_kind("batch_norm")),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm), _of_kind("batch_norm")),
     nn.GroupNorm: lambda module, _given, _output: {"kind": "group_norm", "groups": module.num_groups},
     nn.InstanceNorm2d: _instance_norm,
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish), _pointwise),
@@ -132,7 +182,9 @@ _KERNEL: dict[str, Role] = {"weight": "kernel", "bias": "vector"}
 _VECTORS: dict[str, Role] = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "vector")
 _ROLES: dict[type[nn.Module], dict[str, Role]] = {
     **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.Linear), _KERNEL),
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.InstanceNorm2d), _VECTORS),
+    **dict.fromkeys(
+        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm, nn.GroupNorm, nn.InstanceNorm2d), _VECTORS
+    ),
 }
 
 AS_MODULES: dict[Callable[..., Any], type[nn.Module]] = {
@@ -163,6 +215,7 @@ RESHAPES: frozenset[Any] = frozenset(
     ("flatten", "view", "reshape", "squeeze", torch.flatten, torch.reshape, torch.squeeze)
 )
 MEANS: frozenset[Any] = frozenset(("mean", torch.mean))
+NORMS: frozenset[Any] = frozenset((F.batch_norm, F.instance_norm))
 CUTS: frozenset[Any] = frozenset(("chunk", "split", torch.chunk, torch.split))
 CONCATENATIONS: frozenset[Any] = frozenset((torch.cat, torch.concat))
 

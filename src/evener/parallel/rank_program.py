@@ -23,10 +23,12 @@ from torch.utils.checkpoint import checkpoint
 from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel.local_ops import LocalOp, OpContext, local_op
-from evener.parallel.norms import GroupBatchNorm, untracked
-from evener.parallel.op_graph import Nest, OpGraph, filled
+from evener.parallel.norms import GroupBatchNorm
+from evener.parallel.op_graph import At, Item, Nest, OpGraph, filled
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import Mover, mover
+from evener.parallel.shared_statistics import untracked
+from evener.tracer.hooks import without_followed
 
 Held: TypeAlias = tuple[int, Layout]
 """A value in one of its layouts."""
@@ -42,7 +44,7 @@ class RankProgram:
         plan: of this rank's replica.
         model: this rank's part.
         mesh: where this rank is.
-        samples: (first one of this replica, number over all replicas) of the batch that is being computed.
+        samples: (first one of this replica, its number, that of all replicas) of the batch that is being computed.
         recompute: whether backward keeps only the ends of about the root of the number of operations: those segments
             that keep the least at once.
         compiles: whether what lies between exchanges is compiled.
@@ -54,7 +56,7 @@ class RankProgram:
         plan: ReplicaPlan,
         model: nn.Module,
         mesh: ProcessMesh,
-        samples: Callable[[], tuple[int, int]],
+        samples: Callable[[], tuple[int, int, int]],
         recompute: bool = False,
         compiles: bool = False,
     ) -> None:
@@ -117,7 +119,7 @@ class Instruction:
 
 
 def _instructions(
-    graph: OpGraph, plan: ReplicaPlan, model: nn.Module, mesh: ProcessMesh, samples: Callable[[], tuple[int, int]]
+    graph: OpGraph, plan: ReplicaPlan, model: nn.Module, mesh: ProcessMesh, samples: Callable[[], tuple[int, int, int]]
 ) -> Iterator[Instruction]:
     operations, last = graph.network.operations, _last_uses(plan)
     for index, (operation, step) in enumerate(zip(operations, plan.steps, strict=True)):
@@ -127,11 +129,32 @@ def _instructions(
         yield Instruction(
             moves=tuple(((m.value, m.have), (m.value, m.need), mover(m, mesh.group)) for m in step.moves),
             inputs=tuple(zip(operation.inputs, step.choice.needs, strict=True)),
-            local_op=local_op(ctx) if computes else None,
+            local_op=_in_modes(local_op(ctx), ctx) if computes else None,
             output=(index, step.choice.gives),
             done=tuple(held for held, user in last.items() if user == index),
             is_local=operation.kind in _LOCAL and _is_local(ctx),
         )
+
+
+def _in_modes(compute: LocalOp, ctx: OpContext) -> LocalOp:
+    """`compute` in the modes that the model sets around it, and for the module that it calls."""
+    modes, function = ctx.call.modes, ctx.call.function
+    while isinstance(function, Item):
+        function = function.function
+    modules: list[tuple[nn.Module, bool]] = []
+    if isinstance(function, At):
+        module = without_followed(ctx.model.get_submodule(function.path))
+        modules = list(zip(module.modules(), ctx.call.training, strict=True)) if ctx.call.training else []
+    if modes is None and not modules:
+        return compute
+
+    def run(inputs: Sequence[Tensor]) -> Tensor:
+        for module, training in modules:
+            module.training = training
+        with modes.applied() if modes is not None else nullcontext():
+            return compute(inputs)
+
+    return run
 
 
 def _is_local(ctx: OpContext) -> bool:

@@ -3,6 +3,7 @@
     untraceable              values decide what the model does, or something is no operation of torch: any division
     refuse_partial_changes   a value changes under another name: operations that make new values cannot compute that
     refuse_ties              a weight of two layers that need different parts of it
+    refuse_parts             a weight that evaluation, or another shape, needs otherwise than training
     tensors_in_order         inputs that are no tensors in order, where layers are divided
     agree, require_same      ranks differ: they would hang, or train something else without a word
 
@@ -79,6 +80,18 @@ def refuse_ties(model: nn.Module, shards: Mapping[str, Shard]) -> None:
         other = first.setdefault(id(operator.attrgetter(name)(model)), name)
         if shards[name].layout != shards[other].layout:
             raise InvalidInput(f"{other} and {name} are one weight, of which their layers need different parts")
+
+
+def refuse_parts(model: nn.Module, held: Mapping[str, Shard], needed: Mapping[str, Shard]) -> None:
+    """Raises InvalidInput if a weight is needed in another way than it is `held`, of which ranks have parts."""
+    find = operator.attrgetter
+    split = {id(find(name)(model)): shard for name, shard in held.items() if shard.layout.state == "split"}
+    for name, shard in needed.items():
+        own = split.get(id(find(name)(model)), shard)
+        if own.layout != shard.layout:
+            raise InvalidInput(
+                f"{own.name} is divided in training, but {name} needs it undivided in another mode or shape"
+            )
 
 
 def tensors_in_order(inputs: Any) -> Sequence[Tensor]:

@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.parallel.gradient_sums import sum_bucket
-from evener.parallel.norms import GroupBatchNorm, uncounted
+from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.parallel_model import Criterion
+from evener.parallel.shared_statistics import SharedStatistics, needs_sharing, uncounted
 from evener.tracer.nested import call
 
 _BUFFERS_ARE_OURS: dict[str, Any] = (
@@ -42,6 +43,8 @@ class ReplicatedModel:
         self.group, self.replica, self.rng_stream = group, group.rank, group.rank
         self._model, self._criterion = model, criterion
         self._forward = _compiled(model) if compiled else model
+        self._shared = SharedStatistics(lambda _: group) if group.size > 1 and not compiled else None
+        self._keeps_sharing = needs_sharing(model)
         self._summing: DistributedDataParallel | None = None
         if group.size > 1:
             self._summing = DistributedDataParallel(
@@ -63,7 +66,20 @@ class ReplicatedModel:
         present = nullcontext() if samples else uncounted(self._model)
         model = self._forward if self._summing is None else self._summing
         with travelling, present:
-            return self._criterion.backward(partial(call, model), inputs, targets, samples / total)
+            return self._criterion.backward(
+                partial(self._outputs, model, samples > 0), inputs, targets, samples / total
+            )
+
+    def _outputs(self, model: nn.Module, counting: bool, inputs: Any) -> Any:
+        """What `model` returns; the first pass finds out whether it has norms that are no modules."""
+        shared = self._shared
+        if shared is None:
+            return call(model, inputs)
+        shared.counting = counting
+        with shared:
+            outputs = call(model, inputs)
+        self._shared = shared if shared.found or self._keeps_sharing else None
+        return outputs
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:

@@ -23,7 +23,7 @@ from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.search import search
-from evener.parallel.norms import statistics_exchanges
+from evener.parallel.shared_statistics import statistics_exchanges
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
 from evener.run.context import RankContext
 from evener.tracer.model_graph import trace_model_graph

@@ -63,6 +63,7 @@ class OpRecord:
         line: file and line of the user's code that it comes from; empty if that is a library's.
         modes: set around it by the model; None if there are none.
         is_random: whether it drew random numbers.
+        training: of a module that is one operation, the mode of it and of each module inside when it was called.
         changes: nodes whose values it changed in place.
         flops: of the forward pass, for all samples that were traced.
         kept: bytes of every storage that autograd keeps for backward here and nowhere before.
@@ -74,6 +75,7 @@ class OpRecord:
     line: str = ""
     modes: TorchModes | None = None
     is_random: bool = False
+    training: tuple[bool, ...] = ()
     changes: tuple[fx.Node, ...] = ()
     flops: int = 0
     kept: tuple[int, ...] = ()

@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 from evener.errors import is_users
+from evener.tracer.hooks import are_followed
 from evener.tracer.ir import OpRecord, TorchModes, TracedModel, item, record
 from evener.tracer.meta_model import META, CostMeter, attributes, storage_of, value_on_meta
 from evener.tracer.nested import call, map_tensors, map_values, tensors_in
@@ -48,6 +49,7 @@ class _Operation:
     kwargs: Any
     line: str
     path: str
+    training: tuple[bool, ...] = ()
     versions: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
 
     def give(self, given: Any) -> Any:
@@ -103,8 +105,9 @@ class Tracer(TorchFunctionMode):
             self._know(tensor, self._note("placeholder", f"input_{i}", (), {}, tensor))
         for path, module in self._model.named_modules():
             if path:
-                module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
-                module.register_forward_hook(self._leave(path))
+                apart = are_followed(module)
+                module.register_forward_pre_hook(self._enter(path), prepend=not apart, with_kwargs=True)
+                module.register_forward_hook(self._leave(path), prepend=apart)
         states = [(name, tensor, tensor._version) for name, tensor in _states(self._model)]
         with torch.enable_grad(), self._meter, saved_tensors_hooks(self._meter.keep, lambda kept: kept), self:
             self._outer = TorchModes.now(self._device.type)
@@ -148,13 +151,15 @@ class Tracer(TorchFunctionMode):
         return self._twins.setdefault(id(value), (value, value_on_meta(value)))[1]
 
     def _enter(self, path: str) -> Callable[..., Any]:
-        def enter(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if self._operation is not None:
                 return None
             self._modules.append(path)
             if path not in self._leaves:
                 return None
-            return self._begin(args, kwargs, path).give(map_values((args, kwargs), self._twin))
+            operation = self._begin(args, kwargs, path)
+            operation.training = tuple(one.training for one in module.modules())
+            return operation.give(map_values((args, kwargs), self._twin))
 
         return enter
 
@@ -187,6 +192,7 @@ class Tracer(TorchFunctionMode):
             node = self._note(op, target, args, kwargs, outputs)
             seen = record(node)
             seen.line, seen.flops, seen.kept, seen.is_random = operation.line, flops, kept, is_random
+            seen.training = operation.training
             seen.changes = tuple(self._node_of(original) for original, _ in changed)
             for original, given in changed:
                 self._changed[storage_of(original)] = node
@@ -257,6 +263,8 @@ class Tracer(TorchFunctionMode):
         name = self._names.get(id(tensor))
         if name is None and tensor.is_meta and self._executable:
             raise NotFollowed("a tensor comes from something that is not an operation of torch")
+        if name is None and tensor.requires_grad and self._executable:
+            raise NotFollowed("a tensor that learns is neither a parameter of the model nor computed in it")
         if name is None:
             name = f"constant_{len(self._constants)}"
             self._constants[name] = tensor

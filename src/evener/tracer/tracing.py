@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.errors import first_line, user_frame
+from evener.tracer.hooks import drop_backward, has_backward_hooks
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import on_meta, storage_of
 from evener.tracer.tracer import NotFollowed, Tracer
@@ -38,9 +40,10 @@ def trace(
     model: nn.Module,
     inputs: Any,
     device: torch.device = CPU,
-    training: bool | None = True,
+    training: bool = True,
     is_leaf: Callable[[nn.Module], bool] = is_childless,
     executable: bool = True,
+    is_part: bool = False,
 ) -> TracedModel:
     """Follow `model` on tensors shaped like `inputs`: a tensor, or positional or named arguments.
 
@@ -48,12 +51,13 @@ def trace(
         model: on any device; neither run nor changed, a copy without memory is.
         inputs: only shapes and dtypes matter.
         device: where the model will run, which its code may ask for.
-        training: mode of the model; None for its own, in which modules that are not looked into evaluate (a BatchNorm
-            that trains refuses a single sample).
+        training: mode of the model, which is set as the model sets it.
         is_leaf: modules that are one operation each. A module with children that cannot be followed (as it applies an
-            autograd function of the user's, say) becomes another; one that fails as one operation is looked into.
+            autograd function of the user's, say) becomes another, and so does one with backward hooks; one that fails
+            as one operation is looked into.
         executable: whether the graph has to compute what the model computes; if not, a tensor may come from something
             that is not an operation of torch.
+        is_part: whether others have more of the batch, so that a BatchNorm trains on a single sample, too.
 
     Raises:
         NotTraceable: names the line of the model that cannot be followed.
@@ -61,8 +65,14 @@ def trace(
     whole: dict[str, str] = {}
     opened: set[str] = set()
     while True:
-        copied = _copy(model, training, is_leaf)
+        copied = on_meta(model)
+        copied.train(training)
         leaves = {path for path, module in copied.named_modules() if path and is_leaf(module)} - opened | whole.keys()
+        leaves |= {path for path, module in copied.named_modules() if path and has_backward_hooks(module)}
+        for path in leaves:
+            drop_backward(copied.get_submodule(path))
+        for path in leaves if is_part else ():
+            _take_a_single_sample(copied.get_submodule(path))
         tracer = Tracer(copied, device, leaves, executable)
         try:
             return _with_inputs_kept(tracer.run(inputs, whole))
@@ -81,14 +91,11 @@ def trace(
                 raise NotTraceable(reason, path) from error
 
 
-def _copy(model: nn.Module, training: bool | None, is_leaf: Callable[[nn.Module], bool]) -> nn.Module:
-    copied = on_meta(model)
-    if training is not None:
-        return copied.train(training)
-    for path, module in copied.named_modules():
-        if path and is_leaf(module):
-            module.eval()
-    return copied
+def _take_a_single_sample(module: nn.Module) -> None:
+    """Let a BatchNorm that trains normalise without asking how many values there are."""
+    if type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(module):
+        norm: Any = module
+        norm.forward = lambda x: torch.batch_norm(x, norm.weight, norm.bias, None, None, True, 0.0, norm.eps, False)
 
 
 def _with_inputs_kept(traced: TracedModel) -> TracedModel:

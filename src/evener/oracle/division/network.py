@@ -28,6 +28,7 @@ Kind: TypeAlias = Literal[
     "part",
     "flatten",
     "other",
+    "whole",
     "output",
 ]
 Role: TypeAlias = Literal["kernel", "vector", "free"]
@@ -58,7 +59,7 @@ class Operation:
     Attributes:
         name: of the module or function, for reports and weights; operations of one name share their weights.
         kind: decides how it can be divided. `average` is the mean over all rows and columns, `part` a stretch of the
-            input's channels, `other` anything that needs its whole input.
+            input's channels, `other` anything that needs its whole input, `whole` what needs its whole gradient, too.
         inputs: indices of earlier operations.
         shape: of the output: (N, C), (N, C, H, W) or any other.
         windows: of rows and columns, where the operation has them.

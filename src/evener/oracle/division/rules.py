@@ -252,6 +252,7 @@ _SHARDED: dict[Kind, Rule] = {
     "part": part_of_channels,
     "flatten": flattened_channels,
     "other": undivided,
+    "whole": alike,
     "output": alike,
 }
 _PUBLISHED: dict[Kind, Rule] = {

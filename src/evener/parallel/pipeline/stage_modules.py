@@ -26,6 +26,7 @@ from torch import Tensor, fx, nn
 
 from evener.errors import InvalidInput
 from evener.parallel.norms import DeferredBatchNorm, defer_statistics
+from evener.tracer.hooks import without_followed
 from evener.tracer.meta_model import attribute
 
 _ONE_GENERATOR = threading.RLock()
@@ -103,7 +104,7 @@ def attach(root: nn.Module, target: str, value: nn.Module | Tensor, model: nn.Mo
     path, _, name = target.rpartition(".")
     where, owner = _container(root, path), model.get_submodule(path)
     if isinstance(value, nn.Module):
-        where._modules[name] = defer_statistics(value)
+        where._modules[name] = defer_statistics(without_followed(value))
     elif isinstance(value, nn.Parameter):
         where.register_parameter(name, value)
     else:
