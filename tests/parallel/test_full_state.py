@@ -14,6 +14,7 @@ from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import ShardedModel
+from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.process_mesh import form_process_mesh
 from support.compare_divided import close
 from support.division_networks import residual_net
@@ -68,14 +69,14 @@ class Trainer:
         start = sum(count[: place.index])
         self.own = slice(start, start + count[place.index])
         self.model = ShardedModel(NETWORK, place, [BATCHES[0][self.own]])
-        self.optimizer = adam(self.model.part.parameters())
+        self.optimizer = ModelOptimizer(adam, self.model.held())
 
     def train(self, batches: list[Tensor]) -> None:
         for x in batches:
-            descend(self.model, self.optimizer, x[self.own], lambda: self.model.share)
+            descend(self.model, self.optimizer.inner, x[self.own], lambda: self.model.share)
 
     def gathered(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return self.model.gather_weights(), self.model.optimizer_state.gather(self.optimizer)
+        return self.model.gather_weights(), self.optimizer.gather()
 
 
 def hold(found: tuple[dict[str, Tensor], dict[str, Any]], expected: tuple[dict[str, Tensor], dict[str, Any]]) -> None:
@@ -120,7 +121,7 @@ def test_training_goes_on_under_another_arrangement(before: str, after: str, ser
     def go_on(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
         trainer = Trainer(group, WAYS[after])
         trainer.model.load_weights(weights)
-        trainer.model.optimizer_state.load(trainer.optimizer, copy.deepcopy(state))
+        trainer.optimizer.load(copy.deepcopy(state))
         trainer.train(BATCHES[2:])
         return trainer.gathered()
 
@@ -150,7 +151,7 @@ def test_a_rank_holds_its_share_of_weights_gradients_and_state() -> None:
         trainer = Trainer(group, Arrangement(division="sharded", replicas=(Replica(shares=(3, 1)),)))
         trainer.train(BATCHES[:1])
         weights = list(trainer.model.part.parameters())
-        moments = [v for values in trainer.optimizer.state.values() for v in values.values() if v.dim()]
+        moments = [v for values in trainer.optimizer.inner.state.values() for v in values.values() if v.dim()]
         assert sum(p.grad.numel() for p in weights if p.grad is not None) == sum(p.numel() for p in weights)
         assert sum(m.numel() for m in moments) == 2 * sum(p.numel() for p in weights)
         return [sum(p.numel() for p in weights)]

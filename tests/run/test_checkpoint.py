@@ -18,6 +18,7 @@ from torch import nn
 
 from evener.comm.group import join_group
 from evener.errors import InvalidFile, MissingFile, TrainingFailed
+from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
 from evener.run.checkpoint import Checkpoints, CheckpointState, save_weights
@@ -60,13 +61,14 @@ class Material:
         self.scheduler.step()
 
     def save(self, folder: Path, step: int) -> Path:
-        weights, optimizer = self.joint.gather_weights(), self.joint.gather_optimizer(self.optimizer)
+        weights, optimizer = self.joint.gather_weights(), self.optimizer.state_dict()
         return Checkpoints(folder).save(state(step), weights, optimizer, self.scheduler, self.scaler)
 
     def load(self, folder: Path) -> int:
         checkpoints = Checkpoints(folder)
         path, found = checkpoints.latest()
-        checkpoints.load(path, found, self.joint, self.optimizer, self.scheduler, self.scaler)
+        optimizer = ModelOptimizer(lambda _: self.optimizer, self.joint.held())
+        checkpoints.load(path, found, self.joint, optimizer, self.scheduler, self.scaler)
         return found.step
 
 

@@ -49,6 +49,13 @@ def test_what_does_not_go_together_is_a_sentence(words: dict[str, Any], sentence
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("words", [{"rematerialise": "always"}, {"schedule": "gpipe"}, {"memory": "4GB"}], ids=str)
+def test_what_belongs_to_a_strategy_is_judged_by_that_of_a_given_plan(words: dict[str, Any]) -> None:
+    config = RunConfig(task="digits", plan=Path("plan"), **words)
+    assert strategy_conflict(config, "pipeline") is None
+    assert (strategy_conflict(config, "data") is None) == ("memory" in words)
+
+
 def test_another_strategy_is_tried_without_an_exception() -> None:
     config = RunConfig(task="digits", compile=True)
     assert strategy_conflict(config, "sharded") is None

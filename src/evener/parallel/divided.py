@@ -20,21 +20,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
+from evener.comm.exchange import Route
 from evener.errors import InvalidInput
-from evener.oracle.division.layout import ALIKE, Layout, length
+from evener.oracle.division.layout import ALIKE, WHOLE, Layout, length
 from evener.oracle.division.network import Network
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
-from evener.parallel.full_state import OptimizerState, gather_tensors, own_part
+from evener.parallel.full_state import gather_tensors, own_part
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_statistics import DataAxis
 from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.op_graph import Nest, OpGraph, op_graph
+from evener.parallel.optimizer import HeldModel, HeldParameter
+from evener.parallel.optimizer_probe import Scope
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rank_program import RankProgram
-from evener.parallel.redistribute import part_of
+from evener.parallel.redistribute import part_of, regions
 from evener.parallel.refusals import Pass, agree, refuse_parts, refuse_ties, tensors_in_order
 from evener.parallel.shared_statistics import uncounted
 from evener.tracer.meta_model import on_meta
@@ -122,11 +124,17 @@ class ShardedModel(nn.Module):
         for name, shard in self._state_shards().items():
             own[name].copy_(own_part(shard, weights[name], self.mesh.group.rank))
 
-    @property
-    def optimizer_state(self) -> OptimizerState:
-        """Gathers and loads the state of an optimiser of the parameters of `part`, within the replica."""
-        parameters = dict(self.part.named_parameters())
-        return OptimizerState(self.mesh.group, parameters, self._state_shards(), parameters)
+    def held(self) -> HeldModel:
+        """The parameters of `part`, as the ranks of the replica have them."""
+        group, shards = self.mesh.group, self._state_shards()
+        found = []
+        for name, own in self.part.named_parameters():
+            layout, shape, route = shards[name].layout, shards[name].shape, None
+            if layout.state == "split":
+                route = Route(regions(layout, shape, group.size), regions(WHOLE, shape, group.size))
+            found.append(HeldParameter(name, shape, own, route))
+        suffices: Scope = "element" if any(one.route for one in found) else "model"
+        return HeldModel(group, found, suffices, shards, is_first=self.mesh.index == 0)
 
     def _state_shards(self) -> dict[str, Shard]:
         """By name, how every tensor of the state dict is held; what no operation has is alike on all ranks."""
@@ -276,10 +284,6 @@ class DividedModel:
         """As `ParallelModel`."""
         self.model.load_weights(weights)
 
-    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
+    def held(self) -> HeldModel:
         """As `ParallelModel`."""
-        return self.model.optimizer_state.gather(optimizer) if self.replica == 0 else {}
-
-    def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """As `ParallelModel`."""
-        self.model.optimizer_state.load(optimizer, whole)
+        return self.model.held()

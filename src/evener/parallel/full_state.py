@@ -9,7 +9,7 @@ any number of ranks, loads it. No more than one whole tensor travels at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -80,7 +80,6 @@ def own_part(shard: Shard, whole: Tensor, rank: int) -> Tensor:
 class _OptimizerParts(msgspec.Struct, frozen=True):
     """What one rank's optimiser holds: by parameter, the tensors that are divided as it is, and what is no tensor."""
 
-    groups: list[list[str]]
     divided: dict[str, list[str]]
     plain: dict[str, dict[str, Any]]
 
@@ -88,22 +87,26 @@ class _OptimizerParts(msgspec.Struct, frozen=True):
 class OptimizerState:
     """The state of the optimisers of all ranks' parameters, as that of one optimiser of the whole model, and back.
 
-    An optimiser's state dict knows parameters by their place in it. That of the whole model is, group by group, the
-    order of the model's parameters; ranks find out who has which by exchanging the names of theirs.
+    An optimiser's state dict knows parameters by their place in it, group by group.
 
     Args:
         group: the ranks; all of them make the same calls.
         parameters: this rank's, by name.
         shards: by name, how parameters are divided; what is not in it is whole where it is.
-        order: of the model's parameters: names of all ranks'.
+        grouped: by group of the whole model's optimiser, the names of its parameters in its order.
     """
 
     def __init__(
-        self, group: Group, parameters: Mapping[str, nn.Parameter], shards: Mapping[str, Shard], order: Iterable[str]
+        self,
+        group: Group,
+        parameters: Mapping[str, nn.Parameter],
+        shards: Mapping[str, Shard],
+        grouped: Sequence[Sequence[str]],
     ) -> None:
         self._group, self._parameters, self._shards = group, parameters, shards
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._order = {name: place for place, name in enumerate(order)}
+        self._grouped = grouped
+        self._places = {name: place for place, name in enumerate(chain(*grouped))}
 
     def gather(self, optimizer: Optimizer) -> dict[str, Any]:
         """The state dict of an optimiser of the whole model on the first rank, else an empty one."""
@@ -111,8 +114,7 @@ class OptimizerState:
         tensors = gather_tensors(self._group, *self._tensors(optimizer, rows))
         if not self._group.is_leader:
             return {}
-        grouped = self._grouped(rows)
-        places = _places(grouped)
+        places = self._places
         state: dict[int, dict[str, Any]] = {}
         for row in rows:
             for name, values in row.plain.items():
@@ -122,22 +124,21 @@ class OptimizerState:
             state.setdefault(places[name], {})[key] = tensor
         groups = [
             {**settings, "params": [places[name] for name in names]}
-            for settings, names in zip(optimizer.state_dict()["param_groups"], grouped, strict=True)
+            for settings, names in zip(optimizer.state_dict()["param_groups"], self._grouped, strict=True)
         ]
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """Take what belongs to this rank's parameters from the state dict of an optimiser of the whole model."""
-        places = _places(self._grouped(self._all_parts(optimizer)))
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         index = 0
         for settings, own in zip(whole["param_groups"], optimizer.param_groups, strict=True):
             groups.append({**settings, "params": list(range(index, index + len(own["params"])))})
             for parameter in own["params"]:
-                name = self._names.get(id(parameter))  # None: stands in for a rank without parameters
-                if name is not None and places[name] in whole["state"]:
-                    state[index] = self._own_values(name, whole["state"][places[name]])
+                name = self._names[id(parameter)]
+                if self._places[name] in whole["state"]:
+                    state[index] = self._own_values(name, whole["state"][self._places[name]])
                 index += 1
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -154,10 +155,6 @@ class OptimizerState:
         """What every rank's optimiser holds."""
         held = {name: optimizer.state.get(weight, {}) for name, weight in self._parameters.items()}
         own = _OptimizerParts(
-            groups=[
-                [self._names[id(weight)] for weight in entry["params"] if id(weight) in self._names]
-                for entry in optimizer.param_groups
-            ],
             divided={
                 name: [key for key, value in values.items() if self._is_divided(name, value)]
                 for name, values in held.items()
@@ -186,14 +183,3 @@ class OptimizerState:
                 shards[f"{name}/{key}"] = self._shards[name]
                 own.setdefault(f"{name}/{key}", weight)  # of which this rank has nothing, or there were a state
         return own, shards
-
-    def _grouped(self, rows: list[_OptimizerParts]) -> list[list[str]]:
-        """Names of every group over all ranks, in the order of the model."""
-        number = max(len(row.groups) for row in rows)
-        names = [{name for row in rows if row.groups for name in row.groups[i]} for i in range(number)]
-        return [sorted(found, key=self._order.__getitem__) for found in names]
-
-
-def _places(grouped: list[list[str]]) -> dict[str, int]:
-    """By name, the place in the whole model's optimiser."""
-    return {name: place for place, name in enumerate(chain(*grouped))}

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from evener.comm.group import Group
+from evener.parallel.optimizer import HeldModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class ParallelModel(Protocol):
     is_reporter: bool
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's, for its optimiser."""
+        """This rank's."""
 
     def train(self, mode: bool = True) -> object:
         """From now on the model trains, or evaluates."""
@@ -90,8 +90,5 @@ class ParallelModel(Protocol):
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take what this rank holds from the state dict of a whole model. Raises InvalidInput if it does not fit."""
 
-    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state dict of an optimiser of the whole model on the first rank of all, else an empty one."""
-
-    def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """Take what belongs to this rank's parameters from the state of an optimiser of the whole model."""
+    def held(self) -> HeldModel:
+        """All parameters of the model, and what of them this rank has, for their optimiser; all ranks call this."""

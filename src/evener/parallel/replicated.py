@@ -14,12 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.parallel.gradient_sums import sum_bucket
 from evener.parallel.norms import GroupBatchNorm
+from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.shared_statistics import SharedStatistics, needs_sharing, uncounted
 from evener.tracer.nested import call
@@ -102,13 +102,10 @@ class ReplicatedModel:
         except RuntimeError as error:
             raise InvalidInput(" ".join(str(error).split())) from error
 
-    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
+    def held(self) -> HeldModel:
         """As `ParallelModel`."""
-        return optimizer.state_dict() if self.group.is_leader else {}
-
-    def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """As `ParallelModel`."""
-        optimizer.load_state_dict(dict(whole))
+        found = [HeldParameter(name, tuple(own.shape), own) for name, own in self._model.named_parameters()]
+        return HeldModel(self.group, found)
 
 
 def _compiled(model: nn.Module) -> nn.Module:

@@ -20,11 +20,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.atomic import atomic_draft
 from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed, first_line
+from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.schema import Noun, read_noun, write_noun
 
@@ -119,7 +119,7 @@ class Checkpoints:
         folder: Path,
         state: CheckpointState,
         model: ParallelModel,
-        optimizer: Optimizer,
+        optimizer: ModelOptimizer,
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
     ) -> None:
@@ -136,7 +136,7 @@ class Checkpoints:
         groups = [
             {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()} for g in state.groups
         ]
-        model.load_optimizer(optimizer, {"state": _unflatten(tensors, state.numbers), "param_groups": groups})
+        optimizer.load({"state": _unflatten(tensors, state.numbers), "param_groups": groups})
         if scheduler is not None and state.scheduler is not None:
             scheduler.load_state_dict(state.scheduler)
         scaler.load_state_dict(state.scaler)

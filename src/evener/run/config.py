@@ -108,7 +108,8 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
             value = getattr(self, name)
             require(value is None or is_allowed(value), option_name(name), value, allowed)
         refuse_two_tokens(self.token, self.token_file)
-        if (sentence := _conflict(self) or strategy_conflict(self, self.strategy)) is not None:
+        planned = self.plan is not None  # whose strategy is known when it has been read
+        if (sentence := _conflict(self) or (None if planned else strategy_conflict(self, self.strategy))) is not None:
             raise InvalidInput(sentence)
 
     @property

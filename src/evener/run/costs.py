@@ -23,6 +23,7 @@ from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.search import search
+from evener.parallel.optimizer_probe import stand_ins
 from evener.parallel.shared_statistics import statistics_exchanges
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
 from evener.run.context import RankContext
@@ -181,7 +182,7 @@ def price(
 
 def _optimizer_name(context: RankContext) -> str:
     """What it keeps for every parameter, by the name that the oracle knows."""
-    made = context.make_optimizer([torch.nn.Parameter(torch.zeros(1))])
+    made = context.make_optimizer(stand_ins(context.model))
     if isinstance(made, torch.optim.SGD):
         return "momentum" if made.defaults["momentum"] else "sgd"
     return "adam"

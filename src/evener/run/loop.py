@@ -218,7 +218,7 @@ class Loop:
 
     def _save(self, step: int) -> None:
         """The leader writes; the others go on and meet it again in the next collective."""
-        weights, optimizer = self._model.gather_weights(), self._model.gather_optimizer(self._training.optimizer)
+        weights, optimizer = self._model.gather_weights(), self._training.optimizer.gather()
         if self._group.is_leader:
             state = self._state(step)
             folder = self._checkpoints.save(

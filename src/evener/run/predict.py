@@ -23,6 +23,7 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
+from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.parallel.process_mesh import ProcessMesh
 from evener.plan import Plan, Prediction
@@ -82,7 +83,7 @@ def silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:
 
 def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[], None]:
     """Performs this rank's part of a step."""
-    optimizer, timer = context.make_optimizer(model.parameters()), model.group.timer
+    optimizer, timer = ModelOptimizer(context.make_optimizer, model.held()), model.group.timer
     calls = plan.loaded_micro_batches
     samples = plan.replica_samples[model.replica] * plan.accumulate // calls
     total = plan.micro_batch_size * plan.accumulate
@@ -102,7 +103,7 @@ def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[]
             micro_batch(is_last=number == calls - 1)
         timer.resume("wu")
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.clear_gradients()
         timer.close_step(samples * calls)
 
     return step

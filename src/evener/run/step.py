@@ -17,7 +17,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.data.loader import Loader, collect, split_batch, to_device
 from evener.history import Entry, NodeWork
-from evener.run.training import Training
+from evener.run.training import Training, seed_update
 from evener.task import Task
 
 
@@ -36,7 +36,8 @@ class TrainStep:
 
     def __init__(self, training: Training) -> None:
         self._model, self._optimizer, self._scheduler = training.model, training.optimizer, training.scheduler
-        self._arithmetic, self._clip_norm = training.context.arithmetic, training.context.task.clip_norm
+        self._context, self._clip_norm = training.context, training.context.task.clip_norm
+        self._arithmetic = training.context.arithmetic
 
     def __call__(self, loader: Loader) -> StepResult:
         """Perform the loader's next step."""
@@ -61,7 +62,7 @@ class TrainStep:
             timer.resume("io")
         timer.pause()
         timer.resume("wu")
-        self._update()
+        self._update(parts[-1].step)
         timer.pause()
         return StepResult(
             epoch=parts[-1].epoch,
@@ -70,16 +71,17 @@ class TrainStep:
             loss=torch.stack(losses).sum(),
         )
 
-    def _update(self) -> None:
+    def _update(self, step: int) -> None:
         scaler = self._arithmetic.scaler
         if self._clip_norm is not None:
-            scaler.unscale_(self._optimizer)
+            scaler.unscale_(self._optimizer.inner)
             self._model.clip(self._clip_norm)
-        scaler.step(self._optimizer)
+        seed_update(self._context, step)
+        self._optimizer.step(scaler)
         scaler.update()
         if self._scheduler is not None:
             self._scheduler.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.clear_gradients()
 
 
 @torch.no_grad()

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.comm.group import Group
-from evener.data.loader import labels_of
+from evener.data.loader import labels_of, seed_all
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.oracle.apportion import Balance, Worker, weights_to_workers
@@ -21,6 +20,7 @@ from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided import DividedModel
 from evener.parallel.norms import synchronise_batch_norm
+from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
@@ -47,7 +47,7 @@ class Training:
     context: RankContext
     plan: Plan
     model: ParallelModel
-    optimizer: Optimizer
+    optimizer: ModelOptimizer
     scheduler: LRScheduler | None
     sampler: Sampler
     division: Division | None
@@ -69,7 +69,8 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Traini
     task = context.task
     is_rehearsed = plan.prediction is None or context.given is None  # a user's own plan says what it predicts
     model, plan = join_model(context, plan, config, is_rehearsed)
-    optimizer = context.make_optimizer(model.parameters())
+    seed_update(context, 0)
+    optimizer = ModelOptimizer(context.make_optimizer, model.held())
     is_balanced = config.shares == "measured" and not config.stationary and plan.strategy in WHOLE_MODEL
     workers = _workers(plan, is_balanced)
     division = None if config.stationary else Division(workers)
@@ -83,7 +84,14 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Traini
         division=division,
         balance=Balance(workers=workers, shares=plan.replica_samples) if is_balanced and model.group.size > 1 else None,
     )
-    return replace(training, scheduler=task.scheduler(optimizer, training.num_steps)) if task.scheduler else training
+    if task.scheduler is None:
+        return training
+    return replace(training, scheduler=task.scheduler(optimizer.inner, training.num_steps))
+
+
+def seed_update(context: RankContext, step: int) -> None:
+    """What the optimiser draws in `step` (0: when it is made) is the same on all ranks, whatever they divide."""
+    seed_all(context.seed, step, 0, 1, device=context.group.device)
 
 
 def _workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:

@@ -21,13 +21,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.comm.group import Traffic
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import collect, seed_all, split_batch, to_device
+from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.profile import Precision
 from evener.run.config import RunConfig
 from evener.run.context import Arithmetic, RankContext
 from evener.run.draws import SameDraws
-from evener.run.training import join_model
+from evener.run.training import join_model, seed_update
 from evener.tracer.nested import call, tensors_in
 
 _STEPS = {"fp64": 2}
@@ -138,6 +139,7 @@ class Trial:
     def _trained_whole(self, model: nn.Module, loss_of: Callable[[int], Tensor]) -> list[StepValues]:
         """Of all samples at once; of each pipeline's by themselves, if they are normalised so."""
         model.train()
+        seed_update(self._context, 0)
         optimizer = self._context.make_optimizer(model.parameters())
         steps = []
         for step in range(1, self._num_steps + 1):
@@ -146,8 +148,9 @@ class Trial:
             gradients = {name: _kept(p.grad) for name, p in model.named_parameters() if p.grad is not None}
             if self._clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self._clip_norm)
+            seed_update(self._context, step)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            model.zero_grad(set_to_none=True)
             steps.append(StepValues(loss.item(), gradients, self._state(model.state_dict())))
         return steps
 
@@ -163,7 +166,8 @@ class Trial:
         with self._drawing(0):
             outputs = model.predict(inputs)
         model.train()
-        optimizer = self._context.make_optimizer(model.parameters())
+        seed_update(self._context, 0)
+        optimizer = ModelOptimizer(self._context.make_optimizer, model.held())
         steps = []
         for step in range(1, self._num_steps + 1):
             with self._drawing(step):
@@ -173,8 +177,9 @@ class Trial:
             gradients = self._gradients(model)
             if self._clip_norm is not None:
                 model.clip(self._clip_norm)
+            seed_update(self._context, step)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.clear_gradients()
             steps.append(StepValues(self._summed(own), gradients, self._state(model.gather_weights())))
         return Results(_tensors(outputs) if model.is_reporter else None, steps)
 

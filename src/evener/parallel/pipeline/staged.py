@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from evener.comm.exchange import Route
 from evener.comm.group import Group
 from evener.errors import InvalidInput, InvalidValue
-from evener.parallel.full_state import OptimizerState, gather_tensors
+from evener.oracle.division.layout import Region
+from evener.parallel.full_state import gather_tensors
+from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.pipeline import Pipeline
 
@@ -24,15 +27,13 @@ class StagedModel:
     def __init__(self, model: nn.Module, group: Group, replica: int, criterion: Criterion, **options: Any) -> None:
         self.group, self.replica, self.rng_stream = group, replica, replica
         self._criterion = criterion
-        order = [name for name, _ in model.named_parameters()]
+        self._whole = [(name, p.detach().to("meta"), p.requires_grad) for name, p in model.named_parameters()]
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
         self.is_reporter = self.pipeline.is_last
-        self._optimizer_state = OptimizerState(group, dict(self.pipeline.named_parameters()), {}, order)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of this rank's stage; an empty one if it has none, as optimisers refuse to have none."""
-        own = list(self.pipeline.parameters())
-        return iter(own or [nn.Parameter(torch.zeros(0, device=self.group.device))])
+        """Of this rank's stage."""
+        return self.pipeline.parameters()
 
     def train(self, mode: bool = True) -> Pipeline:
         """From now on the model trains, or evaluates."""
@@ -67,10 +68,18 @@ class StagedModel:
         except (InvalidValue, RuntimeError) as error:
             raise InvalidInput(" ".join(str(error).split())) from error
 
-    def gather_optimizer(self, optimizer: Optimizer) -> dict[str, Any]:
-        """As `ParallelModel`."""
-        return self._optimizer_state.gather(optimizer)
-
-    def load_optimizer(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
-        """As `ParallelModel`."""
-        self._optimizer_state.load(optimizer, whole)
+    def held(self) -> HeldModel:
+        """As `ParallelModel`; of a weight that several ranks have, the first of them is its owner."""
+        own, group = dict(self.pipeline.named_parameters()), self.group
+        rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(list(own)))]
+        holders = {name: rank for rank, names in reversed(list(enumerate(rows))) for name in names}
+        found = []
+        for name, whole, requires_grad in self._whole:
+            is_here = name in own
+            absent = torch.empty(0, dtype=whole.dtype, device=group.device)
+            parameter = own[name] if is_here else nn.Parameter(absent, requires_grad)
+            all_of: Region = (((0, whole.numel()),),)
+            owned: tuple[Region, ...] = tuple(all_of if rank == holders[name] else ((),) for rank in range(group.size))
+            route = Route(owned, (all_of,) * group.size)
+            found.append(HeldParameter(name, tuple(whole.shape), parameter, route, is_here))
+        return HeldModel(group, found, "tensor")
