@@ -17,8 +17,8 @@ pytest_plugins = ["support.autodiff_fixtures", "support.wire_fixtures"]
 settings.register_profile("evener", deadline=None)  # pytest's limit on every test is the limit; machines are shared
 settings.load_profile("evener")
 
-_SERVERS = ("forkserver", "resource_tracker")
-"""Helpers of the standard library that live as long as this process."""
+_SERVERS = ("forkserver", "resource_tracker", "exact.nursery")
+"""Helpers that live as long as this process."""
 
 
 def _children() -> list[psutil.Process]:

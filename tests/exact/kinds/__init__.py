@@ -1,0 +1,3 @@
+"""Recipes by what is special about them, one file a kind."""
+
+import torchvision_operators  # noqa: F401

@@ -1,0 +1,38 @@
+"""A task that `evener train` is given: `--option recipe=kind/name`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from evener.task import Task
+from evener.tracer.nested import map_tensors
+from exact.divisions import BATCH
+from exact.recipe import Recipe, recipe_of
+
+
+class Samples(Dataset[Any]):
+    """The samples of a recipe's first batch."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._batch = recipe.batch(0, BATCH)
+
+    def __len__(self) -> int:
+        return BATCH
+
+    def __getitem__(self, index: int) -> Any:
+        return map_tensors(self._batch, lambda tensor: tensor[index])
+
+
+def task(recipe: str) -> Task:
+    found = recipe_of(recipe)
+    return Task(
+        name="recipe",
+        model=found.model,
+        loss=found.loss,
+        train_data=lambda: Samples(found),
+        optimizer=found.optimizer,
+        batch_size=BATCH,
+        clip_norm=found.clip,
+    )
