@@ -74,6 +74,22 @@ def test_a_rank_that_closes_its_connection_is_named() -> None:
     assert together(2, work)[0]
 
 
+def test_a_rank_that_is_silent_for_too_long_is_named() -> None:
+    done = threading.Event()
+
+    def work(mesh: Mesh) -> str:
+        if mesh.rank == 1:
+            done.wait(10)
+            return ""
+        with pytest.raises(NodeLost, match=r"node n0 lost node n1 \(rank 1\): timed out") as lost, mesh.within(0.2):
+            mesh.all_gather(b"")
+        done.set()
+        assert mesh.peers[1].gettimeout() == 5
+        return str(lost.value)
+
+    assert together(2, work)[0]
+
+
 def test_a_rank_that_does_not_come_is_named_within_the_patience() -> None:
     store = HashStore()
     with pytest.raises(NodeLost, match="node b did not connect to node a"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +117,25 @@ def test_planted_defects_are_found(tmp_path: Path, plant: str) -> None:
     assert "would train something else" in sentence
 
 
+FAILS_ON_ONE_RANK = """
+import torch.distributed as dist
+from evener.run.trial import Trial
+divided = Trial.divided
+def fails(trial):
+    if dist.get_rank() == 1:
+        raise ZeroDivisionError("planted")
+    return divided(trial)
+Trial.divided = fails
+"""
+
+
+def test_what_fails_on_one_rank_ends_the_run_though_the_others_wait(tmp_path: Path) -> None:
+    words = ("--strategy", "data", "--shares", "5,2,1", "--patience", "8")
+    sentence = train(tmp_path, *words, plant=FAILS_ON_ONE_RANK)
+    assert "--strategy data cannot train this model" in sentence
+    assert "ZeroDivisionError: planted" in sentence
+
+
 def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     strategies, asked = ["data", "filter"], []
 
@@ -127,9 +147,11 @@ def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
         return (None, "it is off") if plan.strategy == "data" else (plan.strategy, "")
 
     context = SimpleNamespace(
-        env=SimpleNamespace(nodes=[None, None]),
+        env=SimpleNamespace(nodes=[None, None], patience=1.0),
         given=None,
-        group=SimpleNamespace(all_gather_bytes=lambda row: [b"", row]),
+        group=SimpleNamespace(
+            reports=SimpleNamespace(all_gather=lambda row: [b"", row], within=lambda _: nullcontext())
+        ),
         of_plan=lambda plan: plan,
     )
     monkeypatch.setattr(rank, "make_plan", make_plan)

@@ -17,7 +17,8 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -87,6 +88,18 @@ class Mesh:
             nodes=[self.nodes[rank] for rank in ranks],
             peers={i: self.peers[rank] for i, rank in enumerate(ranks) if rank != self.rank},
         )
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Inside, no message is waited for longer."""
+        before = {peer: peer.gettimeout() for peer in self.peers.values()}
+        for peer in before:
+            peer.settimeout(seconds)
+        try:
+            yield
+        finally:
+            for peer, longest in before.items():
+                peer.settimeout(longest)
 
     def close(self) -> None:
         """Close all connections."""

@@ -246,7 +246,7 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         return DoesNotFit(
             f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
         )
-    if env.heartbeat is not None and isinstance(error, RuntimeError) and _is_broken_connection(error):
+    if env.heartbeat is not None and isinstance(error, RuntimeError) and is_broken_connection(error):
         return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection at step {env.heartbeat.step}")
     place = user_frame(error)
     if place is not None:
@@ -263,6 +263,7 @@ def _is_of_this_rank_alone(error: Exception) -> bool:
     return True
 
 
-def _is_broken_connection(error: RuntimeError) -> bool:
+def is_broken_connection(error: RuntimeError) -> bool:
+    """Whether a collective says that another rank is gone."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(word in text for word in _BROKEN)

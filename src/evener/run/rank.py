@@ -19,7 +19,7 @@ import torch
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.comm.group import leave_group
-from evener.errors import NotExact
+from evener.errors import NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.staged import StagedModel
@@ -64,12 +64,30 @@ def prepare(context: RankContext, config: RunConfig) -> Training | None:
         plan = make_plan(context, config, refused)
         among = context.of_plan(plan)
         training, sentence = (None, "") if among is None else checked(among, plan, config)
-        found = [row.decode() for row in context.group.all_gather_bytes(sentence.encode()) if row]
+        found = refusals(context, sentence)
         if not found:
             return training
         refused.append(Rejected(what=plan.strategy, reason=found[0]))
         if context.given or len(refused) == len(candidate_strategies(config, len(context.env.nodes))):
             raise NotExact(found[0])
+
+
+def refusals(context: RankContext, own: str) -> list[str]:
+    """Why ranks would train something else, if any would; `own` is what this one says.
+
+    Raises:
+        NotExact: this rank alone cannot train its part; the others are in the middle of the step, waiting for it.
+    """
+    mesh = context.group.reports
+    if mesh is None:
+        return [own] if own else []
+    if not own:
+        return [row.decode() for row in mesh.all_gather(b"") if row]
+    try:
+        with mesh.within(context.env.patience):
+            return [row.decode() for row in mesh.all_gather(own.encode()) if row]
+    except NodeLost as error:
+        raise NotExact(own) from error
 
 
 def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:

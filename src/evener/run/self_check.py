@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.errors import EvenerError, NotExact, TrainingFailed, first_line, user_frame
+from evener.launch.rank_environment import is_broken_connection
 from evener.plan import Check, Plan, is_pipeline
 from evener.profile import Precision
 from evener.run.config import RunConfig
@@ -143,6 +144,8 @@ def _divided(trial: Trial, plan: Plan) -> Results:
     except EvenerError:
         raise
     except Exception as error:
+        if isinstance(error, RuntimeError) and is_broken_connection(error):
+            raise  # another rank has ended, which says why
         place = user_frame(error)
         where = f" ({place.filename}, line {place.lineno})" if place else ""
         raise NotExact(
