@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from evener.parallel import divided, gradient_sums, local_ops, op_graph, rank_program
+from evener.parallel import divided, gradient_sums, local_ops, op_graph, optimizer, rank_program
 from evener.parallel.pipeline import pipeline
 from evener.run import training, trial
 from evener.tracer.ir import TorchModes
@@ -202,6 +202,9 @@ PLANTS = {
     "outputs lost": Plant("structures/returns_dict", "data 7,2,1", _passes(_returns_first_only)),
     # what tracing bakes in
     "training branch in evaluation": Plant("baked/scales_in_training", "data 7,2,1", _each(_keeps_training)),
+    "program of training in evaluation": Plant(
+        "baked/scales_in_training", "sharded 7,2,1", ((divided, "_key", lambda key: lambda x, _: key(x, True)),)
+    ),
     "dropout that is switched off": Plant(
         "baked/dropout_switched_off",
         "data 7,2,1",
@@ -236,6 +239,13 @@ PLANTS = {
     ),
     "statistics moved twice": Plant(
         "norms/batch_norm", "spatial again", _instead(rank_program, "untracked", lambda _: nullcontext())
+    ),
+    # optimisers that look at more than one element
+    "optimiser steps on parts": Plant(
+        "optimisers/lars_of_rows", "filter 7,2,1", _instead(optimizer, "_agreed_scope", lambda *_: "element")
+    ),
+    "groups by sizes of parts": Plant(
+        "optimisers/rate_by_size", "filter 7,2,1", _instead(optimizer, "looking_whole", lambda *_: nullcontext())
     ),
     # clipping, and parameters without gradient
     "norm of one part": Plant("clipping/clipped_mlp", "filter 7,2,1", ((gradient_sums, "clip_gradients", _own_norm),)),

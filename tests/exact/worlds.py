@@ -149,7 +149,7 @@ class Worlds:
             self._close(size)
             raise
         world.cases += 1
-        if any(reply.error for reply in replies) or world.cases >= MOST_CASES:
+        if not _goes_on(replies, size) or world.cases >= MOST_CASES:
             self._close(size)
         return replies
 
@@ -187,6 +187,13 @@ class Worlds:
     def close(self) -> None:
         for size in list(self._worlds):
             self._close(size)
+
+
+def _goes_on(replies: list[Reply], size: int) -> bool:
+    """Whether the ranks are where they were before: none has failed, or all were refused by the same sentence."""
+    sentences = {(reply.error, reply.sentence) for reply in replies}
+    is_refused = all(reply.refused for reply in replies) and len(replies) == size and len(sentences) == 1
+    return is_refused or not any(reply.error for reply in replies)
 
 
 @contextmanager
