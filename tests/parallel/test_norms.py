@@ -27,18 +27,34 @@ def test_running_statistics_are_those_of_the_whole_batch(shape: tuple[int, ...],
         x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 3 + 100
         expected = whole(norm, x)
         for part in torch.split(x, [4, 2, 3]):
+            deferred.begin(counting=True)
             torch.testing.assert_close(deferred(part), copy.deepcopy(norm)(part))
-        deferred.move(deferred.collected())
+        for seen in deferred.collected():
+            deferred.move(seen)
         torch.testing.assert_close(dict(deferred.state_dict()), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(deferred.eval()(x), norm.eval()(x))
 
 
+def test_a_norm_used_twice_moves_twice_in_order() -> None:
+    norm, x = nn.BatchNorm1d(3, momentum=0.3).double(), torch.randn(9, 3, dtype=torch.float64)
+    deferred = DeferredBatchNorm(copy.deepcopy(norm))
+    for part in torch.split(x, [4, 5]):
+        deferred.begin(counting=True)
+        deferred(deferred(part * 2) + part)
+    first, second = deferred.collected()
+    torch.testing.assert_close(first[0], (x * 2).mean(0))
+    for seen in (first, second):
+        deferred.move(seen)
+    assert deferred.state_dict()["num_batches_tracked"].item() == 2
+    assert [Statistics(*seen)[2].tolist() for seen in deferred.collected()] == [[0, 0, 0], [0, 0, 0]]
+
+
 def test_micro_batches_that_do_not_count_leave_no_trace() -> None:
     deferred = DeferredBatchNorm(nn.BatchNorm1d(2))
-    deferred.counting = False
+    deferred.begin(counting=False)
     deferred(torch.randn(4, 2))
     before = {name: value.clone() for name, value in deferred.state_dict().items()}
-    deferred.move(deferred.collected())
+    assert not deferred.collected()
     torch.testing.assert_close(dict(deferred.state_dict()), before, rtol=0, atol=0)
 
 

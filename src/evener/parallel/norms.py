@@ -10,6 +10,7 @@ N samples, C channels, p ranks, G groups of channels, S pixels.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -114,11 +115,16 @@ class GroupBatchNorm(_ReplacedBatchNorm):
 
 
 class DeferredBatchNorm(_ReplacedBatchNorm):
-    """A BatchNorm that collects the statistics of micro-batches, while it is `counting`, and moves when asked to."""
+    """A BatchNorm that collects the statistics of micro-batches, of each use by itself; moves when asked to."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__(norm)
-        self._parts: list[Tensor] = []
+        self._parts: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._use = 0
+
+    def begin(self, counting: bool) -> None:
+        """A micro-batch begins, which counts or does not."""
+        self.counting, self._use = counting, 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `x` of shape (N, C, ...)."""
@@ -128,19 +134,22 @@ class DeferredBatchNorm(_ReplacedBatchNorm):
         y = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # sets both to those of x
         if self.counting:
             count = x.numel() // x.shape[1]
-            self._parts.append(torch.stack((mean, var * ((count - 1) / count), torch.full_like(mean, count))))
+            seen = torch.stack((mean, var * ((count - 1) / count), torch.full_like(mean, count)))
+            self._parts[self._use].append(seen)
+            self._use += 1
         return y
 
-    def collected(self) -> Statistics:
-        """Of what was seen since the last call, each of shape (C,); forgets it."""
+    def collected(self) -> list[Statistics]:
+        """Of what every use has seen since the last call, each of shape (C,); forgets it."""
         assert self.running_mean is not None
         empty = torch.zeros(3, self.num_features, dtype=self.running_mean.dtype, device=self.running_mean.device)
-        parts, self._parts = torch.stack(self._parts or [empty]), []
-        return combine(Statistics(*parts.unbind(1)))
+        found = [combine(Statistics(*torch.stack(parts or [empty]).unbind(1))) for parts in self._parts.values()]
+        self.forget()
+        return found
 
     def forget(self) -> None:
         """Drop what was collected: the step was not finished."""
-        self._parts = []
+        self._parts = defaultdict(list, {use: [] for use in self._parts})
 
 
 def normalise_channels(

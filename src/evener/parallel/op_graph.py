@@ -129,7 +129,7 @@ class _Builder:
                     self._calls[i] = replace(
                         self._calls[i], modes=maker.modes, is_random=maker.is_random, training=training
                     )
-        outputs = fx.node.map_arg(self._traced.output.args[0], self._argument)
+        outputs = map_values(self._traced.outputs, lambda x: self._argument(x) if isinstance(x, fx.Node) else x)
         self._add("output", "output", (), Call(args=(outputs,)))
         return OpGraph(Network(tuple(self._operations)), tuple(self._calls), outputs)
 

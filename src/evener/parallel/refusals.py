@@ -2,6 +2,7 @@
 
     untraceable              values decide what the model does, or something is no operation of torch: any division
     refuse_partial_changes   a value changes under another name: operations that make new values cannot compute that
+    refuse_lazy              a module that gets its shapes from the first batch
     refuse_ties              a weight of two layers that need different parts of it
     refuse_parts             a weight that evaluation, or another shape, needs otherwise than training
     tensors_in_order         inputs that are no tensors in order, where layers are divided
@@ -23,12 +24,14 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.plan import Shard
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import storage_of
+from evener.tracer.nested import tensors_in
 from evener.tracer.tracing import NotTraceable
 
 
@@ -70,7 +73,18 @@ def _view_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and storage_of(one) == storage_of(other)
+    return not {storage_of(x) for x in tensors_in(one)}.isdisjoint(storage_of(x) for x in tensors_in(other))
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Raises InvalidInput if a module of `model` waits for a first batch to know its shapes."""
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(parameter):
+            kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            raise InvalidInput(
+                f"{name} of the model ({kind}) gets its shape from the first batch, which every node would see another "
+                "of: let Task.model run one batch through the model before it returns it"
+            )
 
 
 def refuse_ties(model: nn.Module, shards: Mapping[str, Shard]) -> None:

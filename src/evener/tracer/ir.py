@@ -92,6 +92,11 @@ def item(values: Any, key: Any) -> Any:
     return values[key]
 
 
+def assign(_held: Tensor, _name: str, _value: Tensor) -> None:
+    """From now on the model holds another tensor under the name of a buffer: the target of a node of its own."""
+    raise NotImplementedError("whoever runs the graph knows where the buffer is")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TracedModel:
     """A model's operations, in order.
@@ -101,7 +106,9 @@ class TracedModel:
         device: that stands in the graph for the one that the model will run on.
         constants: tensors with numbers that are no attributes of the model, by the name that the graph gives them.
         changed: the last node that changed a storage in place, by storage.
-        states: names of the buffers that the pass changed, other than BatchNorm's running statistics.
+        outputs: what the model returns, with a node for every tensor.
+        states: names of what the pass changed: buffers and parameters, but not BatchNorm's running statistics, and
+            attributes that a module that is one operation changes itself.
         whole: modules with children that could not be looked into, with the reason.
     """
 
@@ -109,6 +116,7 @@ class TracedModel:
     device: torch.device
     constants: Mapping[str, Tensor]
     changed: Mapping[int, fx.Node]
+    outputs: Any
     states: tuple[str, ...]
     whole: Mapping[str, str]
 

@@ -58,6 +58,28 @@ def attribute(model: nn.Module, name: str) -> Any:
     return getattr(model.get_submodule(path), last)
 
 
+class Twins:
+    """Tensors without memory that stand for others, always the same for each; and which others lost their numbers."""
+
+    def __init__(self) -> None:
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
+        self._without_numbers: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        """What stands for `value` where there are no numbers."""
+        if not isinstance(value, Tensor) or value.is_meta:
+            return value_on_meta(value)
+        return self._twins.setdefault(id(value), (value, value_on_meta(value)))[1]
+
+    def lose_numbers(self, tensor: Tensor) -> None:
+        """From now on `tensor`, and what shares its memory, has no numbers."""
+        self._without_numbers.add(storage_of(tensor))
+
+    def has_no_numbers(self, tensor: Tensor) -> bool:
+        """Whether `tensor` has no memory, or none that still counts."""
+        return tensor.is_meta or storage_of(tensor) in self._without_numbers
+
+
 class Spent(NamedTuple):
     """What one operation took: FLOPs of its forward pass, bytes of every storage that autograd keeps anew, chance."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.fx.immutable_collections import immutable_dict
 
 
 def map_values(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -16,7 +18,10 @@ def map_values(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, list):
         return [map_values(item, function) for item in value]
     if isinstance(value, dict):
-        return {key: map_values(item, function) for key, item in value.items()}
+        made = dict(value) if isinstance(value, immutable_dict) else copy.copy(value)  # of its own type
+        for key, item in value.items():
+            made[key] = map_values(item, function)
+        return made
     if isinstance(value, slice):
         return slice(*(map_values(item, function) for item in (value.start, value.stop, value.step)))
     return function(value)

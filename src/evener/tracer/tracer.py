@@ -13,61 +13,43 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
-from evener.errors import is_users
+from evener.tracer.autograd_functions import applications, applying, hooking
+from evener.tracer.effects import PythonState, States
 from evener.tracer.hooks import are_followed
-from evener.tracer.ir import OpRecord, TorchModes, TracedModel, item, record
-from evener.tracer.meta_model import META, CostMeter, attributes, storage_of, value_on_meta
+from evener.tracer.ir import OpRecord, TorchModes, TracedModel, assign, item, record
+from evener.tracer.meta_model import META, CostMeter, Twins, attributes, storage_of
 from evener.tracer.nested import call, map_tensors, map_values, tensors_in
-
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
-"""What may stand in arguments and results beside tensors."""
-_UNKNOWN = "neither tensor, tuple, list nor dict"
-
-
-class NotFollowed(Exception):
-    """Something happened that is not an operation. (A TypeError would be taken by Python's operators for their own.)"""
-
-
-@dataclass
-class _Operation:
-    """One that is under way, with what it was called with.
-
-    `versions` are the tensors given: as the model knows them and as the operation does, and how often that was changed.
-    """
-
-    args: Any
-    kwargs: Any
-    line: str
-    path: str
-    training: tuple[bool, ...] = ()
-    versions: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)
-
-    def give(self, given: Any) -> Any:
-        """The operation runs with the tensors in `given`, which stand for its own."""
-        pairs = zip(tensors_in((self.args, self.kwargs)), tensors_in(given), strict=True)
-        self.versions = [(original, tensor, tensor._version) for original, tensor in pairs]
-        return given
-
-    @property
-    def changed(self) -> list[tuple[Tensor, Tensor]]:
-        """Those that it changed in place: (as the model knows it, as it was given)."""
-        return [(original, tensor) for original, tensor, version in self.versions if tensor._version != version]
+from evener.tracer.operation import (
+    PLAIN,
+    NotFollowed,
+    Operation,
+    called,
+    is_computed_twice,
+    is_drawn,
+    reads_numbers,
+    refuse_hidden,
+    refuse_unknown,
+    setting,
+    users_line,
+)
 
 
 class Tracer(TorchFunctionMode):
     """Runs a model on the meta device once, and writes down what it does; the modules `leaves` are one operation each.
 
     The model is told `device` if it asks where a tensor is. The graph computes what the model does if `executable`.
+
+    Attributes:
+        python: of the model, which the pass may change.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, leaves: Set[str], executable: bool) -> None:
@@ -76,15 +58,16 @@ class Tracer(TorchFunctionMode):
         self._constants: dict[str, Tensor] = {}
         self._changed: dict[int, fx.Node] = {}
         self._model, self._device, self._leaves, self._executable = model, device, leaves, executable
-        self._known: dict[int, tuple[Tensor, fx.Node, bool]] = {}  # the tensor is held: its id is not used again
+        self._known: dict[int, tuple[Tensor, fx.Node]] = {}  # the tensor is held: its id is not used again
         self._names = {id(tensor): name for name, tensor in reversed(attributes(model))}
-        self._twins: dict[int, tuple[Tensor, Tensor]] = {}
-        self._without_numbers: set[int] = set()
+        self._twins = Twins()
         self._modules: list[str] = []
-        self._operation: _Operation | None = None
+        self.python = PythonState(model)
+        self._twice = False
+        self._operation: Operation | None = None
         self._listening = True
         self._meter = CostMeter([*model.parameters(), *model.buffers()])
-        self._outermost: FrameType | None = None
+        self._outermost: FrameType = sys._getframe()
         self._outer: TorchModes | None = None
 
     @property
@@ -103,24 +86,53 @@ class Tracer(TorchFunctionMode):
         inputs = map_tensors(inputs, lambda tensor: torch.empty_like(tensor, device=META))
         for i, tensor in enumerate(tensors_in(inputs)):
             self._know(tensor, self._note("placeholder", f"input_{i}", (), {}, tensor))
-        for path, module in self._model.named_modules():
-            if path:
-                apart = are_followed(module)
-                module.register_forward_pre_hook(self._enter(path), prepend=not apart, with_kwargs=True)
-                module.register_forward_hook(self._leave(path), prepend=apart)
-        states = [(name, tensor, tensor._version) for name, tensor in _states(self._model)]
-        with torch.enable_grad(), self._meter, saved_tensors_hooks(self._meter.keep, lambda kept: kept), self:
-            self._outer = TorchModes.now(self._device.type)
-            outputs = call(self._model, inputs)
-        self._graph.output(map_values(outputs, self._as_output))
+        hooks: list[Any] = []
+        for path, module in [(path, module) for path, module in self._model.named_modules() if path]:
+            apart = are_followed(module)
+            hooks.append(module.register_forward_pre_hook(self._enter(path), prepend=not apart, with_kwargs=True))
+            hooks.append(module.register_forward_hook(self._leave(path), prepend=apart))
+        states = States(self._model)
+        try:
+            with torch.enable_grad(), self._meter, saved_tensors_hooks(self._meter.keep, lambda kept: kept), self:
+                self._outer = TorchModes.now(self._device.type)
+                with applications(self._apply):
+                    outputs = call(self._model, inputs)
+        finally:
+            for handle in hooks:
+                handle.remove()
+        replaced = self._assign(states) if self._executable else []
+        outputs = map_values(outputs, self._as_output)
+        self._graph.output(outputs)
         return TracedModel(
             graph=self._graph,
             device=self._device,
             constants=self._constants,
             changed=self._changed,
-            states=tuple(name for name, tensor, version in states if tensor._version != version),
+            outputs=outputs,
+            states=tuple(dict.fromkeys([*states.changed(self._changed), *replaced, *self.python.of_operations])),
             whole=whole,
         )
+
+    def _assign(self, states: States) -> list[str]:
+        """Write down which buffers the model holds other tensors for, now that it has run; their names."""
+        replaced = states.replaced()
+        for name, held, now in replaced:
+            self._note("call_function", assign, (self._node_of(held), name, self._node_of(now)), {}, None)
+        return [name for name, _, _ in replaced]
+
+    def _apply(self, kind: Any, apply: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What stands for the application of an autograd function, which becomes one operation."""
+        if not self._listening:
+            return apply(*args)
+        if kind is CheckpointFunction and any(tensor.requires_grad for tensor in tensors_in(args)):
+            before, self._twice = self._twice, True
+            outputs = args[0](*args[2:])
+            self._twice = before
+            return outputs
+        operation = self._begin(args, {})
+        outputs = apply(*operation.give(map_values(args, self._twins.of)))
+        self._end("call_function", applying(kind), args, outputs)
+        return outputs
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,43 +143,59 @@ class Tracer(TorchFunctionMode):
             return func(*args, **kwargs)
         if func == Tensor.device.__get__:
             return self._device
+        if func == Tensor.register_hook and self._executable:
+            return self._hook(*args)
+        if self._executable:
+            refuse_hidden(func)
         operation = self._begin(args, kwargs)
-        if any(map(self._is_without_numbers, tensors_in((args, kwargs)))):
-            given = operation.give(map_values((args, kwargs), self._twin))
+        if any(map(self._twins.has_no_numbers, tensors_in((args, kwargs)))):
+            given = operation.give(map_values((args, kwargs), self._twins.of))
             outputs = func(*given[0], **given[1])
         else:
             given = operation.give(map_values((args, kwargs), _on_host))
             outputs = self._meter.run_quietly(lambda: func(*given[0], **given[1]))
-        self._end(*_called(func, args), outputs)
+            self._refuse_drawn(func, operation)
+        self._end(*called(func, args), outputs)
         return outputs
 
-    def _is_without_numbers(self, tensor: Tensor) -> bool:
-        return tensor.is_meta or storage_of(tensor) in self._without_numbers
+    def _hook(self, tensor: Any, hook: Any) -> Any:
+        """From now on `tensor` comes from an operation whose output has the hook."""
+        node = self._node_of(tensor)
+        if node.users:
+            raise NotFollowed("a tensor is given a hook after it was read")
+        self._begin((tensor,), {})
+        handle = tensor.register_hook(hook)
+        self._end("call_function", hooking(hook), (tensor,), tensor)
+        return handle
 
-    def _twin(self, value: Any) -> Any:
-        """What stands for `value` where there are no numbers, always the same."""
-        if not isinstance(value, Tensor) or value.is_meta:
-            return value_on_meta(value)
-        return self._twins.setdefault(id(value), (value, value_on_meta(value)))[1]
+    def _refuse_drawn(self, func: Callable[..., Any], operation: Operation) -> None:
+        """Raise NotFollowed if Python learns from `func` what was drawn."""
+        if self._executable and reads_numbers(func):
+            given = tensors_in((operation.args, operation.kwargs))
+            if any(is_drawn(self._known[id(tensor)][1]) for tensor in given if id(tensor) in self._known):
+                raise NotFollowed("a random number decides what the model does")
 
     def _enter(self, path: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if self._operation is not None:
                 return None
+            if path in self._leaves and self._executable:
+                self.python.refuse_changes(path, module)
             self._modules.append(path)
             if path not in self._leaves:
                 return None
             operation = self._begin(args, kwargs, path)
-            operation.training = tuple(one.training for one in module.modules())
-            return operation.give(map_values((args, kwargs), self._twin))
+            operation.is_call_of(module)
+            return operation.give(map_values((args, kwargs), self._twins.of))
 
         return enter
 
     def _leave(self, path: str) -> Callable[..., None]:
-        def leave(_module: nn.Module, _args: Any, outputs: Any) -> None:
+        def leave(module: nn.Module, _args: Any, outputs: Any) -> None:
             if self._operation is not None and self._operation.path != path:
                 return
             if self._operation is not None:
+                self.python.note_changes(path, module)
                 self._end("call_module", path, self._operation.args, outputs)
             self._listening = False
             map_tensors(outputs, self._node_of)  # that the module can be followed is known before it is left
@@ -176,8 +204,8 @@ class Tracer(TorchFunctionMode):
 
         return leave
 
-    def _begin(self, args: Any, kwargs: Any, path: str = "") -> _Operation:
-        self._operation, self._listening = _Operation(args, kwargs, self._user_line(), path), False
+    def _begin(self, args: Any, kwargs: Any, path: str = "") -> Operation:
+        self._operation, self._listening = Operation(args, kwargs, users_line(self._outermost), path), False
         self._meter.take()
         return self._operation
 
@@ -186,6 +214,8 @@ class Tracer(TorchFunctionMode):
         operation = self._operation
         assert operation is not None
         changed = operation.changed
+        if (changed or operation.changes_module) and self._executable and (self._twice or is_computed_twice()):
+            raise NotFollowed("what is computed twice (torch.utils.checkpoint) changes buffers, which would move twice")
         if changed or next(tensors_in(outputs), None) is not None:
             flops, kept, is_random = self._meter.take()
             args, kwargs = map_values((tuple(args), dict(operation.kwargs)), self._as_argument)
@@ -203,10 +233,10 @@ class Tracer(TorchFunctionMode):
 
     def _lose_numbers(self, original: Tensor, given: Tensor, node: fx.Node) -> None:
         """From now on `original`, and what shares its memory, has no numbers, and a gradient if `given` has one."""
-        self._without_numbers.add(storage_of(original))
-        for tensor, origin, _ in list(self._known.values()):
+        self._twins.lose_numbers(original)
+        for tensor, origin in list(self._known.values()):
             if storage_of(tensor) == storage_of(original):
-                twin = self._twin(tensor)
+                twin = self._twins.of(tensor)
                 if given.requires_grad and not twin.requires_grad:
                     twin.requires_grad_()
                 self._changed[storage_of(twin)] = node
@@ -223,43 +253,33 @@ class Tracer(TorchFunctionMode):
         )
         return node
 
-    def _user_line(self) -> str:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame is not self._outermost:
-            if is_users(frame.f_code.co_filename):
-                return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
-            frame = frame.f_back
-        return ""
-
     def _know(self, value: Any, node: fx.Node) -> None:
         """Remember that every tensor in `value` comes from `node`, through a node of its own each if there are many."""
         if isinstance(value, Tensor):
-            self._known[id(value)] = (value, node, value.requires_grad)
+            self._known[id(value)] = (value, node)
         elif isinstance(value, tuple | list | dict):
             for key in value if isinstance(value, dict) else range(len(value)):
                 if next(tensors_in(value[key]), None) is not None:
                     self._know(value[key], self._note("call_function", item, (node, key), {}, value[key]))
-        elif self._executable and not isinstance(value, _PLAIN):
-            raise NotFollowed(f"returns a {type(value).__name__}, which is {_UNKNOWN}")
+        elif self._executable:
+            refuse_unknown(value)
 
     def _as_argument(self, value: Any) -> Any:
-        return self._node_of(value) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            return self._node_of(value)
+        return setting(value) if self._executable else value
 
     def _as_output(self, value: Any) -> Any:
-        if isinstance(value, (Tensor, *_PLAIN)):
-            return self._as_argument(value)
+        if isinstance(value, Tensor):
+            return self._node_of(value)
         if self._executable:
-            raise NotFollowed(f"returns a {type(value).__name__}, which is {_UNKNOWN}")
-        return None
+            refuse_unknown(value)
+        return value if isinstance(value, PLAIN) else None
 
     def _node_of(self, tensor: Tensor) -> fx.Node:
         """The node that `tensor` comes from."""
         if id(tensor) in self._known:
-            _, node, required_grad = self._known[id(tensor)]
-            changed = tensor.requires_grad != required_grad and storage_of(tensor) not in self._changed
-            if changed and self._executable:
-                raise NotFollowed("an autograd function of the model's own was applied")
-            return node
+            return self._known[id(tensor)][1]
         name = self._names.get(id(tensor))
         if name is None and tensor.is_meta and self._executable:
             raise NotFollowed("a tensor comes from something that is not an operation of torch")
@@ -269,25 +289,10 @@ class Tracer(TorchFunctionMode):
             name = f"constant_{len(self._constants)}"
             self._constants[name] = tensor
         node = self._note("get_attr", name, (), {}, tensor)
-        self._known[id(tensor)] = (tensor, node, tensor.requires_grad)
+        self._known[id(tensor)] = (tensor, node)
         return node
-
-
-def _called(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
-    """(kind, target, arguments) of the call of `func`, as torch.fx writes them."""
-    if func.__name__ == "__get__":
-        return "call_function", getattr, (args[0], func.__self__.__name__)  # type: ignore[attr-defined]
-    if is_tensor_method_or_property(func):
-        return "call_method", func.__name__, args
-    return "call_function", func, args
 
 
 def _on_host(value: Any) -> Any:
     """The device that has the numbers of tensors that come from no input."""
     return torch.device("cpu") if isinstance(value, torch.device) else value
-
-
-def _states(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Buffers other than those of BatchNorms."""
-    norms = {id(buffer) for m in model.modules() if isinstance(m, _BatchNorm) for buffer in m.buffers()}
-    return [(name, buffer) for name, buffer in model.named_buffers() if id(buffer) not in norms]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.errors import first_line, user_frame
+from evener.tracer.effects import PythonState, difference, reads_of
 from evener.tracer.hooks import drop_backward, has_backward_hooks
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import on_meta, storage_of
-from evener.tracer.tracer import NotFollowed, Tracer
+from evener.tracer.operation import NotFollowed
+from evener.tracer.tracer import Tracer
 
 CPU = torch.device("cpu")
 
@@ -62,33 +64,129 @@ def trace(
     Raises:
         NotTraceable: names the line of the model that cannot be followed.
     """
-    whole: dict[str, str] = {}
-    opened: set[str] = set()
-    while True:
-        copied = on_meta(model)
-        copied.train(training)
-        leaves = {path for path, module in copied.named_modules() if path and is_leaf(module)} - opened | whole.keys()
-        leaves |= {path for path, module in copied.named_modules() if path and has_backward_hooks(module)}
+    following = _Following(model, inputs, device, training, is_leaf, executable, is_part)
+    found: TracedModel | None = None
+    while found is None:
+        found = following.attempt()
+    return _with_inputs_kept(found)
+
+
+class _Following:
+    """Attempts to follow a model; after each that fails, another module is one operation, or one less."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        device: torch.device,
+        training: bool,
+        is_leaf: Callable[[nn.Module], bool],
+        executable: bool,
+        is_part: bool,
+    ) -> None:
+        self._model, self._inputs, self._device, self._training = model, inputs, device, training
+        self._is_leaf, self._executable, self._is_part = is_leaf, executable, is_part
+        self._whole: dict[str, str] = {}
+        if executable:
+            _refuse_backward_hooks(model)
+        self._opened: set[str] = set()
+
+    def attempt(self) -> TracedModel | None:
+        """What the model does; None if the next attempt will be another. Raises NotTraceable if there is no other."""
+        copied = on_meta(self._model)
+        copied.train(self._training)
+        leaves = self._leaves(copied)
+        tracers: list[Tracer] = []
+
+        def run() -> tuple[TracedModel, PythonState]:
+            tracers.append(Tracer(copied, self._device, leaves, self._executable))
+            return tracers[-1].run(self._inputs, self._whole), tracers[-1].python
+
+        try:
+            found, python = run()
+            return _settled(found, python, run) if self._executable else found
+        except Exception as error:
+            self._take_otherwise(error, tracers[-1], copied, leaves)
+        return None
+
+    def _leaves(self, copied: nn.Module) -> set[str]:
+        """The modules of `copied` that are one operation each; made ready for it."""
+        inner = [(path, module) for path, module in copied.named_modules() if path]
+        leaves = {path for path, module in inner if self._is_leaf(module)} - self._opened | self._whole.keys()
+        leaves |= {path for path, module in inner if has_backward_hooks(module)}
         for path in leaves:
             drop_backward(copied.get_submodule(path))
-        for path in leaves if is_part else ():
-            _take_a_single_sample(copied.get_submodule(path))
-        tracer = Tracer(copied, device, leaves, executable)
-        try:
-            return _with_inputs_kept(tracer.run(inputs, whole))
-        except Exception as error:
-            path = tracer.innermost
-            module = copied.get_submodule(path)
-            reason = f"{_place(error, module)}: {first_line(error)}"
-            is_over = not path or path in whole or path in opened
-            if not tracer.is_in_operation or isinstance(error, NotFollowed):
-                is_over |= not executable
-                whole[path] = reason
-            else:
-                is_over |= path not in leaves or is_childless(module)
-                opened.add(path)
-            if is_over:
-                raise NotTraceable(reason, path) from error
+            if self._is_part:
+                _take_a_single_sample(copied.get_submodule(path))
+        return leaves
+
+    def _take_otherwise(self, error: Exception, tracer: Tracer, copied: nn.Module, leaves: Set[str]) -> None:
+        """Take another module as one operation, or one less, because of `error`. Raises NotTraceable."""
+        path = _called(copied, error.module) if isinstance(error, Remembers) else tracer.innermost
+        module = copied.get_submodule(path)
+        reason = f"{_place(error, module)}: {first_line(error)}"
+        is_over = not path or path in self._whole or path in self._opened
+        if not tracer.is_in_operation or isinstance(error, NotFollowed):
+            is_over |= not self._executable
+            self._whole[path] = reason
+        else:
+            is_over |= path not in leaves or is_childless(module)
+            self._opened.add(path)
+        if is_over:
+            raise NotTraceable(reason, path) from error
+
+
+class Remembers(NotFollowed):
+    """What the model does depends on what it did before: on attributes of Python, or numbers that Python draws."""
+
+    def __init__(self, reason: str, module: str) -> None:
+        super().__init__(reason)
+        self.module = module
+
+
+def _settled(
+    found: TracedModel, python: PythonState, run: Callable[[], tuple[TracedModel, PythonState]]
+) -> TracedModel:
+    """`found`, if what the pass left behind in Python changes nothing in later ones. Raises Remembers.
+
+    What is computed at the first pass and kept (a cache) makes the second pass another, but not the third.
+    """
+    last, node, drew = found, None, python.drew
+    for _ in range(2):
+        changed = python.changed
+        if not changed and not drew:
+            return found
+        again, python = run()
+        for kept in reads_of(again, changed):
+            raise Remembers(f"{kept.target} is kept from call to call", record(kept).module)
+        node, drew, last = difference(last, again), drew and python.drew, again
+        if node is None and not drew:
+            return found
+    if node is None:
+        raise Remembers("Python or NumPy draws random numbers, which may decide what the model does", "")
+    raise Remembers("what the model does differs from call to call: attributes that change decide it", _module_of(node))
+
+
+def _module_of(node: fx.Node) -> str:
+    """Path of the module whose doing `node` is."""
+    if node.op == "call_module":
+        return str(node.target).rpartition(".")[0]
+    return "" if node.op == "output" else record(node).module
+
+
+def _called(model: nn.Module, path: str) -> str:
+    """The innermost module around `path`, or this itself, that is called."""
+    while path and isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict):
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _refuse_backward_hooks(model: nn.Module) -> None:
+    """Raises NotTraceable if the model itself has hooks, which see the gradients of all that it does."""
+    if has_backward_hooks(model):
+        code = type(model).forward.__code__
+        reason = "the model itself has backward hooks; give them to a module in it"
+        raise NotTraceable(f"{code.co_filename}, line {code.co_firstlineno}: {reason}", "")
 
 
 def _take_a_single_sample(module: nn.Module) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evener.errors import require
 from evener.oracle.schedule import SCHEDULES, Action, evaluation, max_held, with_recomputing
@@ -48,6 +48,9 @@ class Executor:
         replica: int,
     ) -> None:
         self._states, self._samples = problem.traced.states, samples_in(problem.example)
+        for name in self._states:
+            allowed = f"never or auto, as a second pass would change {name} again"
+            require(config.rematerialise != "always", "rematerialise", config.rematerialise, allowed)
         self._plan, self._config, self._host, self._modules, self._replica = plan, config, host, modules, replica
         self._rng = {stage: StageRNG(device) for stage, device in host.devices.items()}
         self._programs = StagePrograms(problem, plan.layout, modules, self._rng)
@@ -128,13 +131,19 @@ class Executor:
     def _recomputed(self, stage: int, actions: Sequence[Action], samples: int) -> frozenset[int]:
         """Micro-batches, of up to so many samples, that `stage` recomputes."""
         policy = self._config.rematerialise
-        changing = [name for name in self._states if name in dict(self._modules[stage].root.named_buffers())]
-        if changing and policy != "never":
-            allowed = f"never or auto, as a second pass would change {changing[0]} again"
-            require(policy == "auto", "rematerialise", policy, allowed)
+        if any(_is_in(self._modules[stage].root, name) for name in self._states):
             return frozenset()
         most_kept = self._plan.most_kept(stage, max_held(actions), samples / self._samples)
         return recomputed(policy, actions, most_kept)
+
+
+def _is_in(root: nn.Module, name: str) -> bool:
+    """Whether the stage's modules hold what has the `name` in the model."""
+    path, _, last = name.rpartition(".")
+    try:
+        return hasattr(root.get_submodule(path), last)
+    except AttributeError:
+        return False
 
 
 class _StageRun:
@@ -262,6 +271,6 @@ class _StageRun:
 
     def _program(self, micro_batch: int, counting: bool) -> Any:
         for norm in self._modules.norms.values():
-            norm.counting = counting
+            norm.begin(counting)
         self._rng.micro_batch = micro_batch
         return self._programs[micro_batch].run(*self._given[micro_batch])

@@ -172,11 +172,11 @@ def _inseparable(traced: TracedModel, model: nn.Module, index: dict[fx.Node, int
     """For every position, whether it lies between two uses of one thing that a pass changes."""
     uses: dict[int, list[int]] = {}
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    states = {id(norm) for norm in norms} | {id(model.get_buffer(name)) for name in traced.states}
+    states = {id(norm) for norm in norms} | {id(changed_by(model, name)) for name in traced.states}
     for node in traced.graph.nodes:
         if node.op == "call_module":
             module = model.get_submodule(node.target)
-            for part in (*module.modules(), *module.buffers()):
+            for part in (*module.modules(), *module.buffers(), *module.parameters()):
                 if id(part) in states:
                     uses.setdefault(id(part), []).append(index[node])
         elif node.op == "get_attr":
@@ -188,6 +188,14 @@ def _inseparable(traced: TracedModel, model: nn.Module, index: dict[fx.Node, int
             for position in range(min(places) + 1, max(places) + 1):
                 forbidden[position] = True
     return forbidden
+
+
+def changed_by(model: nn.Module, name: str) -> Any:
+    """What a pass changes under `name`, one of the states: a tensor, or the module that has the attribute."""
+    path, _, last = name.rpartition(".")
+    owner = model.get_submodule(path)
+    held = getattr(owner, last, None)
+    return held if isinstance(held, Tensor) else owner
 
 
 def operation_costs(traced: TracedModel, model: nn.Module) -> list[OperationCost]:

@@ -39,12 +39,12 @@ class _Common:
 
     def move_statistics(self) -> None:
         """Combine what the ranks have seen, then move."""
-        if not self.norms:
+        own = [(norm, torch.cat(seen)) for norm in self.norms for seen in norm.collected()]
+        if not own:
             return
-        own = torch.cat([torch.cat(norm.collected()) for norm in self.norms])
-        rows = self.group.all_gather(own, "statistics")
-        widths = [3 * norm.num_features for norm in self.norms]
-        for norm, columns in zip(self.norms, torch.split(rows, widths, dim=1), strict=True):
+        rows = self.group.all_gather(torch.cat([seen for _, seen in own]), "statistics")
+        parts = torch.split(rows, [len(seen) for _, seen in own], dim=1)
+        for (norm, _), columns in zip(own, parts, strict=True):
             norm.move(combine(Statistics(*columns.view(len(rows), 3, -1).unbind(1))))
 
 
@@ -100,7 +100,8 @@ class SharedTensors:
     def move_statistics(self) -> None:
         """Running statistics of BatchNorms move by what all replicas have seen in this step."""
         for norm in self._own_norms:
-            norm.move(norm.collected())
+            for seen in norm.collected():
+                norm.move(seen)
         for common in self._common:
             common.move_statistics()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -194,11 +195,13 @@ class StageGraph:
         graph: takes `inputs`, the first stage the model's inputs instead; gives `outputs`, the last stage the model's.
         inputs: values of earlier stages.
         outputs: values for later ones.
+        returns: of the last stage, what the model returns, with a node for every tensor.
     """
 
     graph: fx.Graph
     inputs: tuple[BoundaryTensor, ...]
     outputs: tuple[BoundaryTensor, ...]
+    returns: Any = None
 
 
 def split(traced: TracedModel, stages: Sequence[int], num_stages: int) -> list[StageGraph]:
@@ -255,4 +258,9 @@ def _stage_graph(
         graph.output(map_aggregate(traced.output.args[0], copied))
     else:
         graph.output(tuple(copies[node] for node in made))
-    return StageGraph(graph=graph, inputs=tuple(given.values()), outputs=tuple(values[node] for node in made))
+    return StageGraph(
+        graph=graph,
+        inputs=tuple(given.values()),
+        outputs=tuple(values[node] for node in made),
+        returns=traced.outputs if stage == last else None,
+    )

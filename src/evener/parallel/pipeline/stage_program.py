@@ -20,9 +20,9 @@ from torch.fx.node import map_aggregate
 from evener.parallel.pipeline.partition_problem import PartitionProblem, trace_micro_batch
 from evener.parallel.pipeline.stage_layout import BoundaryTensor, StageGraph, StageLayout, split, stages_in
 from evener.parallel.pipeline.stage_modules import StageModules, StageRNG, attach, give_memory, targets_of, tree
-from evener.tracer.ir import TorchModes, TracedModel, record
+from evener.tracer.ir import TorchModes, TracedModel, assign, record
 from evener.tracer.meta_model import attribute, on_meta
-from evener.tracer.nested import tensors_in
+from evener.tracer.nested import map_values, tensors_in, values_in
 
 _ROUNDS = 5
 """Of a measurement; the fastest counts, as whatever disturbs one makes it slower."""
@@ -50,24 +50,50 @@ def compile_stage(stage: StageGraph, root: nn.Module, traced: TracedModel, rng: 
         node.args, node.kwargs = map_aggregate(
             (node.args, node.kwargs), lambda value: rng.device if value == traced.device else value
         )
-        if node.op == "get_attr" and node.target in traced.constants:
-            node.target, node.op = _constant(traced.constants[node.target].to(rng.device)), "call_function"
-            continue
-        if node.op.startswith("call") and (record(node).is_random or record(node).modes is not None):
-            number = record(node).number if record(node).is_random else None
-            function = _wrapped(_function_of(node, root), rng, number, record(node).modes)
+        function = _function_of(node, root, traced, rng)
+        if function is not None:
             node.target, node.op = function, "call_function"
-    return StageProgram(run=fx.GraphModule(root, stage.graph), inputs=stage.inputs, outputs=stage.outputs)
+    run = fx.GraphModule(nn.Module(), stage.graph)  # with no names of the model's in it
+    return StageProgram(run=_returning(stage.returns, run), inputs=stage.inputs, outputs=stage.outputs)
 
 
-def _function_of(node: fx.Node, root: nn.Module) -> Callable[..., Any]:
+def _returning(nest: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which returns a plain nest, with the types of `nest`, which the model returns."""
+    if isinstance(nest, fx.Node | None):
+        return run
+
+    def returning(*inputs: Any) -> Any:
+        values = values_in(run(*inputs))
+        return map_values(nest, lambda _: next(values))
+
+    return returning
+
+
+def _function_of(node: fx.Node, root: nn.Module, traced: TracedModel, rng: StageRNG) -> Callable[..., Any] | None:
+    """What computes `node`; None if its target says it."""
+    name = str(node.target)
+    if node.op == "get_attr":
+        return _constant(traced.constants[name].to(rng.device)) if name in traced.constants else _reader(root, name)
+    if not node.op.startswith("call"):
+        return None
+    if node.target is assign:
+        return _assigner(root, str(node.args[1]))
+    found = record(node)
+    is_plain = not found.is_random and found.modes is None
+    if is_plain and node.op != "call_module":
+        return None
+    function = _callable(node, root)
+    return function if is_plain else _wrapped(function, rng, found.number if found.is_random else None, found.modes)
+
+
+def _callable(node: fx.Node, root: nn.Module) -> Callable[..., Any]:
+    name, target = str(node.target), node.target
     if node.op == "call_module":
-        return root.get_submodule(str(node.target))
+        return _caller(root.get_submodule(name), record(node).training)
     if node.op == "call_method":
-        name = str(node.target)
         return lambda own, *args, **kwargs: getattr(own, name)(*args, **kwargs)
-    assert callable(node.target)
-    return node.target
+    assert callable(target)
+    return target
 
 
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:
@@ -75,6 +101,40 @@ def _constant(tensor: Tensor) -> Callable[[], Tensor]:
         return tensor
 
     return constant
+
+
+def _reader(root: nn.Module, name: str) -> Callable[[], Any]:
+    path, _, last = name.rpartition(".")
+    owner = root.get_submodule(path)
+
+    def held() -> Any:
+        return getattr(owner, last)
+
+    return held
+
+
+def _assigner(root: nn.Module, name: str) -> Callable[..., None]:
+    """Puts a tensor in the place of a buffer."""
+    path, _, last = name.rpartition(".")
+    owner = root.get_submodule(path)
+
+    def assigned(_held: Tensor, _name: str, value: Tensor) -> None:
+        owner._buffers[last] = value.detach()
+
+    return assigned
+
+
+def _caller(module: nn.Module, training: Sequence[bool]) -> Callable[..., Any]:
+    """Calls `module` in the modes that it and the modules in it had when it was followed."""
+    modes = list(zip(module.modules(), training, strict=False))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        for part, mode in modes:
+            if part.training is not mode:
+                part.training = mode
+        return module(*args, **kwargs)
+
+    return called
 
 
 def _wrapped(
@@ -104,6 +164,7 @@ class StagePrograms:
         self._skeleton, self._device = problem.skeleton, problem.traced.device
         self._layout, self._parts, self._dice = layout, parts, rng
         self._made = {_key(problem.example, True): self._make(problem.traced)}
+        self.of(problem.example, training=False)  # what evaluation does not allow is refused before the first step
 
     def of(self, inputs: Any, training: bool) -> dict[int, StageProgram]:
         """By stage, for a micro-batch shaped like `inputs`."""

@@ -1,0 +1,69 @@
+"""Autograd functions of the user's own: who applies one is seen, and an application is one operation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd import Function
+
+Apply: TypeAlias = Callable[..., Any]
+"""Applies an autograd function to its arguments."""
+Seen: TypeAlias = Callable[[type[Function], Apply, tuple[Any, ...]], Any]
+"""Takes the place of an application: (autograd function, what applies it, arguments) -> outputs."""
+
+_BASE: Any = torch.autograd.function._SingleLevelFunction
+"""`Function.apply` goes on to `apply` of this class, also where a model took it from its class long before."""
+_LOCK = threading.Lock()
+_here = threading.local()
+_watching: list[Seen] = []
+
+
+@contextmanager
+def applications(seen: Seen) -> Iterator[None]:
+    """Inside, `seen` takes the place of every application of an autograd function in this thread."""
+    before = getattr(_here, "seen", None)
+    with _LOCK:
+        _watching.append(seen)
+        _BASE.apply = classmethod(_apply)
+    _here.seen = seen
+    try:
+        yield
+    finally:
+        _here.seen = before
+        with _LOCK:
+            _watching.remove(seen)
+            if not _watching:
+                del _BASE.apply
+
+
+def _apply(kind: Any, *args: Any) -> Any:
+    apply, seen = super(_BASE, kind).apply, getattr(_here, "seen", None)
+    return apply(*args) if seen is None else seen(kind, apply, args)
+
+
+@cache
+def applying(kind: Any) -> Apply:
+    """A function that applies the autograd function `kind`, always the same one: the target of a node."""
+
+    def apply(*args: Any) -> Any:
+        return kind.apply(*args)
+
+    apply.__qualname__ = apply.__name__ = kind.__name__
+    return apply
+
+
+def hooking(hook: Callable[[torch.Tensor], Any]) -> Apply:
+    """A function that returns a tensor whose gradient passes `hook`: the target of a node."""
+
+    def hooked(tensor: torch.Tensor) -> Any:
+        made: Any = tensor.view_as(tensor)
+        if made.requires_grad:
+            made.register_hook(hook)
+        return made
+
+    return hooked

@@ -1,0 +1,143 @@
+"""What a pass leaves behind in a model: buffers with other values, attributes of Python, numbers drawn by Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Set
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener.tracer.ir import TracedModel, record
+from evener.tracer.meta_model import storage_of
+from evener.tracer.operation import NotFollowed
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_KEPT_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, dict, set, tuple)
+
+
+class States:
+    """The buffers and parameters of a model, as they are now; but not the statistics of BatchNorms."""
+
+    def __init__(self, model: nn.Module) -> None:
+        norms = {id(buffer) for m in model.modules() if isinstance(m, _BatchNorm) for buffer in m.buffers()}
+        named = [*model.named_buffers(), *model.named_parameters()]
+        self._model = model
+        self._before = [(name, tensor, tensor._version) for name, tensor in named if id(tensor) not in norms]
+
+    def changed(self, storages: Mapping[int, Any]) -> list[str]:
+        """Names of those that were changed in place; `storages` are known to have been."""
+        return [
+            name
+            for name, tensor, version in self._before
+            if tensor._version != version or storage_of(tensor) in storages
+        ]
+
+    def replaced(self) -> list[tuple[str, Tensor, Tensor]]:
+        """(name, what it was, what it is) of buffers in whose place there is another tensor now. Raises NotFollowed."""
+        found = []
+        for name, tensor, _ in self._before:
+            path, _, last = name.rpartition(".")
+            now = getattr(self._model.get_submodule(path), last)
+            if not isinstance(now, Tensor):
+                raise NotFollowed(f"{name} is a {type(now).__name__} after the pass, and no tensor")
+            if now is not tensor:
+                found.append((name, tensor, now))
+        return found
+
+
+class PythonState:
+    """Of a model, as it is now: plain attributes of its modules, and the random generators of Python and NumPy.
+
+    Attributes:
+        of_operations: names of attributes that operations changed, which are modules.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = {id(module): _attributes_of(module) for module in model.modules()}
+        self._generators = _generators()
+        self.of_operations: list[str] = []
+
+    def refuse_changes(self, path: str, module: nn.Module) -> None:
+        """Raise NotFollowed if somebody else changed what `module`, which is one operation, holds."""
+        for name, one in module.named_modules(prefix=path):
+            before, now = self._before[id(one)], _attributes_of(one)
+            if any(now[key] != before.get(key) for key in now if not isinstance(vars(one)[key], Tensor)):
+                raise NotFollowed(f"attributes of {name} are changed from outside of it")
+
+    def note_changes(self, path: str, module: nn.Module) -> None:
+        """What `module`, which was one operation, changed in itself."""
+        for name, one in module.named_modules(prefix=path):
+            before, now = self._before[id(one)], _attributes_of(one)
+            changed = [key for key in now if now[key] != before.get(key)]
+            self.of_operations += [f"{name}.{key}" for key in changed if not isinstance(vars(one)[key], Tensor)]
+            self._before[id(one)] = now
+
+    @property
+    def drew(self) -> bool:
+        """Whether Python or NumPy has drawn random numbers."""
+        return _generators() != self._generators
+
+    @property
+    def changed(self) -> set[str]:
+        """Names of attributes that the model changed itself."""
+        found = set()
+        for path, module in self._model.named_modules():
+            before, now = self._before[id(module)], _attributes_of(module)
+            prefix = f"{path}." if path else ""
+            found |= {prefix + name for name in {**before, **now} if before.get(name, self) != now.get(name, self)}
+        return found
+
+
+def _attributes_of(module: nn.Module) -> dict[str, Any]:
+    """In a form that differs as soon as they do: values, sizes, identities."""
+    return {name: _mark(value) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, _KEPT_BY_VALUE):
+        return value
+    return (id(value), len(value)) if isinstance(value, _CONTAINERS) else (id(value),)
+
+
+def _generators() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
+
+
+def reads_of(traced: TracedModel, names: Set[str]) -> list[fx.Node]:
+    """Nodes that read one of the attributes `names` of the model, if that comes from its inputs."""
+    reads = [node for node in traced.graph.nodes if node.op == "get_attr" and str(node.target) in names]
+    return [node for node in reads if record(node).value.is_meta]
+
+
+def difference(one: TracedModel, other: TracedModel) -> fx.Node | None:
+    """The first node of `one` that is not as in `other`; of which the last is given where `other` goes on."""
+    nodes: list[fx.Node] = list(one.graph.nodes)
+    others: list[fx.Node] = list(other.graph.nodes)
+    for node, like in zip(nodes, others, strict=False):
+        if _described(node) != _described(like) or not _same_numbers(node, one, other):
+            return node
+    return nodes[min(len(nodes), len(others)) - 1] if len(nodes) != len(others) else None
+
+
+def _described(node: fx.Node) -> Any:
+    given = fx.node.map_arg((node.args, node.kwargs), lambda value: value.name)
+    function = getattr(node.target, "__qualname__", node.target)  # a hook may be made anew in every pass
+    return node.op, node.name, function, given, _modes(node)
+
+
+def _modes(node: fx.Node) -> Any:
+    return None if node.op == "output" else (record(node).modes, record(node).training)
+
+
+def _same_numbers(node: fx.Node, one: TracedModel, other: TracedModel) -> bool:
+    mine, its = (traced.constants.get(str(node.target)) for traced in (one, other))
+    if node.op != "get_attr" or mine is None or its is None or mine.is_meta or its.is_meta:
+        return True
+    return mine.shape == its.shape and torch.equal(mine, its)
