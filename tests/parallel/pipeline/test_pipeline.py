@@ -104,13 +104,14 @@ def test_running_statistics_of_the_first_norm_are_those_of_the_whole_batch_at_on
 
 
 def test_the_comparison_notices_statistics_of_the_last_micro_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evener.parallel.norm_statistics import Statistics
     from evener.parallel.norms import DeferredBatchNorm
 
     collected = DeferredBatchNorm.collected
     monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: (norm._parts[0].reverse(), collected(norm))[1])
     case = CASES["residual"]
     assert_equal(piped(case, 8, on=[CPU] * 2, micro_batches=4)[0], serial(case, 8, 4), whole=True)
-    monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: [norm._parts[0][-1]])
+    monkeypatch.setattr(DeferredBatchNorm, "collected", lambda norm: [Statistics(*norm._parts[0][-1])])
     with pytest.raises(AssertionError, match="running_mean is off by"):
         assert_equal(piped(case, 8, on=[CPU] * 2, micro_batches=4)[0], serial(case, 8, 4), whole=True)
 
