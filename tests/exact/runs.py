@@ -72,6 +72,7 @@ def run_whole(recipe: Recipe) -> Outcome:
     """One process, with nothing of ours but the seeds of the steps."""
     seed_all(SEED)
     model = recipe.model().double()
+    seed_all(SEED, 0, 0, 1)
     optimizer = recipe.optimizer(model.parameters())
     outcome = Outcome(across=recipe.looks_across(model))
     for number, (what, samples) in enumerate(COURSE):
@@ -83,8 +84,9 @@ def run_whole(recipe: Recipe) -> Outcome:
             loss.backward()  # type: ignore[no-untyped-call]
             if recipe.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            seed_all(SEED, number, 0, 1)
             optimizer.step()
-            optimizer.zero_grad()
+            model.zero_grad()
         else:
             with torch.no_grad():
                 outputs = call(model, inputs)
