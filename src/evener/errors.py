@@ -145,6 +145,9 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+_IN_THE_MODEL = "in the model at "
+
+
 def is_users(filename: str) -> bool:
     """Whether the code of a file is neither Evener's nor a library's."""
     return not filename.startswith(_not_the_users())
@@ -154,6 +157,30 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Where in the user's own files `error` arose; None if it arose in ours or the libraries'."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     return own[-1] if own else None
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Say with `error` where in the model it arose; what was said before, further inside, stays."""
+    is_told = isinstance(error, EvenerError) and not isinstance(error, InvalidInput)  # of another rank, of a signal
+    if not is_told and not is_noted(error):
+        error.add_note(f"{_IN_THE_MODEL}{place}")
+
+
+def is_noted(error: BaseException) -> bool:
+    """Whether it arose in an operation of the model, by `note_place`."""
+    return bool(_noted(error))
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the model `error` arose, or else in the user's own files, in brackets; empty if nobody knows."""
+    if place := _noted(error):
+        return f" ({place})"
+    frame = user_frame(error)
+    return "" if frame is None else f" (in {frame.name}, {frame.filename}, line {frame.lineno})"
+
+
+def _noted(error: BaseException) -> str:
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(_IN_THE_MODEL)), "")
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, place_of
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replica
 from evener.parallel.divided import ShardedModel, divided_copy
@@ -50,6 +50,21 @@ def test_assignments_and_what_depends_on_numbers_are_refused_with_their_line() -
         op_graph(Model(assigned), [IMAGES])
     with pytest.raises(InvalidInput, match=rf"Model cannot be divided layer by layer, because of {__file__}, .*sum"):
         op_graph(Model(lambda y: y if y.sum() > 0 else -y), [IMAGES])
+
+
+def test_what_fails_in_a_step_names_its_place_in_the_model() -> None:
+    def code(y: Tensor) -> Any:
+        return torch.linalg.cholesky(y[:, :2, :2, :2] * 0.0).sum((2, 3))  # zeros have no such factor
+
+    model, line = Model(code), code.__code__.co_firstlineno + 1
+
+    def work(group: Group) -> None:
+        mesh = form_process_mesh(group, Arrangement(division="filter", replicas=(Replica(shares=(1, 1)),)))
+        with pytest.raises(RuntimeError) as raised:
+            ShardedModel(model, mesh, [IMAGES])(IMAGES)
+        assert place_of(raised.value) == f" (in the model at {__file__}, line {line})"
+
+    together(2, work)
 
 
 class Tied(nn.Module):

@@ -24,7 +24,8 @@ from evener.errors import (
     NonFiniteLoss,
     TrainingFailed,
     first_line,
-    user_frame,
+    is_noted,
+    place_of,
 )
 from evener.events import RunEvent
 from evener.heartbeat import Progress, interval
@@ -240,7 +241,7 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
 
 def _meaning(error: Exception, env: RankEnvironment) -> Exception:
     """The error that tells the user what happened; `error` itself where there is nothing to add."""
-    if isinstance(error, EvenerError):
+    if isinstance(error, EvenerError) and not is_noted(error):
         return error
     if isinstance(error, torch.OutOfMemoryError):
         return DoesNotFit(
@@ -248,11 +249,8 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         )
     if env.heartbeat is not None and isinstance(error, RuntimeError) and is_broken_connection(error):
         return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection at step {env.heartbeat.step}")
-    place = user_frame(error)
-    if place is not None:
-        return TrainingFailed(
-            f"{type(error).__name__}: {error} (in {place.name}, {place.filename}, line {place.lineno})"
-        )
+    if place := place_of(error):
+        return TrainingFailed(f"{type(error).__name__}: {error}{place}")
     return error
 
 

@@ -61,6 +61,7 @@ class Call:
         modes: that the model sets around it.
         is_random: whether it draws random numbers.
         training: modes that the model sets for a module and those inside, in order; empty if they are the model's own.
+        line: file and line of the user's code that it comes from; empty if that is a library's.
     """
 
     function: Any = None
@@ -69,6 +70,7 @@ class Call:
     modes: TorchModes | None = None
     is_random: bool = False
     training: tuple[bool, ...] = ()
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,11 @@ class _Builder:
                 training = maker.training if _maker(node).target in self._own_modes else ()
                 for i in range(first, len(self._calls)):
                     self._calls[i] = replace(
-                        self._calls[i], modes=maker.modes, is_random=maker.is_random, training=training
+                        self._calls[i],
+                        modes=maker.modes,
+                        is_random=maker.is_random,
+                        training=training,
+                        line=maker.line,
                     )
         outputs = map_values(self._traced.outputs, lambda x: self._argument(x) if isinstance(x, fx.Node) else x)
         self._add("output", "output", (), Call(args=(outputs,)))

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
-from evener.errors import EvenerError, InvalidInput, TrainingFailed, first_line, user_frame
+from evener.errors import EvenerError, InvalidInput, TrainingFailed, first_line, place_of
 from evener.oracle.division.layout import Region, Shape
 from evener.oracle.division.plan import Shard
 from evener.parallel.full_state import OptimizerState
@@ -210,10 +210,10 @@ def _users(what: str) -> Iterator[None]:
     except (EvenerError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        place = user_frame(error)
-        where = f" ({place.filename}, line {place.lineno})" if place else ""
         kind = InvalidInput if what == "cannot be made" else TrainingFailed
-        raise kind(f"the task's optimizer {what}{where}: {type(error).__name__}: {first_line(error)}") from error
+        raise kind(
+            f"the task's optimizer {what}{place_of(error)}: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _includes(suffices: Scope, scope: Scope) -> bool:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from evener.errors import note_place
 from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel.local_ops import LocalOp, OpContext, local_op
@@ -100,6 +101,7 @@ class Instruction:
         local_op: what is computed; None for an input of the model.
         output: what it makes.
         done: what nobody needs afterwards.
+        place: in the model, in words.
         is_local: whether the local operation needs nothing of other ranks.
     """
 
@@ -108,14 +110,19 @@ class Instruction:
     local_op: LocalOp | None
     output: Held
     done: tuple[Held, ...]
+    place: str = ""
     is_local: bool = False
 
     def perform(self, held: dict[Held, Tensor]) -> None:
         """Add what this operation brings and makes to what is there."""
-        for source, target, move in self.moves:
-            held[target] = move(held[source])
-        if self.local_op is not None:
-            held[self.output] = self.local_op([held[name] for name in self.inputs])
+        try:
+            for source, target, move in self.moves:
+                held[target] = move(held[source])
+            if self.local_op is not None:
+                held[self.output] = self.local_op([held[name] for name in self.inputs])
+        except Exception as error:
+            note_place(error, self.place)
+            raise
 
 
 def _instructions(
@@ -132,6 +139,7 @@ def _instructions(
             local_op=_in_modes(local_op(ctx), ctx) if computes else None,
             output=(index, step.choice.gives),
             done=tuple(held for held, user in last.items() if user == index),
+            place=ctx.call.line or operation.name,
             is_local=operation.kind in _LOCAL and _is_local(ctx),
         )
 

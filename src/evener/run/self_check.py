@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.errors import EvenerError, NotExact, TrainingFailed, first_line, user_frame
+from evener.errors import EvenerError, NotExact, TrainingFailed, first_line, is_noted, place_of
 from evener.launch.rank_environment import is_broken_connection
 from evener.plan import Check, Plan, is_pipeline
 from evener.profile import Precision
@@ -141,15 +141,14 @@ def _hold(context: RankContext, plan: Plan, config: RunConfig, precision: Precis
 def _divided(trial: Trial, plan: Plan) -> Results:
     try:
         return trial.divided()
-    except EvenerError:
-        raise
     except Exception as error:
+        if isinstance(error, EvenerError) and not is_noted(error):
+            raise
         if isinstance(error, RuntimeError) and is_broken_connection(error):
             raise  # another rank has ended, which says why
-        place = user_frame(error)
-        where = f" ({place.filename}, line {place.lineno})" if place else ""
         raise NotExact(
-            f"--strategy {plan.strategy} cannot train this model{where}: {type(error).__name__}: {first_line(error)}"
+            f"--strategy {plan.strategy} cannot train this model{place_of(error)}: {type(error).__name__}: "
+            f"{first_line(error)}"
         ) from error
 
 
