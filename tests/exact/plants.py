@@ -19,6 +19,7 @@ from torch import nn
 
 from evener.parallel import divided, gradient_sums, local_ops, op_graph, optimizer, rank_program
 from evener.parallel.pipeline import pipeline
+from evener.parallel.shared_statistics import SharedStatistics
 from evener.run import training, trial
 from evener.tracer.ir import TorchModes
 from exact.kinds import gradients
@@ -192,6 +193,9 @@ def _returns_first_only(model: Any) -> None:
     model.predict = lambda inputs: tensors_of(predict(inputs))[:1]
 
 
+_NOT_SHARED = _instead(
+    SharedStatistics, "__torch_function__", lambda _self, func, _, args=(), kwargs=None: func(*args, **(kwargs or {}))
+)
 PLANTS = {
     # modules that return tuples or other structures
     "gradients not summed": Plant(
@@ -232,8 +236,11 @@ PLANTS = {
     "ties lost": Plant("parametrised/tied_layers", "data 7,2,1", _each(_is_untied)),
     # BatchNorm
     "statistics of one rank": Plant(
-        "norms/batch_norm", "data 7,2,1", _instead(training, "synchronise_batch_norm", lambda model, _: model)
+        "norms/batch_norm",
+        "data 7,2,1",
+        (*_instead(training, "synchronise_batch_norm", lambda model, _: model), *_NOT_SHARED),
     ),
+    "functional norms of one rank": Plant("norms/functional_batch_norm", "data 7,2,1", _NOT_SHARED),
     "statistics of one replica": Plant(
         "norms/batch_norm", "data+sharded", _instead(divided.ShardedModel, "_normalise", lambda _: None)
     ),
