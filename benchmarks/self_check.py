@@ -1,0 +1,68 @@
+"""What it costs to hold a small step of the nodes against one process before the first one.
+
+    python benchmarks/self_check.py [--nodes 1.0,0.5] [--strategies data,sharded,pipeline] [--json]
+
+Each task takes one epoch of a few steps: `digits`; a ResNet-50 on images of 64 x 64; a Transformer encoder of 6 layers
+on sequences of 64 tokens. Seconds are those that the check took, by the leader's clock; `off` is the largest difference
+found, relative to the size of what differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from evener.errors import EvenerError
+from evener.plan import Plan
+from evener.run.commands import perform
+from evener.run.config import RunConfig
+from evener.schema import read_noun
+
+TASKS = {"digits": "digits", "resnet50": "self_check_task.py", "transformer": "self_check_task.py"}
+
+
+def main() -> None:
+    """Run every task once a strategy, and print what was checked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", default="1.0,0.5")
+    parser.add_argument("--strategies", default="data,sharded,pipeline")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    words = parser.parse_args()
+    rows = [cell(name, strategy, words.nodes) for name in TASKS for strategy in words.strategies.split(",")]
+    print(f"{'task':12} {'strategy':10} {'samples':9} {'precisions':12} {'seconds':>8} {'off':>9}")
+    for row in rows:
+        print("{task:12} {strategy:10} {samples:9} {precisions:12} {seconds:8.2f} {off:9.1e}".format_map(row))
+    if words.json:
+        print(json.dumps(rows))
+
+
+def cell(name: str, strategy: str, nodes: str) -> dict[str, object]:
+    """What the check of one run took."""
+    file = TASKS[name] if name == "digits" else str(Path(__file__).parent / TASKS[name])
+    option = {} if name == "digits" else {"network": name}
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunConfig(
+            task=file, option=option, strategy=strategy, local_nodes=nodes, epochs=1, output=Path(folder) / "run"
+        )
+        perform(config)
+        check = read_noun(config.folder / "plan.json", Plan).check
+    if check is None:
+        raise EvenerError(f"{name} under {strategy} was not checked")
+    return {
+        **msgspec.structs.asdict(check),
+        "task": name,
+        "strategy": strategy,
+        "samples": "+".join(map(str, check.samples)),
+        "precisions": " ".join(check.precisions),
+    }
+
+
+if __name__ == "__main__":
+    main()
