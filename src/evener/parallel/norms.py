@@ -61,7 +61,7 @@ class _ReplacedBatchNorm(nn.Module):
         """Move the running statistics as one process that has `seen` this (unbiased variance); if it is any."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
-        self.num_batches_tracked += (seen.num_values[0] > 0).to(self.num_batches_tracked.dtype)
+        self.num_batches_tracked += (seen[2][0] > 0).to(self.num_batches_tracked.dtype)
         factor = self.momentum if self.momentum is not None else 1.0 / max(1.0, float(self.num_batches_tracked))
         move(self.running_mean, self.running_var, seen, factor)
 

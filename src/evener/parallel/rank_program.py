@@ -73,7 +73,7 @@ class RankProgram:
         """The model's outputs for `inputs`, whole on every rank."""
         held: dict[Held, Tensor] = dict(zip(self._given, inputs, strict=True))
         for segment in self._segments:
-            again = self._recomputes and torch.is_grad_enabled()
+            again = self._recomputes and not segment.keeps_state and torch.is_grad_enabled()
             made = self._recomputed(segment, held) if again else segment.run(*(held[one] for one in segment.reads))
             for one in segment.drops:
                 held.pop(one, None)
@@ -103,6 +103,7 @@ class Instruction:
         done: what nobody needs afterwards.
         place: in the model, in words.
         is_local: whether the local operation needs nothing of other ranks.
+        keeps_state: whether it may change tensors of the model, other than a BatchNorm's.
     """
 
     moves: tuple[tuple[Held, Held, Mover], ...]
@@ -112,6 +113,7 @@ class Instruction:
     done: tuple[Held, ...]
     place: str = ""
     is_local: bool = False
+    keeps_state: bool = False
 
     def perform(self, held: dict[Held, Tensor]) -> None:
         """Add what this operation brings and makes to what is there."""
@@ -141,28 +143,50 @@ def _instructions(
             done=tuple(held for held, user in last.items() if user == index),
             place=ctx.call.line or operation.name,
             is_local=operation.kind in _LOCAL and _is_local(ctx),
+            keeps_state=operation.kind == "whole" or _has_buffers(ctx),
         )
 
 
 def _in_modes(compute: LocalOp, ctx: OpContext) -> LocalOp:
     """`compute` in the modes that the model sets around it, and for the module that it calls."""
-    modes, function = ctx.call.modes, ctx.call.function
-    while isinstance(function, Item):
-        function = function.function
-    modules: list[tuple[nn.Module, bool]] = []
-    if isinstance(function, At):
-        module = without_followed(ctx.model.get_submodule(function.path))
-        modules = list(zip(module.modules(), ctx.call.training, strict=True)) if ctx.call.training else []
-    if modes is None and not modules:
+    modes, module = ctx.call.modes, _module(ctx)
+    if module is not None:
+        without_followed(module)
+        compute = _in_training_modes(compute, module, ctx.call.training) if ctx.call.training else compute
+    if modes is None:
         return compute
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
-        for module, training in modules:
-            module.training = training
-        with modes.applied() if modes is not None else nullcontext():
+        with modes.applied():
             return compute(inputs)
 
     return run
+
+
+def _in_training_modes(compute: LocalOp, module: nn.Module, training: Sequence[bool]) -> LocalOp:
+    """`compute`, with `module` and those inside in the modes `training`, in order."""
+    modules = list(zip(module.modules(), training, strict=True))
+
+    def run(inputs: Sequence[Tensor]) -> Tensor:
+        for one, mode in modules:
+            one.training = mode
+        return compute(inputs)
+
+    return run
+
+
+def _module(ctx: OpContext) -> nn.Module | None:
+    """The module of the model that is called; None if it is something else."""
+    function = ctx.call.function
+    while isinstance(function, Item):
+        function = function.function
+    return ctx.model.get_submodule(function.path) if isinstance(function, At) else None
+
+
+def _has_buffers(ctx: OpContext) -> bool:
+    """Whether this is a module that may change tensors of its own; a BatchNorm is told when it is computed again."""
+    module = _module(ctx) if ctx.operation.kind != "batch_norm" else None
+    return module is not None and next(module.buffers(), None) is not None
 
 
 def _is_local(ctx: OpContext) -> bool:
@@ -191,6 +215,7 @@ class _Segment:
         reads: what has to be there before.
         makes: what is new afterwards.
         drops: what nobody needs any more.
+        keeps_state: whether it may change tensors of the model, and is not to be computed again.
     """
 
     def __init__(self, instructions: Sequence[Instruction], compiles: bool) -> None:
@@ -203,6 +228,7 @@ class _Segment:
                 made[target] = None
             reads |= {held: None for held in one.inputs if held not in made}
             made |= {one.output: None} if one.local_op is not None else {}
+        self.keeps_state = any(one.keeps_state for one in instructions)
         self.drops = {held for one in instructions for held in one.done}
         self.reads = tuple(reads)
         self.makes = tuple(held for held in made if held not in self.drops)

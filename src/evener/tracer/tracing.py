@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.errors import first_line, user_frame
@@ -14,7 +14,7 @@ from evener.tracer.effects import PythonState, difference, reads_of
 from evener.tracer.hooks import drop_backward, has_backward_hooks
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.meta_model import on_meta, storage_of
-from evener.tracer.operation import NotFollowed
+from evener.tracer.operation import NotFollowed, is_computed_twice
 from evener.tracer.tracer import Tracer
 
 CPU = torch.device("cpu")
@@ -193,7 +193,13 @@ def _take_a_single_sample(module: nn.Module) -> None:
     """Let a BatchNorm that trains normalise without asking how many values there are."""
     if type(module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(module):
         norm: Any = module
-        norm.forward = lambda x: torch.batch_norm(x, norm.weight, norm.bias, None, None, True, 0.0, norm.eps, False)
+
+        def normalise(x: Tensor) -> Tensor:
+            if norm.training and norm.running_mean is not None and is_computed_twice():
+                raise NotFollowed("a BatchNorm is computed twice (torch.utils.checkpoint), and would move twice")
+            return torch.batch_norm(x, norm.weight, norm.bias, None, None, True, 0.0, norm.eps, False)
+
+        norm.forward = normalise
 
 
 def _with_inputs_kept(traced: TracedModel) -> TracedModel:
