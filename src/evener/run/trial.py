@@ -187,7 +187,8 @@ class Trial:
         """Gathered as weights are; gradients that are not there are zero."""
         held = [(parameter, parameter.data) for parameter in model.parameters()]
         for parameter, data in held:
-            parameter.data = torch.zeros_like(data) if parameter.grad is None else parameter.grad.detach()
+            grad = parameter.grad
+            parameter.data = torch.zeros_like(data) if grad is None else grad.detach().to_dense()
         gathered = _copied(model.gather_weights())
         for parameter, data in held:
             parameter.data = data
