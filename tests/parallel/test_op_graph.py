@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.comm.group import Group
+from evener.errors import InvalidInput
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import ShardedModel
@@ -165,3 +166,28 @@ def test_scalars_images_without_windows_and_layers_named_as_functions(
     arrangement = Arrangement(division=division, replicas=replicas)
     samples = [4] if len(replicas) == 1 else [3, 1]
     together(arrangement.size, lambda group: hold_against(group, expected, arrangement, samples))
+
+
+def test_what_buffers_hold_after_a_pass_is_an_output_of_its_own_and_parts_of_them_are_refused() -> None:
+    class Moves(nn.Module):
+        mean: Tensor
+        last: Tensor
+
+        def __init__(self, part: bool) -> None:
+            super().__init__()
+            self.linear, self.part = nn.Linear(4, 4), part
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("last", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.linear(x)
+            with torch.no_grad():
+                (self.mean[:2] if self.part else self.mean).mul_(0.9)
+                self.mean.add_(y.mean(0))
+                self.last = y[0]
+            return y - self.mean
+
+    graph = op_graph(Moves(part=False), [torch.zeros(3, 4)])
+    assert set(graph.states) == {"mean", "last"}
+    with pytest.raises(InvalidInput, match="through a view"):
+        op_graph(Moves(part=True), [torch.zeros(3, 4)])

@@ -134,6 +134,12 @@ def test_buffers_that_a_pass_changes_are_told() -> None:
 
     assert follow(code).states == ("count",)
 
+    def norms(m: Any, x: Tensor) -> Tensor:
+        return F.batch_norm(m.linear(x), m.count.expand(4).clone(), m.inner[0].bias.detach(), training=m.training)
+
+    assert [len(record(node).changes) for node in follow(norms).operations][-1] == 2
+    assert [len(record(node).changes) for node in follow(norms, training=False).operations][-1] == 0
+
 
 class Custom(torch.autograd.Function):
     @staticmethod

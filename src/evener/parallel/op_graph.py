@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Kind, Network, Operation, Weight
 from evener.parallel import op_registry
-from evener.parallel.refusals import refuse_partial_changes, untraceable
+from evener.parallel.refusals import new_states, refuse_partial_changes, untraceable
 from evener.tracer.ir import TorchModes, TracedModel, item, record
 from evener.tracer.meta_model import attribute
 from evener.tracer.nested import map_values, values_in
@@ -81,11 +81,15 @@ class OpGraph:
         network: for the planner.
         calls: one an operation.
         outputs: what the model returns, with a Slot for every tensor.
+        states: by name, what buffers that the pass changes hold afterwards; operations make new values.
+        is_repeatable: whether a second pass would begin with what the first one did.
     """
 
     network: Network
     calls: tuple[Call, ...]
     outputs: Nest
+    states: dict[str, Slot] = field(default_factory=dict)
+    is_repeatable: bool = True
 
 
 def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = CPU, training: bool = True) -> OpGraph:
@@ -120,7 +124,8 @@ class _Builder:
 
     def build(self) -> OpGraph:
         """The operations that lead to an output."""
-        needed = _leading_to_output(self._traced.graph)
+        states = new_states(self._traced, self._model, lambda node: op_registry.not_in_place(node.target))
+        needed = _leading_to_output(self._traced.graph, set(states.values()))
         for node in self._traced.graph.nodes:
             if node in needed and node.op != "output" and isinstance(record(node).value, Tensor):
                 first = len(self._calls)
@@ -136,8 +141,9 @@ class _Builder:
                         line=maker.line,
                     )
         outputs = map_values(self._traced.outputs, lambda x: self._argument(x) if isinstance(x, fx.Node) else x)
-        self._add("output", "output", (), Call(args=(outputs,)))
-        return OpGraph(Network(tuple(self._operations)), tuple(self._calls), outputs)
+        moved = {name: self._slots[node] for name, node in states.items()}
+        self._add("output", "output", (), Call(args=(outputs, moved)))
+        return OpGraph(Network(tuple(self._operations)), tuple(self._calls), outputs, moved, not self._traced.states)
 
     def _read(self, node: fx.Node) -> Slot:
         """Add what computes the tensor of `node`."""
@@ -273,8 +279,7 @@ def filled(nest: Nest, tensors: Iterator[Tensor]) -> Nest:
     return map_values(nest, lambda leaf: next(tensors) if isinstance(leaf, Slot) else leaf)
 
 
-def _leading_to_output(graph: fx.Graph) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
+def _leading_to_output(graph: fx.Graph, needed: set[fx.Node]) -> set[fx.Node]:
     for node in reversed(graph.nodes):
         if node.op in ("output", "placeholder") or any(user in needed for user in node.users):
             needed.add(node)

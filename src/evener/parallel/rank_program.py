@@ -30,6 +30,7 @@ from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import Mover, mover
 from evener.parallel.shared_statistics import untracked
 from evener.tracer.hooks import without_followed
+from evener.tracer.meta_model import attribute
 
 Held: TypeAlias = tuple[int, Layout]
 """A value in one of its layouts."""
@@ -61,7 +62,8 @@ class RankProgram:
         recompute: bool = False,
         compiles: bool = False,
     ) -> None:
-        self._outputs, self._model, self._recomputes = graph.outputs, model, recompute
+        recompute = recompute and graph.is_repeatable
+        self._outputs, self._model, self._recomputes = (graph.outputs, graph.states), model, recompute
         all_of_it = list(_instructions(graph, plan, model, mesh, samples))
         kinds = [operation.kind for operation in graph.network.operations]
         self._given = [one.output for one, kind in zip(all_of_it, kinds, strict=True) if kind == "input"]
@@ -78,7 +80,12 @@ class RankProgram:
             for one in segment.drops:
                 held.pop(one, None)
             held.update(zip(segment.makes, made, strict=True))
-        return filled(self._outputs, iter([held[one] for one in self._results]))
+        outputs, states = filled(self._outputs, iter([held[one] for one in self._results]))
+        for name, value in states.items():
+            path, _, last = name.rpartition(".")
+            buffers = self._model.get_submodule(path)._buffers
+            buffers[last] = value.detach().to(attribute(self._model, name).dtype)
+        return outputs
 
     def _recomputed(self, segment: _Segment, held: dict[Held, Tensor]) -> tuple[Tensor, ...]:
         """What `segment` makes; backward computes it once more, instead of keeping what is in between."""

@@ -29,8 +29,8 @@ from torch.nn.parameter import is_lazy
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.plan import Shard
-from evener.tracer.ir import TracedModel, record
-from evener.tracer.meta_model import storage_of
+from evener.tracer.ir import TracedModel, assign, record
+from evener.tracer.meta_model import attribute, storage_of
 from evener.tracer.nested import tensors_in
 from evener.tracer.tracing import NotTraceable
 
@@ -55,6 +55,25 @@ def refuse_partial_changes(traced: TracedModel, name: str) -> None:
             if any(_is_stale(value, change, changed) for change, changed in changes):
                 raise InvalidInput(f"{name} reads a tensor that was changed through a view ({where}): not divisible")
         changes += [(node, changed) for changed in record(node).changes if changed.op != "get_attr"]
+
+
+def new_states(traced: TracedModel, model: nn.Module, instead: Callable[[fx.Node], Any]) -> dict[str, fx.Node]:
+    """By name, the nodes that make what buffers hold after a pass, where `instead` of an operation in place is another.
+
+    Raises InvalidInput where a buffer changes in part, or a parameter does.
+    """
+    found = {str(node.args[1]): node.args[2] for node in traced.operations if node.target is assign}
+    for held in [node for node in traced.graph.nodes if node.op == "get_attr" and node.target in traced.states]:
+        last, name = traced.changed.get(storage_of(record(held).value)), str(held.target)
+        if name in found or last is None or last.op == "call_module" or instead(last) == last.target:
+            continue
+        value = record(last).value
+        if not isinstance(value, Tensor) or value.shape != record(held).value.shape:
+            raise InvalidInput(f"the model changes part of {name} ({record(last).line}), which cannot be divided")
+        if isinstance(attribute(model, name), nn.Parameter):
+            raise InvalidInput(f"the model changes {name} itself ({record(last).line}), which cannot be divided")
+        found[name] = last
+    return {name: node for name, node in found.items() if isinstance(node, fx.Node)}
 
 
 def _is_stale(value: fx.Node, change: fx.Node, changed: fx.Node) -> bool:

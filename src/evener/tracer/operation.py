@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import is_tensor_method_or_property
@@ -87,6 +89,17 @@ def called(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any, t
     if is_tensor_method_or_property(func):
         return "call_method", func.__name__, args
     return "call_function", func, args
+
+
+def moved_by(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Running statistics that a functional norm changes, which those on the meta device do not show."""
+    if func not in (F.batch_norm, F.instance_norm):
+        return []
+    given = inspect.signature(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    trains = given.arguments.get("training", given.arguments.get("use_input_stats"))
+    named = [given.arguments[name] for name in ("running_mean", "running_var")]
+    return [tensor for tensor in named if trains and tensor is not None]
 
 
 def refuse_hidden(func: Callable[..., Any]) -> None:

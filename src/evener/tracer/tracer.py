@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Set
-from types import FrameType
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from evener.tracer.operation import (
     called,
     is_computed_twice,
     is_drawn,
+    moved_by,
     reads_numbers,
     refuse_hidden,
     refuse_unknown,
@@ -67,7 +67,7 @@ class Tracer(TorchFunctionMode):
         self._operation: Operation | None = None
         self._listening = True
         self._meter = CostMeter([*model.parameters(), *model.buffers()])
-        self._outermost: FrameType = sys._getframe()
+        self._outermost = sys._getframe()
         self._outer: TorchModes | None = None
 
     @property
@@ -151,6 +151,8 @@ class Tracer(TorchFunctionMode):
         if any(map(self._twins.has_no_numbers, tensors_in((args, kwargs)))):
             given = operation.give(map_values((args, kwargs), self._twins.of))
             outputs = func(*given[0], **given[1])
+            for tensor in moved_by(func, *given):
+                tensor.add_(0)
         else:
             given = operation.give(map_values((args, kwargs), _on_host))
             outputs = self._meter.run_quietly(lambda: func(*given[0], **given[1]))
