@@ -16,7 +16,7 @@ from evener.oracle.division.plan import Arrangement, plan_replica
 from evener.parallel.divided import ShardedModel, divided_copy
 from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
-from evener.parallel.refusals import Pass, agree, require_same, tensors_in_order
+from evener.parallel.refusals import Pass, agree, refuse_lazy, require_same, tensors_in_order
 from support.thread_ranks import together
 
 IMAGES = torch.zeros(2, 3, 6, 6)
@@ -134,3 +134,9 @@ def test_what_has_to_be_the_same_is_compared_with_every_rank() -> None:
     require_same(lambda own: [own, own], "the cut", "a")
     with pytest.raises(InvalidInput, match="the cut is not the same on all ranks: this one and rank 1 differ"):
         require_same(lambda own: [own, b"other"], "the cut", "a")
+
+
+def test_a_layer_that_waits_for_a_first_batch_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"1.weight of the model \(LazyLinear\) gets its shape from the first batch"):
+        refuse_lazy(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)))
+    assert refuse_lazy(nn.Linear(2, 2))

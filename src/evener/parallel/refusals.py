@@ -95,8 +95,8 @@ def _share_memory(one: Any, other: Any) -> bool:
     return not {storage_of(x) for x in tensors_in(one)}.isdisjoint(storage_of(x) for x in tensors_in(other))
 
 
-def refuse_lazy(model: nn.Module) -> None:
-    """Raises InvalidInput if a module of `model` waits for a first batch to know its shapes."""
+def refuse_lazy(model: nn.Module) -> nn.Module:
+    """`model`. Raises InvalidInput if a module in it waits for a first batch to know its shapes."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(parameter):
             kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
@@ -104,6 +104,7 @@ def refuse_lazy(model: nn.Module) -> None:
                 f"{name} of the model ({kind}) gets its shape from the first batch, which every node would see another "
                 "of: let Task.model run one batch through the model before it returns it"
             )
+    return model
 
 
 def refuse_ties(model: nn.Module, shards: Mapping[str, Shard]) -> None:

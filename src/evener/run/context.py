@@ -20,6 +20,7 @@ from evener.data.loader import collect, seed_all, split_batch
 from evener.errors import InvalidInput
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
+from evener.parallel.refusals import refuse_lazy
 from evener.plan import Plan
 from evener.profile import Precision
 from evener.run.config import RunConfig, require_samples, strategy_conflict
@@ -143,7 +144,7 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig) -> RankC
         epochs=epochs,
         seed=config.seed,
         arithmetic=arithmetic,
-        model=arithmetic.prepare_model(without_synchronised(task.model()), on_device=not is_divided_later),
+        model=arithmetic.prepare_model(without_synchronised(refuse_lazy(task.model())), on_device=not is_divided_later),
         train_data=train_data,
         validation_data=task.validation_data() if task.validation_data else None,
         make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
