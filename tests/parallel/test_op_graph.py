@@ -156,13 +156,48 @@ class Unusual(nn.Module):
         return self.output(both * largest[:, None])  # type: ignore[no-any-return]
 
 
+class Recurrent(nn.Module):
+    """Layers that return nests of tensors, of which some are read, and one is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(8, 4)
+        self.lstm = nn.LSTM(4, 4, 2, batch_first=True, bidirectional=True)
+        self.attention, self.cell = nn.MultiheadAttention(8, 2, batch_first=True), nn.GRUCell(8, 8)
+
+    def forward(self, x: Tensor) -> Any:
+        rows = self.conv(x).mean(3).transpose(1, 2)
+        found, (hidden, _) = self.lstm(rows)
+        found, weights = self.attention(found, found, found)
+        state = self.cell(found[:, 1], self.cell(found[:, 0]))
+        return self.last(state), hidden.transpose(0, 1), weights, torch.cat(found.split((2, 4), 1), 1)
+
+
+class ReadTwice(nn.Module):
+    """Weights that layers and other operations read; layers that are used where the ranks divide, and where not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 1)
+        self.body, self.features = nn.Linear(6, 5), nn.Linear(5, 5)
+        self.tied = nn.Embedding(6, 5)
+        self.tied.weight = nn.Parameter(self.body.weight.detach().t().clone())
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.again(self.first(x)).relu()
+        y = self.again(y.mean((2, 3), keepdim=True)).flatten(1)
+        code = self.features(self.features(self.body(y))).tanh()
+        back = F.linear(code, self.body.weight.t()) + F.linear(code, self.tied.weight)
+        ids = torch.arange(6, device=x.device) % 4
+        return back, self.tied(ids).sum(0) * code, self.first.weight.square().sum() * code
+
+
 @pytest.mark.parametrize("replicas", [(Replica(shares=(2, 1)),), (Replica(shares=(1, 1)), Replica(shares=(1,)))])
 @pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
-def test_scalars_images_without_windows_and_layers_named_as_functions(
-    division: Any, replicas: tuple[Replica, ...]
-) -> None:
+@pytest.mark.parametrize("model", [Unusual, Recurrent, ReadTwice])
+def test_unusual_operations(model: type[nn.Module], division: Any, replicas: tuple[Replica, ...]) -> None:
     torch.manual_seed(0)
-    expected = train(Unusual().double(), (4, 3, 6, 6))
+    expected = train(model().double(), (4, 3, 6, 6))
     arrangement = Arrangement(division=division, replicas=replicas)
     samples = [4] if len(replicas) == 1 else [3, 1]
     together(arrangement.size, lambda group: hold_against(group, expected, arrangement, samples))

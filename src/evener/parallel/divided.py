@@ -30,7 +30,8 @@ from evener.parallel.full_state import gather_tensors, own_part
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_statistics import DataAxis
 from evener.parallel.norms import GroupBatchNorm
-from evener.parallel.op_graph import Nest, OpGraph, op_graph
+from evener.parallel.op_call import Nest, OpGraph
+from evener.parallel.op_graph import op_graph
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.optimizer_probe import Scope
 from evener.parallel.parallel_model import Criterion

@@ -17,7 +17,7 @@ from evener.oracle.division.network import Kind, Linear, Nearest, Operation, Spr
 from evener.oracle.division.plan import OperationPlan
 from evener.parallel import rectangle_ops
 from evener.parallel.norms import GroupBatchNorm, group_norm
-from evener.parallel.op_graph import At, Call, Item, filled
+from evener.parallel.op_call import At, Call, filled
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rectangle_ops import Rectangle, empty_output, held_by
 from evener.parallel.redistribute import mover, part_of
@@ -85,9 +85,6 @@ def _resolved(function: Any, model: nn.Module) -> Any:
     """The function itself, with modules of `model` where it stands for some."""
     if isinstance(function, At):
         return model.get_submodule(function.path)
-    if isinstance(function, Item):
-        inner = _resolved(function.function, model)
-        return lambda *args, **kwargs: inner(*args, **kwargs)[function.index]
     return function
 
 
@@ -291,6 +288,7 @@ _LOCAL_OPS: dict[Kind, Callable[[OpContext], LocalOp]] = {
     "concat": lambda ctx: lambda inputs: torch.cat(list(inputs), ctx.operation.concat_dim),
     "part": _part,
     "flatten": lambda _: lambda inputs: inputs[0].flatten(1),
+    "item": _call,
     "other": _call,
     "whole": _whole,
 }

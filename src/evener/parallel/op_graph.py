@@ -7,9 +7,9 @@ layer, and is refused; so are assignments to parts of tensors, as an operation m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,82 +17,21 @@ from torch import Tensor, fx, nn
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Kind, Network, Operation, Weight
 from evener.parallel import op_registry
+from evener.parallel.op_call import At, Call, Item, OpGraph, Slot
 from evener.parallel.refusals import new_states, refuse_partial_changes, untraceable
-from evener.tracer.ir import TorchModes, TracedModel, item, record
+from evener.tracer.ir import TracedModel, item, record
 from evener.tracer.meta_model import attribute
-from evener.tracer.nested import map_values, values_in
+from evener.tracer.nested import map_values, tensors_in, values_in
 from evener.tracer.tracing import CPU, trace
 
-Nest: TypeAlias = Any
-"""Values in tuples, lists and dicts."""
 
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Stands for the output of an operation."""
-
-    operation: int
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """Stands for a module of the model, which on every rank is another one."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Element `index` of the tuple that `function` returns."""
-
-    function: Any
-    index: int
-
-
-@dataclass(frozen=True)
-class Call:
-    """What computes an operation.
-
-    Attributes:
-        function: to be called with the arguments: a function, a module without weights, At a module of the model, an
-            Item; None where the operation says it all.
-        args: with a Slot for every tensor.
-        kwargs: likewise.
-        modes: that the model sets around it.
-        is_random: whether it draws random numbers.
-        training: modes that the model sets for a module and those inside, in order; empty if they are the model's own.
-        line: file and line of the user's code that it comes from; empty if that is a library's.
-    """
-
-    function: Any = None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    modes: TorchModes | None = None
-    is_random: bool = False
-    training: tuple[bool, ...] = ()
-    line: str = ""
-
-
-@dataclass(frozen=True)
-class OpGraph:
-    """A model's operations for one shape of its inputs and one mode.
-
-    Attributes:
-        network: for the planner.
-        calls: one an operation.
-        outputs: what the model returns, with a Slot for every tensor.
-        states: by name, what buffers that the pass changes hold afterwards; operations make new values.
-        is_repeatable: whether a second pass would begin with what the first one did.
-    """
-
-    network: Network
-    calls: tuple[Call, ...]
-    outputs: Nest
-    states: dict[str, Slot] = field(default_factory=dict)
-    is_repeatable: bool = True
-
-
-def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = CPU, training: bool = True) -> OpGraph:
+def op_graph(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    device: torch.device = CPU,
+    training: bool = True,
+    whole: Collection[str] = (),
+) -> OpGraph:
     """The operations of `model` for `inputs`, of which only shape and type matter.
 
     Args:
@@ -100,6 +39,7 @@ def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = 
         inputs: of one batch.
         device: where the operations will run.
         training: whether the model trains or evaluates.
+        whole: names of parameters that no rank may have a part of.
 
     Raises:
         InvalidInput: the model cannot be followed, or changes parts of tensors in place.
@@ -107,13 +47,13 @@ def op_graph(model: nn.Module, inputs: Sequence[Tensor], device: torch.device = 
     with untraceable(f"{type(model).__name__} cannot be divided layer by layer"):
         traced = trace(model, list(inputs), device, training, op_registry.is_one_operation, is_part=True)
     refuse_partial_changes(traced, type(model).__name__)
-    return _Builder(model, traced, training).build()
+    return _Builder(model, traced, training, whole).build()
 
 
 class _Builder:
     """Turns the nodes of a traced model into operations."""
 
-    def __init__(self, model: nn.Module, traced: TracedModel, training: bool) -> None:
+    def __init__(self, model: nn.Module, traced: TracedModel, training: bool, whole: Collection[str] = ()) -> None:
         self._model, self._traced = model, traced
         self._own_modes = {
             node.target for node in traced.operations if not all(mode == training for mode in record(node).training)
@@ -121,32 +61,48 @@ class _Builder:
         self._operations: list[Operation] = []
         self._calls: list[Call] = []
         self._slots: dict[Any, Slot] = {}
+        self._whole = {id(attribute(model, name)) for name in whole} | self._of_several_kinds()
 
     def build(self) -> OpGraph:
         """The operations that lead to an output."""
         states = new_states(self._traced, self._model, lambda node: op_registry.not_in_place(node.target))
         needed = _leading_to_output(self._traced.graph, set(states.values()))
         for node in self._traced.graph.nodes:
-            if node in needed and node.op != "output" and isinstance(record(node).value, Tensor):
+            if node in needed and node.op != "output" and self._is_operation(node):
                 first = len(self._calls)
                 self._slots[node] = self._read(node)
-                maker = record(_maker(node))
-                training = maker.training if _maker(node).target in self._own_modes else ()
+                seen = record(node)
+                training = seen.training if node.target in self._own_modes else ()
                 for i in range(first, len(self._calls)):
                     self._calls[i] = replace(
-                        self._calls[i],
-                        modes=maker.modes,
-                        is_random=maker.is_random,
-                        training=training,
-                        line=maker.line,
+                        self._calls[i], modes=seen.modes, is_random=seen.is_random, training=training, line=seen.line
                     )
         outputs = map_values(self._traced.outputs, lambda x: self._argument(x) if isinstance(x, fx.Node) else x)
         moved = {name: self._slots[node] for name, node in states.items()}
         self._add("output", "output", (), Call(args=(outputs, moved)))
         return OpGraph(Network(tuple(self._operations)), tuple(self._calls), outputs, moved, not self._traced.states)
 
+    def _is_operation(self, node: fx.Node) -> bool:
+        """Whether `node` computes a tensor, or a nest of some at once."""
+        value = record(node).value
+        if isinstance(value, Tensor):
+            return True
+        return node.target is not item and not _cuts_channels(node) and next(tensors_in(value), None) is not None
+
+    def _of_several_kinds(self) -> set[int]:
+        """Parameters that operations of several kinds have: layers and reads of the model, or different layers."""
+        kinds: dict[int, set[str]] = {}
+        for node in self._traced.graph.nodes:
+            if node.op == "get_attr" and str(node.target) not in self._traced.constants:
+                kinds.setdefault(id(attribute(self._model, str(node.target))), set()).add("")
+            elif node.op == "call_module":
+                kind = self._description(node).get("kind", "other")
+                for parameter in self._model.get_submodule(str(node.target)).parameters():
+                    kinds.setdefault(id(parameter), set()).add(kind)
+        return {key for key, found in kinds.items() if len(found) > 1}
+
     def _read(self, node: fx.Node) -> Slot:
-        """Add what computes the tensor of `node`."""
+        """Add what computes the tensor of `node`, or the nest of its tensors."""
         if node.op == "placeholder":
             return self._add(node.name, "input", self._shape(node), Call())
         if node.op == "get_attr":
@@ -154,7 +110,7 @@ class _Builder:
         if node.op == "call_module":
             return self._module(node)
         if node.target is item:
-            return self._element(*node.args)
+            return self._element(node, ())
         plain = op_registry.not_in_place(node.target)
         if plain in op_registry.AS_MODULES:
             return self._function_as_module(node, op_registry.AS_MODULES[plain])
@@ -179,13 +135,22 @@ class _Builder:
         return self._add(name, "constant", self._shape(node), Call(), weights=(weight,))
 
     def _module(self, node: fx.Node) -> Slot:
-        path, given, shape = str(node.target), self._given(node), self._shape(node)
+        path, shape = str(node.target), self._shape(node)
         module = self._model.get_submodule(path)
-        if isinstance(module, nn.Flatten) and op_registry.flattens(given, shape):
+        if isinstance(module, nn.Flatten) and op_registry.flattens(self._given(node), shape):
             return self._add_call(node, "flatten", None)
-        call, is_alone = self._call(node, At(path)), len(node.args) + len(node.kwargs) == 1
-        found = op_registry.of_module(module, given, shape) if is_alone else op_registry.undivided(module)
-        return self._add(path, call=call, shape=shape, **found)
+        found = self._description(node)
+        is_shared = any(id(parameter) in self._whole for parameter in module.parameters())
+        if is_shared and found["kind"] not in ("batch_norm", "whole"):
+            weights = tuple(replace(weight, role="free") for weight in found["weights"])
+            return self._add(path, "other", shape, self._call(node, At(path)), weights=weights, shares_weights=True)
+        return self._add(path, call=self._call(node, At(path)), shape=shape, **found)
+
+    def _description(self, node: fx.Node) -> op_registry.Description:
+        module, is_alone = self._model.get_submodule(str(node.target)), len(node.args) + len(node.kwargs) == 1
+        if not is_alone:
+            return op_registry.undivided(module)
+        return op_registry.of_module(module, self._given(node), self._shape(node))
 
     def _function_as_module(self, node: fx.Node, kind: type[nn.Module]) -> Slot:
         """A function with settings, as the module that has them."""
@@ -200,7 +165,7 @@ class _Builder:
         }
         others = {key: value for key, value in settings.items() if key not in known and key != "training" and value}
         if not isinstance(x, fx.Node) or others:
-            return self._add_call(node, "other", _computation(node))
+            return self._add_call(node, "other", _function(node.target))
         module, shape = kind(**values) if settings.get("training", True) else nn.Identity(), self._shape(node)
         found_out = op_registry.of_module(module, self._given(node), shape)
         return self._add(f"{node.name}()", call=Call(module, (self._slots[x],)), shape=shape, **found_out)
@@ -221,27 +186,31 @@ class _Builder:
         shape = self._shape(node)
         return self._add(f"{node.name}()", "concat", shape, Call(args=tuple(tensors)), concat_dim=dim % len(shape))
 
-    def _element(self, source: Any, index: Any) -> Slot:
-        """Element `index` of the tuple of tensors that `source` returns."""
-        if (source, index) not in self._slots:
-            self._slots[source, index] = self._part(source, index) or self._add_call(
-                source, "other", Item(_computation(source), index), record(source).value[index]
-            )
-        return self._slots[source, index]
+    def _element(self, source: Any, keys: tuple[Any, ...]) -> Slot:
+        """What lies under `keys`, one after another, in the nest that `source` returns."""
+        while source.target is item:
+            source, keys = source.args[0], (source.args[1], *keys)
+        if (source, keys) not in self._slots:
+            self._slots[source, keys] = self._taken(source, keys)
+        return self._slots[source, keys]
 
-    def _part(self, source: fx.Node, index: int) -> Slot | None:
-        """A stretch of channels, if that is what `source` makes."""
-        if source.target not in op_registry.CUTS or source.kwargs.get("dim", (*source.args, 0, 0)[2]) != 1:
-            return None
+    def _taken(self, source: fx.Node, keys: tuple[Any, ...]) -> Slot:
+        if _cuts_channels(source):
+            return self._part(source, *keys)
+        take = Item(keys)
+        shape = tuple(take(record(source).value).shape)
+        return self._add(f"{source.name}(){list(keys)}", "item", shape, Call(take, (self._slots[source],)))
+
+    def _part(self, source: fx.Node, index: int) -> Slot:
+        """A stretch of channels."""
         widths = [part.shape[1] for part in record(source).value]
         start = sum(widths[:index])
         shape = tuple(record(source).value[index].shape)
         call = Call(args=(self._argument(source.args[0]),))
         return self._add(f"{source.name}()[{index}]", "part", shape, call, bounds=(start, start + widths[index]))
 
-    def _add_call(self, node: fx.Node, kind: Kind, function: Any, value: Tensor | None = None) -> Slot:
-        shape = self._shape(node) if value is None else tuple(value.shape)
-        return self._add(f"{node.name}()", kind, shape, self._call(node, function))
+    def _add_call(self, node: fx.Node, kind: Kind, function: Any) -> Slot:
+        return self._add(f"{node.name}()", kind, self._shape(node), self._call(node, function))
 
     def _add(self, name: str, kind: Kind, shape: Shape, call: Call, **fields: Any) -> Slot:
         inputs = tuple(leaf.operation for leaf in values_in((call.args, call.kwargs)) if isinstance(leaf, Slot))
@@ -255,28 +224,29 @@ class _Builder:
         return Call(function, tuple(args), {key: value for key, value in kwargs.items() if key != "inplace"})
 
     def _argument(self, node: Any) -> Any:
-        """A Slot for a tensor, Slots for a tuple of tensors, the value itself for anything else."""
+        """A Slot for a tensor, Slots for a nest of tensors, the value itself for anything else."""
         value = record(node).value
+        return self._slots[node] if isinstance(value, Tensor) else self._elements(node, value, ())
+
+    def _elements(self, node: Any, value: Any, keys: tuple[Any, ...]) -> Any:
         if isinstance(value, Tensor):
-            return self._slots[node]
-        if isinstance(value, tuple | list) and any(isinstance(one, Tensor) for one in value):
-            return tuple(self._element(node, i) for i in range(len(value)))
+            return self._element(node, keys)
+        if isinstance(value, tuple | list):
+            return tuple(self._elements(node, one, (*keys, i)) for i, one in enumerate(value))
+        if isinstance(value, dict):
+            return {key: self._elements(node, one, (*keys, key)) for key, one in value.items()}
         return value
 
     def _keeps_shape(self, node: fx.Node, plain: Any) -> bool:
         return plain in op_registry.RESHAPES and self._given(node)[:1] == [self._shape(node)]
 
     def _shape(self, node: fx.Node) -> Shape:
-        return tuple(record(node).value.shape)
+        """Of the first of its tensors."""
+        return tuple(next(tensors_in(record(node).value)).shape)
 
     def _given(self, node: fx.Node) -> list[Shape]:
         """Shapes of the tensors that `node` reads."""
         return [self._shape(one) for one in node.all_input_nodes if isinstance(record(one).value, Tensor)]
-
-
-def filled(nest: Nest, tensors: Iterator[Tensor]) -> Nest:
-    """A nest with a tensor for every Slot, in order."""
-    return map_values(nest, lambda leaf: next(tensors) if isinstance(leaf, Slot) else leaf)
 
 
 def _leading_to_output(graph: fx.Graph, needed: set[fx.Node]) -> set[fx.Node]:
@@ -286,17 +256,9 @@ def _leading_to_output(graph: fx.Graph, needed: set[fx.Node]) -> set[fx.Node]:
     return needed
 
 
-def _maker(node: fx.Node) -> fx.Node:
-    """The operation that computes the value of `node`, which may be one of several."""
-    while node.target is item:
-        assert isinstance(node.args[0], fx.Node)
-        node = node.args[0]
-    return node
-
-
-def _computation(node: fx.Node) -> Any:
-    """What returns what `node` returns, of its arguments."""
-    return At(str(node.target)) if node.op == "call_module" else _function(node.target)
+def _cuts_channels(node: fx.Node) -> bool:
+    """Whether `node` makes stretches of channels."""
+    return node.target in op_registry.CUTS and bool(node.kwargs.get("dim", (*node.args, 0, 0)[2]) == 1)
 
 
 def _function(target: Any) -> Callable[..., Any]:

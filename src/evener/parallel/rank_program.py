@@ -25,7 +25,7 @@ from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel.local_ops import LocalOp, OpContext, local_op
 from evener.parallel.norms import GroupBatchNorm
-from evener.parallel.op_graph import At, Item, Nest, OpGraph, filled
+from evener.parallel.op_call import At, Nest, OpGraph, filled
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import Mover, mover
 from evener.parallel.shared_statistics import untracked
@@ -185,8 +185,6 @@ def _in_training_modes(compute: LocalOp, module: nn.Module, training: Sequence[b
 def _module(ctx: OpContext) -> nn.Module | None:
     """The module of the model that is called; None if it is something else."""
     function = ctx.call.function
-    while isinstance(function, Item):
-        function = function.function
     return ctx.model.get_submodule(function.path) if isinstance(function, At) else None
 
 

@@ -27,6 +27,7 @@ Kind: TypeAlias = Literal[
     "concat",
     "part",
     "flatten",
+    "item",
     "other",
     "whole",
     "output",
@@ -59,7 +60,8 @@ class Operation:
     Attributes:
         name: of the module or function, for reports and weights; operations of one name share their weights.
         kind: decides how it can be divided. `average` is the mean over all rows and columns, `part` a stretch of the
-            input's channels, `other` anything that needs its whole input, `whole` what needs its whole gradient, too.
+            input's channels, `item` one of several values that its input is, `other` anything that needs its whole
+            input, `whole` what needs its whole gradient, too.
         inputs: indices of earlier operations.
         shape: of the output: (N, C), (N, C, H, W) or any other.
         windows: of rows and columns, where the operation has them.
@@ -68,6 +70,7 @@ class Operation:
         bounds: of a `part`, in channels of its input.
         concat_dim: of a `concat`.
         weights: parameters and buffers.
+        shares_weights: whether operations of other kinds have a weight of it, too: all add up what their ranks compute.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Operation:
     bounds: tuple[int, int] = (0, 0)
     concat_dim: int = 1
     weights: tuple[Weight, ...] = ()
+    shares_weights: bool = False
 
     @property
     def is_image(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -66,6 +67,7 @@ class Planner:
     def __post_init__(self) -> None:
         self.ending = _ending(self.network, self.table)
         self.segments = _segments(self.network)
+        self.uses = Counter(operation.name for operation in self.network.operations if operation.weights)
 
     def step(self, index: int) -> DividedOperation:
         """Decide on operation `index`, the next one."""
@@ -73,12 +75,23 @@ class Planner:
         known = self.choices if operation.weights and not self.divides_images else {}
         choice = known.get(operation.name)
         if choice is None:
-            mode = self.modes.get(operation.name, "") if operation.weights else ""
-            choice = _BY_MODE.get(mode, self.table[operation.kind])(self._situation(index))
-            known[operation.name] = choice
+            choice = known[operation.name] = self._rule(operation)(self._situation(index))
+        elif operation.kind == "other":  # this time, it may be called with more
+            choice = replace(choice, needs=(choice.gives,) * len(operation.inputs))
         moved = [one for pair in zip(operation.inputs, choice.needs, strict=True) for one in self._bring(*pair)]
         self.present.append([choice.gives])
         return DividedOperation(choice, tuple(moved), weight_placements(operation, choice))
+
+    def _rule(self, operation: Operation) -> Rule:
+        if operation.shares_weights or (self.divides_images and self._is_repeated(operation)):
+            return rules.repeated_by_all
+        mode = self.modes.get(operation.name, "") if operation.weights else ""
+        return _BY_MODE.get(mode, self.table[operation.kind])
+
+    def _is_repeated(self, operation: Operation) -> bool:
+        """Whether it is done several times, and its rows are not divided each time."""
+        is_strip = operation.is_image and bool(operation.windows)
+        return self.uses[operation.name] > 1 and operation.kind in ("convolution", "linear", "other") and not is_strip
 
     def _situation(self, index: int) -> Situation:
         operation = self.network.operations[index]

@@ -88,11 +88,16 @@ def alike(s: Situation) -> Choice:
     return Choice((ALIKE_ON_ALL,) * len(s.haves), ALIKE_ON_ALL)
 
 
+def repeated_by_all(s: Situation) -> Choice:
+    """Every rank does all of it, for what it does afterwards."""
+    return Choice((ON_ALL,) * len(s.haves), ON_ALL)
+
+
 def undivided(s: Situation) -> Choice:
     """Every rank does all of it."""
     if s.ends or (s.haves and all(have == ALIKE_ON_ALL for have in s.haves)):
         return alike(s)
-    return Choice((ON_ALL,) * len(s.haves), ON_ALL)
+    return repeated_by_all(s)
 
 
 def follow(s: Situation) -> Choice:
@@ -251,6 +256,7 @@ _SHARDED: dict[Kind, Rule] = {
     "concat": concatenated_channels,
     "part": part_of_channels,
     "flatten": flattened_channels,
+    "item": follow,
     "other": undivided,
     "whole": alike,
     "output": alike,
@@ -259,6 +265,7 @@ _PUBLISHED: dict[Kind, Rule] = {
     **dict.fromkeys(get_args(Kind), alike),
     "input": everywhere,
     "constant": everywhere,
+    "item": follow,
 }
 _SPATIAL: dict[Kind, Rule] = {
     **_SHARDED,
