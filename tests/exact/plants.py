@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from evener.parallel import divided, gradient_sums, local_ops, op_graph, optimizer, rank_program
+from evener.parallel import divided, gradient_buckets, gradient_sums, local_ops, op_graph, optimizer, rank_program
 from evener.parallel.pipeline import pipeline
 from evener.parallel.shared_statistics import SharedStatistics
 from evener.run import training, trial
@@ -201,7 +201,7 @@ PLANTS = {
     "gradients not summed": Plant(
         "structures/transformer_encoder",
         "data+sharded",
-        ((gradient_sums.GradientBucket, "finish", _own_gradient_stays),),
+        ((gradient_buckets.GradientBucket, "finish", _own_gradient_stays),),
     ),
     "outputs lost": Plant("structures/returns_dict", "data 7,2,1", _passes(_returns_first_only)),
     # what tracing bakes in

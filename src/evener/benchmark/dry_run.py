@@ -10,7 +10,6 @@ layouts that kernels reorder them into. What re-materialisation saves is seen by
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 import weakref
@@ -26,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evener.errors import DoesNotFit, require
+from evener.parallel.gradient_hooks import copied
 from evener.tracer.nested import tensors_in
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -72,7 +72,7 @@ def dry_run_of(
 ) -> Iterator[DryRun]:
     """A trial with a copy of `model`; afterwards the model and all random number generators are as they were."""
     with random_numbers_kept(device):
-        twin = copy.deepcopy(model).train()
+        twin = copied(model).train()
         twin.zero_grad(set_to_none=True)
         optimizer = make_optimizer(twin.parameters())
         yield DryRun(model=twin, optimizer=optimizer, loss_step=loss_step, fetch=fetch, device=device)

@@ -9,11 +9,9 @@ its samples; gradients of its own weights are complete when `backward()` returns
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,21 +22,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.comm.exchange import Route
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, length
-from evener.oracle.division.network import Network
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
 from evener.parallel.full_state import gather_tensors, own_part
+from evener.parallel.gradient_hooks import GradientHooks, copied
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_statistics import DataAxis
 from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.op_call import Nest, OpGraph
-from evener.parallel.op_graph import op_graph
+from evener.parallel.op_graph import op_graph, unknown_undivided
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.optimizer_probe import Scope
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rank_program import RankProgram
 from evener.parallel.redistribute import part_of, regions
-from evener.parallel.refusals import Pass, agree, refuse_parts, refuse_ties, tensors_in_order
+from evener.parallel.refusals import (
+    Pass,
+    agree,
+    refuse_divided_hooks,
+    refuse_parts,
+    refuse_ties,
+    tensors_in_order,
+)
 from evener.parallel.shared_statistics import uncounted
 from evener.tracer.meta_model import on_meta
 
@@ -59,6 +64,7 @@ class ShardedModel(nn.Module):
         shards: by name, the weights that operations have.
         share: of the last batch's samples that this replica had: what its mean loss counts in the whole batch.
         sums: completes gradients during backward.
+        hooks: of the user's, on gradients of parameters.
 
     Raises:
         InvalidInput: the model cannot be followed, or has a weight that cannot be divided.
@@ -74,10 +80,12 @@ class ShardedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self._recompute, self._compiles = mesh, recompute, compiles
-        self._op_graph = partial(op_graph, on_meta(model), device=mesh.group.device)
+        self.hooks = GradientHooks(model)
+        self._op_graph = partial(op_graph, on_meta(model), device=mesh.group.device, whole=self.hooks.names)
         graph = self._op_graph(inputs, training=True)
         self.plans = plan_replicas(graph.network, mesh.arrangement)
         self.shards = self.plan.shards
+        refuse_divided_hooks(self.hooks.names, self.shards)
         self.part = divided_copy(model, self.plan, mesh.group.rank)
         self._normalise()
         self._random = any(call.is_random or isinstance(call.function, nn.Dropout) for call in graph.calls)
@@ -159,7 +167,7 @@ class ShardedModel(nn.Module):
     def _program_of(self, inputs: Sequence[Tensor], training: bool) -> RankProgram:
         key = _key(inputs, training)
         if key not in self._programs:
-            graph = with_unknown_undivided(self._op_graph(inputs, training=training), self.plan)
+            graph = unknown_undivided(self._op_graph(inputs, training=training), self.plan)
             plan = plan_replica(graph.network, self.mesh.arrangement.division, self.mesh.replica, before=self.plan)
             refuse_parts(self.part, self.shards, plan.shards)
             self._random |= training and any(call.is_random for call in graph.calls)
@@ -189,18 +197,6 @@ def _key(inputs: Sequence[Tensor], training: bool) -> tuple[Any, ...]:
     return (training, *(tuple(x.shape) for x in inputs))
 
 
-def with_unknown_undivided(graph: OpGraph, plan: ReplicaPlan) -> OpGraph:
-    """`graph`, with layers that `plan` does not know done whole by every rank, as their weights are whole."""
-    known = {operation.name for operation in plan.network.operations}
-    operations = tuple(
-        replace(one, kind="other", weights=tuple(replace(weight, role="free") for weight in one.weights))
-        if one.weights and one.name not in known and one.kind != "constant"
-        else one
-        for one in graph.network.operations
-    )
-    return replace(graph, network=Network(operations))
-
-
 def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
     """A copy of `model` in which every layer has only the filters or channels of `rank`; nothing in it works in place.
 
@@ -214,8 +210,9 @@ def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
             tensor: Tensor = operator.attrgetter(name)(model)
             own = part_of(tensor.detach(), shard.layout.region(rank, shard.shape)).clone()
             memo[id(tensor)] = nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
-    copied = copy.deepcopy(model, memo)
-    modules: list[Any] = list(copied.modules())
+    part = copied(model, memo)
+    GradientHooks.taken_off(part)
+    modules: list[Any] = list(part.modules())
     for module in modules:
         if hasattr(module, "inplace"):
             module.inplace = False
@@ -223,9 +220,9 @@ def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
         reads = step.choice.needs[0].along(1) if step.choice.mode == "filter" else None
         if operation.groups > 1 and reads is not None:
             width = plan.network.operations[operation.inputs[0]].shape[1] // operation.groups
-            layer: Any = copied.get_submodule(operation.name)
+            layer: Any = part.get_submodule(operation.name)
             layer.groups = max(1, length(reads[rank]) // width)
-    return copied
+    return part
 
 
 class DividedModel:
@@ -260,7 +257,10 @@ class DividedModel:
         travelling = nullcontext() if is_last else self.model.sums.accumulating()
         present = nullcontext() if samples else self.model.without_samples()
         with travelling, present:
-            return self._criterion.backward(self._outputs, inputs, targets, samples / total) * self.is_reporter
+            loss = self._criterion.backward(self._outputs, inputs, targets, samples / total) * self.is_reporter
+        if is_last:
+            self.model.hooks.run(self.model.part.named_parameters())
+        return loss
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Kind, Network, Operation, Weight
+from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel import op_registry
 from evener.parallel.op_call import At, Call, Item, OpGraph, Slot
 from evener.parallel.refusals import new_states, refuse_partial_changes, untraceable
@@ -48,6 +49,18 @@ def op_graph(
         traced = trace(model, list(inputs), device, training, op_registry.is_one_operation, is_part=True)
     refuse_partial_changes(traced, type(model).__name__)
     return _Builder(model, traced, training, whole).build()
+
+
+def unknown_undivided(graph: OpGraph, plan: ReplicaPlan) -> OpGraph:
+    """`graph`, with layers that `plan` does not know done whole by every rank, as their weights are whole."""
+    known = {operation.name for operation in plan.network.operations}
+    operations = tuple(
+        replace(one, kind="other", weights=tuple(replace(weight, role="free") for weight in one.weights))
+        if one.weights and one.name not in known and one.kind != "constant"
+        else one
+        for one in graph.network.operations
+    )
+    return replace(graph, network=Network(operations))
 
 
 class _Builder:

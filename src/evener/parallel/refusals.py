@@ -5,6 +5,7 @@
     refuse_lazy              a module that gets its shapes from the first batch
     refuse_ties              a weight of two layers that need different parts of it
     refuse_parts             a weight that evaluation, or another shape, needs otherwise than training
+    refuse_divided_hooks     a hook of the user's on the gradient of a weight that is divided
     tensors_in_order         inputs that are no tensors in order, where layers are divided
     agree, require_same      ranks differ: they would hang, or train something else without a word
 
@@ -126,6 +127,13 @@ def refuse_parts(model: nn.Module, held: Mapping[str, Shard], needed: Mapping[st
             raise InvalidInput(
                 f"{own.name} is divided in training, but {name} needs it undivided in another mode or shape"
             )
+
+
+def refuse_divided_hooks(names: Sequence[str], shards: Mapping[str, Shard]) -> None:
+    """Raises InvalidInput if ranks would have parts of a parameter whose gradient a hook of the user's sees."""
+    for name in names:
+        if name in shards and shards[name].layout.state == "split":
+            raise InvalidInput(f"{name} has a hook on its gradient, of which every rank would have a part only")
 
 
 def tensors_in_order(inputs: Any) -> Sequence[Tensor]:

@@ -1,13 +1,15 @@
 """Data parallelism with uneven shares: every rank is a replica by itself, computes its own samples, and sums gradients.
 
-The exchange itself is DistributedDataParallel's: buckets, overlapped with the backward pass.
+Buckets travel while backward goes on: DistributedDataParallel's where every parameter has a gradient in every step,
+else our own.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -17,12 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
-from evener.parallel.gradient_sums import sum_bucket
+from evener.parallel.gradient_hooks import GradientHooks
+from evener.parallel.gradient_sums import ReplicaSums, sum_bucket
 from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.shared_statistics import SharedStatistics, needs_sharing, uncounted
-from evener.tracer.nested import call
+from evener.tracer.meta_model import META, on_meta, value_on_meta
+from evener.tracer.nested import call, map_values
 
 _BUFFERS_ARE_OURS: dict[str, Any] = (
     {"forward_sync_buffers": False}
@@ -34,19 +38,24 @@ _BUFFERS_ARE_OURS: dict[str, Any] = (
 class ReplicatedModel:
     """A model of which every rank has the whole; its BatchNorms are already synchronised.
 
-    With `compiled`, all but its exchanges of statistics is; of a single rank the model runs as it is.
+    With `compiled`, all but its exchanges of statistics is; of a single rank the model runs as it is. `uses_all` is
+    whether every parameter has a dense gradient in every step.
     """
 
     is_reporter = True
 
-    def __init__(self, model: nn.Module, group: Group, criterion: Criterion, compiled: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, group: Group, criterion: Criterion, compiled: bool = False, uses_all: bool = True
+    ) -> None:
         self.group, self.replica, self.rng_stream = group, group.rank, group.rank
         self._model, self._criterion = model, criterion
         self._forward = _compiled(model) if compiled else model
         self._shared = SharedStatistics(lambda _: group) if group.size > 1 and not compiled else None
         self._keeps_sharing = needs_sharing(model)
+        self._hooks = GradientHooks.taken_off(model)
         self._summing: DistributedDataParallel | None = None
-        if group.size > 1:
+        self._sums = None if group.size == 1 or uses_all else ReplicaSums(model, group)
+        if group.size > 1 and uses_all:
             self._summing = DistributedDataParallel(
                 self._forward, process_group=group.process_group, gradient_as_bucket_view=True, **_BUFFERS_ARE_OURS
             )
@@ -62,13 +71,22 @@ class ReplicatedModel:
 
     def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
         """As `ParallelModel`; gradients travel with the last micro-batch."""
-        travelling = nullcontext() if is_last or self._summing is None else self._summing.no_sync()
         present = nullcontext() if samples else uncounted(self._model)
         model = self._forward if self._summing is None else self._summing
-        with travelling, present:
-            return self._criterion.backward(
-                partial(self._outputs, model, samples > 0), inputs, targets, samples / total
-            )
+        with nullcontext() if is_last else self._accumulating(), present:
+            outputs = partial(self._outputs, model, samples > 0)
+            loss = self._criterion.backward(outputs, inputs, targets, samples / total)
+        if is_last:
+            if self._sums is not None:
+                self._sums.finish()
+            self._hooks.run(self._model.named_parameters())
+        return loss
+
+    def _accumulating(self) -> AbstractContextManager[Any]:
+        """Inside, gradients stay on this rank."""
+        if self._sums is not None:
+            return self._sums.accumulating()
+        return nullcontext() if self._summing is None else self._summing.no_sync()
 
     def _outputs(self, model: nn.Module, counting: bool, inputs: Any) -> Any:
         """What `model` returns; the first pass finds out whether it has norms that are no modules."""
@@ -114,3 +132,30 @@ def _compiled(model: nn.Module) -> nn.Module:
         if isinstance(module, GroupBatchNorm):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign,no-untyped-call]
     return cast(nn.Module, torch.compile(model))
+
+
+def uses_all(model: nn.Module, loss: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> bool:
+    """Whether every parameter of `model` certainly has a dense gradient in every step.
+
+    A step without memory shows it, unless chance or values decide what the model does: those are not there.
+
+    Args:
+        model: is neither run nor changed.
+        loss: (outputs, targets) -> a scalar.
+        inputs: of some samples.
+        targets: likewise.
+    """
+    chance = random.getstate(), torch.random.get_rng_state()
+    try:
+        twin = on_meta(model).train()
+        with META:
+            outputs = call(twin, map_values(inputs, value_on_meta))
+            torch.autograd.backward(loss(outputs, map_values(targets, value_on_meta)))
+    except Exception:  # a model of the user's may do anything where there are no values
+        return False
+    finally:
+        was_drawn = random.getstate() != chance[0] or not torch.equal(torch.random.get_rng_state(), chance[1])
+        random.setstate(chance[0])
+        torch.random.set_rng_state(chance[1])
+    gradients = [parameter.grad for parameter in twin.parameters() if parameter.requires_grad]
+    return not was_drawn and all(grad is not None and not grad.is_sparse for grad in gradients)

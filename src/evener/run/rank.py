@@ -6,7 +6,6 @@ that no rank has to be sent the plan. What was asked for is read by the steps th
 
 from __future__ import annotations
 
-import copy
 import resource
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from evener.comm.group import leave_group
 from evener.errors import NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
 from evener.plan import Plan, Rejected
 from evener.record import Event, NodeSummary, TrainRecord
@@ -92,7 +92,7 @@ def refusals(context: RankContext, own: str) -> list[str]:
 
 def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:
     """What the loop needs for `plan`, or why it would train something else."""
-    model = copy.deepcopy(context.model)  # parts of the other one are taken over
+    model = copied(context.model)  # parts of the other one are taken over
     training = make_training(replace(context, model=model), plan, config)
     if not config.check or context.group.size == 1:
         return training, ""

@@ -129,8 +129,8 @@ def _hold(context: RankContext, plan: Plan, config: RunConfig, precision: Precis
     if failures:
         return None
     found = list(_differences(_divided(trial, plan), expected, trial.initial, precision))
-    rows = group.all_gather_bytes(msgspec.json.encode(found))
-    ordered = [one for row in rows for one in msgspec.json.decode(row, type=list[Difference])]
+    rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
+    ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
     for one in ordered:
         if not one.off <= _TOLERANCES[precision]:
             raise NotExact(_sentence(plan, precision, one))
@@ -171,27 +171,35 @@ def _differences(divided: Results, whole: Results, initial: Values, precision: P
 
 def _of_whole_gradient(step: StepValues, expected: StepValues) -> Difference:
     """Of all parameters together: single ones may be rounding errors alone."""
-    missing = [name for name, right in expected.gradients.items() if _at(step.gradients, name).shape != right.shape]
+    both = list(_gradients(step, expected))
+    missing = [name for name, value, right in both if value.shape != right.shape]
     if missing:
         return Difference(f"the gradient of {missing[0]} in step 1", float("inf"))
-    pairs = [(step.gradients[name].double(), right.double()) for name, right in expected.gradients.items()]
+    pairs = [(value.double(), right.double()) for _, value, right in both]
     off, size = sum(float((a - b).square().sum()) for a, b in pairs), sum(float(b.square().sum()) for _, b in pairs)
     return Difference("the gradient of step 1", (off / max(size, 1e-30)) ** 0.5)
 
 
 def _of_gradients(step: StepValues, expected: StepValues, number: int) -> Iterator[Difference]:
     largest = max(map(_size, expected.gradients.values()), default=0.0)
-    for name, right in reversed(expected.gradients.items()):
-        off = _off(_at(step.gradients, name), right, max(_size(right), _LEAST * largest))
+    for name, value, right in _gradients(step, expected):
+        off = _off(value, right, max(_size(right), _LEAST * largest))
         yield Difference(f"the gradient of {name} in step {number}", off)
+
+
+def _gradients(step: StepValues, expected: StepValues) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(name, that of `step`, that expected); a missing one counts as zeros: if that matters, weights will differ."""
+    for name, one in reversed({**step.gradients, **expected.gradients}.items()):
+        none = torch.zeros_like(one)
+        yield name, step.gradients.get(name, none), expected.gradients.get(name, none)
 
 
 def _uncertain(step: StepValues, expected: StepValues) -> Values:
     """By parameter, where its gradient is so small that rounding errors decide it, which some optimisers magnify."""
     found: Values = {}
     for name, right in expected.gradients.items():
-        value = step.gradients.get(name, right)
-        if value.shape == right.shape:
+        value = step.gradients.get(name)
+        if value is not None and value.shape == right.shape:
             found[name] = right.abs() <= 10 * _size(value - right) / _TOLERANCES[_EXACT]
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -19,12 +18,13 @@ from evener.oracle.division.plan import Arrangement
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided import DividedModel
+from evener.parallel.gradient_hooks import copied
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
-from evener.parallel.replicated import ReplicatedModel
+from evener.parallel.replicated import ReplicatedModel, uses_all
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
@@ -147,13 +147,15 @@ def _join_replicas(
     context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool
 ) -> tuple[ParallelModel, Plan]:
     """The whole model on every rank."""
+    own = context.group.size == 1 or uses_all(context.model, context.task.loss, *context.samples(2))
+    reached = all(context.group.all_gather_bytes(b"all" if own else b""))
 
     def build(model: nn.Module, group: Group) -> ParallelModel:
         whole = synchronise_batch_norm(model, group) if group.size > 1 else model
-        return ReplicatedModel(whole, group, _criterion(context), config.compile)
+        return ReplicatedModel(whole, group, _criterion(context), config.compile, reached)
 
     if is_rehearsed and context.group.size > 1:
-        plan = predict(context, plan, lambda silent: build(copy.deepcopy(context.model), silent))
+        plan = predict(context, plan, lambda silent: build(copied(context.model), silent))
     return build(context.model, context.group), plan
 
 
@@ -173,7 +175,7 @@ def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearse
 
 def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
     """A stage of the model. All stages are known when they have been made, so it is then that a twin is rehearsed."""
-    twin = copy.deepcopy(context.model) if is_rehearsed else None
+    twin = copied(context.model) if is_rehearsed else None
 
     def build(model: nn.Module, group: Group, plan: Plan) -> StagedModel:
         among = replace(context, model=model, group=group)

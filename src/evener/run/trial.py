@@ -5,7 +5,6 @@ An evaluation, then training steps: outputs, losses, gradients, and the state di
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -21,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.comm.group import Traffic
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import collect, seed_all, split_batch, to_device
+from evener.parallel.gradient_hooks import copied
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
@@ -103,7 +103,7 @@ class Trial:
 
     def _copy(self, context: RankContext) -> nn.Module:
         on_device = not is_pipeline(self._plan.strategy)
-        return self._arithmetic.prepare_model(copy.deepcopy(context.model), on_device)
+        return self._arithmetic.prepare_model(copied(context.model), on_device)
 
     def whole(self) -> Results:
         """What one process computes: the outputs for this rank's samples, and on the first rank all the rest.
@@ -116,7 +116,7 @@ class Trial:
             return self._whole_on(torch.device("cpu"))
 
     def _whole_on(self, device: torch.device) -> Results:
-        model, autocast = copy.deepcopy(self._context.model).to(device), Arithmetic(self._precision, device).autocast
+        model, autocast = copied(self._context.model).to(device), Arithmetic(self._precision, device).autocast
         model.eval()
         inputs, _ = self._batch(*self._interval(self._replica), device)
         with torch.no_grad(), self._drawing(0), autocast():
@@ -146,6 +146,7 @@ class Trial:
             loss = loss_of(step)
             torch.autograd.backward(loss)
             gradients = {name: _kept(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+            gradients = {name: grad for name, grad in gradients.items() if not grad.isnan().all()}
             if self._clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), self._clip_norm)
             seed_update(self._context, step)
@@ -184,16 +185,16 @@ class Trial:
         return Results(_tensors(outputs) if model.is_reporter else None, steps)
 
     def _gradients(self, model: ParallelModel) -> Values:
-        """Gathered as weights are; gradients that are not there are zero."""
+        """Gathered as weights are; a weight without a gradient travels as one that is no number."""
         held = [(parameter, parameter.data) for parameter in model.parameters()]
         for parameter, data in held:
-            grad = parameter.grad
-            parameter.data = torch.zeros_like(data) if grad is None else grad.detach().to_dense()
+            none = torch.full_like(data, torch.nan if data.is_floating_point() else 0)
+            parameter.data = none if parameter.grad is None else _dense(parameter.grad)
         gathered = _copied(model.gather_weights())
         for parameter, data in held:
             parameter.data = data
         names = [name for name, _ in self._context.model.named_parameters()]
-        return {name: gathered[name] for name in names if name in gathered}
+        return {name: gathered[name] for name in names if name in gathered and not gathered[name].isnan().all()}
 
     def _summed(self, loss: Tensor) -> float:
         rows = self._context.group.all_gather_bytes(np.float64(loss.item()).tobytes())
@@ -235,5 +236,8 @@ def _copied(state: dict[str, Tensor]) -> Values:
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return dense.cpu().clone()
+    return _dense(tensor).cpu().clone()
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()

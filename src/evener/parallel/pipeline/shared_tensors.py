@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.parallel.gradient_sums import sum_over
+from evener.parallel.gradient_buckets import sum_over
 from evener.parallel.norm_statistics import Statistics, combine
 from evener.parallel.norms import DeferredBatchNorm
 from evener.parallel.pipeline.stage_layout import StageLayout

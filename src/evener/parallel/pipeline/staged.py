@@ -16,6 +16,7 @@ from evener.comm.group import Group
 from evener.errors import InvalidInput, InvalidValue
 from evener.oracle.division.layout import Region
 from evener.parallel.full_state import gather_tensors
+from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.pipeline.pipeline import Pipeline
@@ -28,6 +29,7 @@ class StagedModel:
         self.group, self.replica, self.rng_stream = group, replica, replica
         self._criterion = criterion
         self._whole = [(name, p.detach().to("meta"), p.requires_grad) for name, p in model.named_parameters()]
+        self._hooks = GradientHooks.taken_off(model)
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
         self.is_reporter = self.pipeline.is_last
 
@@ -45,7 +47,9 @@ class StagedModel:
             raise InvalidValue("accumulate", "several micro-batches", "1, as a pipeline makes micro-batches itself")
         present = nullcontext() if samples else self.pipeline.uncounted()
         with present, self._criterion.autocast():
-            return self.pipeline.step(inputs, targets, total if samples else math.inf).detach().double()
+            loss = self.pipeline.step(inputs, targets, total if samples else math.inf).detach().double()
+        self._hooks.run(self.pipeline.named_parameters())
+        return loss
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:

@@ -1,0 +1,134 @@
+"""Gradients that travel together: weights, some of whose gradients are summed over some ranks.
+
+    GradientBucket   whole weights of all ranks, in one all-reduce
+    DividedBucket    parts of weights, that some rank of every replica has
+    last_bucket      the bucket that a further weight is put into
+
+A weight that has no gradient counts as zeros; where no rank has any, it has none afterwards, too: weight decay and
+momentum would move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from evener.comm.exchange import Exchange, Route
+from evener.comm.group import Group
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+class GradientBucket:
+    """Weights whose gradients travel together in one all-reduce over `group`.
+
+    If ranks may use different weights, they are `flagged`: whether a rank has a gradient travels along. Otherwise a
+    weight that has none here, and of which only zeros come, keeps none.
+    """
+
+    def __init__(self, group: Group, flagged: bool = False) -> None:
+        self.weights: list[nn.Parameter] = []
+        self.nbytes = 0
+        self._group, self._flagged = group, flagged
+        self._factors: list[float] = []
+        self._flat = torch.empty(0)
+        self._work: dist.Work | None = None
+
+    def add(self, weight: nn.Parameter, nbytes: int, factor: float = 1.0) -> None:
+        """Let `weight` travel, too; its gradient of `nbytes` counts `factor` times in the sum."""
+        self.weights.append(weight)
+        self._factors.append(factor)
+        self.nbytes += nbytes
+
+    def start(self) -> None:
+        """Start to sum."""
+        grads = [_own(weight) for weight in self.weights]
+        parts = [g.flatten() if f == 1 else g.flatten() * f for g, f in zip(grads, self._factors, strict=True)]
+        if self._flagged:
+            parts.append(grads[0].new_tensor([weight.grad is not None for weight in self.weights]))
+        self._flat = torch.cat(parts).detach()
+        self._work = dist.all_reduce(self._flat, group=self._group.process_group, async_op=True)
+        self._group.count_all_reduce(self._flat, "gradients")
+
+    def finish(self) -> None:
+        """Wait for the sum, and let every weight's gradient be its part of it."""
+        assert self._work is not None
+        self._work.wait()
+        number = len(self.weights) if self._flagged else 0
+        *parts, flags = torch.split(self._flat, [*(weight.numel() for weight in self.weights), number])
+        for index, (weight, part) in enumerate(zip(self.weights, parts, strict=True)):
+            if weight.grad is not None or (flags[index] if self._flagged else part).any():
+                _complete(weight, part.view_as(weight))
+        self._work, self._flat = None, torch.empty(0)
+
+
+class DividedBucket:
+    """Parts of weights that some rank of every replica has; their gradients travel together.
+
+    Each part is summed by one of the ranks that have it and sent back to the others: 2 (r-1)/r of its bytes for r
+    replicas, as in a ring.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.weights: list[nn.Parameter] = []
+        self.nbytes = 0
+        self._group = group
+        self._routes: list[Route] = []
+        self._exchange: Exchange | None = None
+
+    def add(self, weight: nn.Parameter, nbytes: int, route: Route) -> None:
+        """Let `weight` travel, too, of which ranks have parts."""
+        self._routes.append(replace(route, source=len(self.weights)))
+        self.weights.append(weight)
+        self.nbytes += nbytes
+
+    def sum(self) -> None:
+        """Sum the gradients at their owners, and send the sums to all who have the weights."""
+        if self._exchange is None:
+            self._exchange = Exchange(self._group, self._routes, "gradients")
+        sums = self._exchange.all_gather(self._exchange.reduce_scatter([_own(weight) for weight in self.weights]))
+        for weight, total in zip(self.weights, sums, strict=True):
+            if weight.grad is not None or total.any():
+                weight.grad = total
+
+
+_B = TypeVar("_B", GradientBucket, DividedBucket)
+
+
+def last_bucket(buckets: list[_B], new: _B, weight: nn.Parameter, nbytes: int) -> _B:
+    """The last bucket if so many bytes still fit, else the new one; a bucket is of one type of numbers."""
+    last = buckets[-1] if buckets else None
+    if last is None or last.nbytes + nbytes > _BUCKET_BYTES or last.weights[0].dtype != weight.dtype:
+        last = new
+        buckets.append(last)
+    return last
+
+
+def _own(weight: nn.Parameter) -> Tensor:
+    """The gradient on this rank, dense."""
+    if weight.grad is None:
+        return torch.zeros_like(weight)
+    return weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
+
+
+def _complete(weight: nn.Parameter, total: Tensor) -> None:
+    """Let the gradient be `total`; one of rows of an embedding stays such."""
+    is_sparse = weight.grad is not None and weight.grad.is_sparse
+    weight.grad = total.to_sparse(1) if is_sparse else total
+
+
+def sum_over(group: Group, weights: Sequence[nn.Parameter]) -> None:
+    """Let every gradient be the sum over the ranks of `group`, which all call this with the same weights."""
+    for dtype in sorted({weight.dtype for weight in weights}, key=str):
+        bucket = GradientBucket(group)
+        for weight in weights:
+            if weight.dtype == dtype:
+                bucket.add(weight, weight.nbytes)
+        with group.waiting("gradients"):
+            bucket.start()
+            bucket.finish()
