@@ -41,7 +41,7 @@ class NotFollowed(Exception):
 
 
 @dataclass
-class Operation:
+class RunningOperation:
     """One that is under way, with what it was called with.
 
     `versions` are the tensors given: as the model knows them and as the operation does, and how often that was changed;

@@ -30,7 +30,7 @@ from evener.tracer.nested import call, map_tensors, map_values, tensors_in
 from evener.tracer.operation import (
     PLAIN,
     NotFollowed,
-    Operation,
+    RunningOperation,
     called,
     is_computed_twice,
     is_drawn,
@@ -64,7 +64,7 @@ class Tracer(TorchFunctionMode):
         self._modules: list[str] = []
         self.python = PythonState(model)
         self._twice = False
-        self._operation: Operation | None = None
+        self._operation: RunningOperation | None = None
         self._listening = True
         self._meter = CostMeter([*model.parameters(), *model.buffers()])
         self._outermost = sys._getframe()
@@ -170,7 +170,7 @@ class Tracer(TorchFunctionMode):
         self._end("call_function", hooking(hook), (tensor,), tensor)
         return handle
 
-    def _refuse_drawn(self, func: Callable[..., Any], operation: Operation) -> None:
+    def _refuse_drawn(self, func: Callable[..., Any], operation: RunningOperation) -> None:
         """Raise NotFollowed if Python learns from `func` what was drawn."""
         if self._executable and reads_numbers(func):
             given = tensors_in((operation.args, operation.kwargs))
@@ -206,8 +206,8 @@ class Tracer(TorchFunctionMode):
 
         return leave
 
-    def _begin(self, args: Any, kwargs: Any, path: str = "") -> Operation:
-        self._operation, self._listening = Operation(args, kwargs, users_line(self._outermost), path), False
+    def _begin(self, args: Any, kwargs: Any, path: str = "") -> RunningOperation:
+        self._operation, self._listening = RunningOperation(args, kwargs, users_line(self._outermost), path), False
         self._meter.take()
         return self._operation
 
