@@ -19,6 +19,7 @@ from __future__ import annotations
 import traceback
 from functools import cache
 from pathlib import Path
+from textwrap import shorten
 
 
 class EvenerError(Exception):
@@ -153,6 +154,13 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(_not_the_users())
 
 
+def file_line(filename: str, line: int | None, code: str = "") -> str:
+    """A place in a file as users read it: its path from the current folder where it lies below, and its code, cut."""
+    path = Path(filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}, line {line}" + (f" (`{shorten(code, 80, placeholder=' ...')}`)" if code else "")
+
+
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Where in the user's own files `error` arose; None if it arose in ours or the libraries'."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
@@ -176,7 +184,7 @@ def place_of(error: BaseException) -> str:
     if place := _noted(error):
         return f" ({place})"
     frame = user_frame(error)
-    return "" if frame is None else f" (in {frame.name}, {frame.filename}, line {frame.lineno})"
+    return "" if frame is None else f" (in {frame.name}, {file_line(frame.filename, frame.lineno)})"
 
 
 def _noted(error: BaseException) -> str:

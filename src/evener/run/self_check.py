@@ -68,18 +68,20 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
     begin = time.perf_counter()
     small = small_plan(plan, context.model)
     budget = max(_SECONDS, _PART * _run_seconds(context, plan))
-    passed: dict[Precision, Difference] = {}
+    precisions: list[Precision] = []
     for precision in dict.fromkeys((config.precision, _EXACT)):
         [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
-        if passed and (1 + _DOUBLE) * spent > budget:
+        if precisions and (1 + _DOUBLE) * spent > budget:
             break
         found = _hold(context, small, config, precision)
-        passed |= {} if found is None else {precision: found}
+        if found is not None:
+            precisions.append(precision)
+            worst = found
     return Check(
         samples=small.replica_samples,
-        precisions=tuple(passed),
-        where=passed[next(reversed(passed))].what,
-        off=passed[next(reversed(passed))].off,
+        precisions=tuple(precisions),
+        where=worst.what,
+        off=worst.off,
         seconds=time.perf_counter() - begin,
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import is_tensor_method_or_property
 
-from evener.errors import is_users
+from evener.errors import file_line, is_users
 from evener.tracer.ir import record
 from evener.tracer.nested import tensors_in
 
@@ -140,7 +140,7 @@ def users_line(outermost: FrameType) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not outermost:
         if is_users(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+            return file_line(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
 

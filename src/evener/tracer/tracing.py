@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.errors import first_line, user_frame
+from evener.errors import file_line, first_line, user_frame
 from evener.tracer.effects import PythonState, difference, reads_of
 from evener.tracer.hooks import drop_backward, has_backward_hooks
 from evener.tracer.ir import TracedModel, record
@@ -186,7 +186,7 @@ def _refuse_backward_hooks(model: nn.Module) -> None:
     if has_backward_hooks(model):
         code = type(model).forward.__code__
         reason = "the model itself has backward hooks; give them to a module in it"
-        raise NotTraceable(f"{code.co_filename}, line {code.co_firstlineno}: {reason}", "")
+        raise NotTraceable(f"{file_line(code.co_filename, code.co_firstlineno)}: {reason}", "")
 
 
 def _take_a_single_sample(module: nn.Module) -> None:
@@ -217,6 +217,6 @@ def _place(error: Exception, module: nn.Module) -> str:
     """The user's own line that raised `error`, or else where the code of `module` begins."""
     frame = user_frame(error)
     if frame is not None:
-        return f"{frame.filename}, line {frame.lineno} (`{frame.line}`)"
+        return file_line(frame.filename, frame.lineno, frame.line or "")
     code = type(module).forward.__code__
-    return f"{code.co_filename}, line {code.co_firstlineno} (`{type(module).__name__}.forward`)"
+    return file_line(code.co_filename, code.co_firstlineno, f"{type(module).__name__}.forward")
