@@ -65,8 +65,26 @@ def test_a_wrong_promise_of_the_trial_is_corrected_after_the_first_steps() -> No
     state, moves = steps(fresh, [1.0, 1.15], 4)
     assert state.shares == (69, 59)
     assert moves == 1
-    confirmed, moves = steps(fresh, [1.0, 1.0], 4)
+    confirmed, moves = steps(fresh, [1.0, 1.0], 10)
     assert confirmed.is_tried
+    assert moves == 0
+
+
+def test_a_slightly_wrong_promise_is_corrected_after_a_few_more() -> None:
+    fresh = Balance(workers=(Worker(unit_seconds=1.0), Worker(unit_seconds=1.0)), shares=(640, 640))
+    state, moves = steps(fresh, [1.0, 1.06], 10)
+    assert state.shares == (659, 621)
+    assert moves == 1
+
+
+def test_a_lasting_difference_of_a_twentieth_is_mended_where_steps_are_steady() -> None:
+    state, moves = steps(balance(1.0, 1.0, shares=(640, 640)), [1.0, 1.06], 24, noise=0.01)
+    assert abs(state.shares[0] - 659) <= 3
+    assert moves == 1
+
+
+def test_where_steps_vary_it_is_left_to_them() -> None:
+    _, moves = steps(balance(1.0, 1.0, shares=(640, 640)), [1.0, 1.06], 48, noise=0.3, seed=3)
     assert moves == 0
 
 

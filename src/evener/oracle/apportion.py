@@ -6,7 +6,7 @@ sooner, because a unit is moved nowhere without finishing there later. (Largest-
 Of nodes at work, a node's cost is its affine prediction times a factor, the median of measured / predicted over its
 last steps: a median shrugs off a single slow step. The work is divided anew when that is predicted to shorten the step
 by more than the few steps behind the prediction could promise by chance: a large gain is believed after 3 steps, a
-small one after 16.
+small one after 16 whose spread is small beside it, the smallest after 24.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import floor, inf
+from math import floor, inf, sqrt
 from statistics import median
 
 from evener.errors import DoesNotFit, require
@@ -136,11 +136,16 @@ def _done_by(level: float, worker: Worker) -> int:
     return int(min(worker.room, max(0, floor((level - worker.fixed_seconds) / worker.unit_seconds))))
 
 
-CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.35), (6, 0.15), (16, 0.05))
+CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.35), (6, 0.15), (16, 0.05), (24, 0.02))
 """(steps behind a prediction, gain from which it is acted upon)."""
 
-AT_FIRST: tuple[tuple[int, float], ...] = ((4, 0.04),)
+AT_FIRST: tuple[tuple[int, float], ...] = ((4, 0.04), (10, 0.015))
 """Likewise for the first decision: what a short trial promised is worth less than the first steps of the run itself."""
+
+_CERTAIN = 16
+"""Steps from which their spread is known well enough to be asked, too."""
+_STANDARD_ERRORS = 3.0
+"""Of the least certain node's speed: a gain within these may be noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +190,14 @@ class Balance:
 
     def decide(self) -> Rebalancing:
         """Divide anew if that is predicted to pay, by as many of the last steps as the gain needs to be believed."""
-        decision, tried = Rebalancing(balance=self), self.is_tried
+        decision = Rebalancing(balance=self)
         for steps, least_gain in CONFIDENCE if self.is_tried else AT_FIRST:
             if not self._has_seen(steps):
                 break
-            tried, decision = True, self._divide(self._workers_now(steps))
-            if decision.shares is not None and decision.gain > least_gain:
+            decision = self._divide(self._workers_now(steps))
+            if decision.shares is not None and decision.gain > max(least_gain, self._noise(steps)):
                 return decision
+        tried = self.is_tried or self._has_seen(AT_FIRST[-1][0])
         return Rebalancing(balance=replace(self, is_tried=tried), gain=decision.gain)
 
     def _has_seen(self, steps: int) -> bool:
@@ -207,11 +213,24 @@ class Balance:
             for worker, past in zip(self.workers, self.factors, strict=True)
         )
 
+    def _noise(self, steps: int) -> float:
+        """The gain that the spread of the last `steps` alone could promise; 0 where they are too few to know it."""
+        if steps < _CERTAIN:
+            return 0.0
+        return _STANDARD_ERRORS * max(_standard_error(past[-steps:]) for past in self.factors if past)
+
     def _divide(self, workers: tuple[Worker, ...]) -> Rebalancing:
         shares = apportion(sum(self.shares), workers)
         gain = finish_seconds(self.shares, workers) / finish_seconds(shares, workers) - 1
         balance = replace(self, workers=workers, shares=shares, factors=(), is_tried=True)
         return Rebalancing(balance=balance, shares=shares if shares != self.shares else None, gain=gain)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Of the median of `values`, relative to it; from their median deviation, as if they were normally distributed."""
+    middle = median(values)
+    deviation = 1.4826 * median(abs(value - middle) for value in values)
+    return 1.2533 * deviation / (sqrt(len(values)) * middle)
 
 
 def _scaled(worker: Worker, factor: float) -> Worker:
