@@ -9,6 +9,7 @@ EvenerError                 1
 |  `- MissingExtra              an optional dependency is not installed; says what to type
 |- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
 |  `- NonFiniteLoss
+|- CannotWrite              1   the disk is full or gone; says what of a run is kept
 |- NodeLost                 4   a node died, stopped answering, or cannot be reached
 |- DoesNotFit               5   no division of the work fits the memory
 `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
@@ -82,6 +83,19 @@ class NonFiniteLoss(TrainingFailed):
     def __init__(self, node: str, step: int, loss: float, advice: str = "") -> None:
         super().__init__(f"the loss on node {node} at step {step} is {loss}{advice}")
         self.node, self.step, self.loss = node, step, loss
+
+
+class CannotWrite(EvenerError):
+    """A result could not be written, as the disk is full or gone.
+
+    Args:
+        path: of the result.
+        error: why.
+        advice: what is kept nevertheless.
+    """
+
+    def __init__(self, path: Path, error: Exception, advice: str = "") -> None:
+        super().__init__(f"cannot write {path}: {first_line(error)}{advice}")
 
 
 class NodeLost(EvenerError):

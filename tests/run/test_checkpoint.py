@@ -21,7 +21,7 @@ from evener.errors import InvalidFile, MissingFile, TrainingFailed
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
-from evener.run.checkpoint import Checkpoints, CheckpointState, save_weights
+from evener.run.checkpoint import Checkpoint, Checkpoints, CheckpointState, save_weights
 
 
 def state(step: int) -> CheckpointState:
@@ -62,7 +62,8 @@ class Material:
 
     def save(self, folder: Path, step: int) -> Path:
         weights, optimizer = self.joint.gather_weights(), self.optimizer.state_dict()
-        return Checkpoints(folder).save(state(step), weights, optimizer, self.scheduler, self.scaler)
+        made = Checkpoint.of(state(step), weights, optimizer, self.scheduler, self.scaler)
+        return Checkpoints(folder).write(made)
 
     def load(self, folder: Path) -> int:
         checkpoints = Checkpoints(folder)
@@ -110,6 +111,43 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\0" * 20)
     with pytest.raises(InvalidFile, match="does not fit this model"):
         Material(0).load(tmp_path)
+
+
+def flip(path: Path, at: int, count: int) -> None:
+    """Other bytes in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[at : at + count] = bytes(255 - byte for byte in data[at : at + count])
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS"])
+def test_a_checkpoint_that_was_damaged_is_set_aside_and_the_one_before_taken(tmp_path: Path, name: str) -> None:
+    material = Material(1)
+    material.save(tmp_path, 1)
+    folder = material.save(tmp_path, 2)
+    flip(folder / name, (folder / name).stat().st_size - 9, 4)
+    assert Checkpoints(tmp_path).set_aside_damaged() == [tmp_path / "damaged-step-00000002"]
+    assert Material(0).load(tmp_path) == 1
+    assert Checkpoints(tmp_path).set_aside_damaged() == []
+
+
+def test_where_all_are_damaged_none_is_taken(tmp_path: Path) -> None:
+    material = Material(1)
+    for step in (1, 2):
+        (material.save(tmp_path, step) / "SHA256SUMS").unlink()
+    assert len(Checkpoints(tmp_path).set_aside_damaged()) == 2
+    with pytest.raises(MissingFile, match="no checkpoint to resume"):
+        Checkpoints(tmp_path).latest()
+
+
+def test_what_is_copied_stays_while_training_goes_on() -> None:
+    material = Material(1)
+    before = {name: value.clone() for name, value in material.model.state_dict().items()}
+    made = Checkpoint.of(state(1), material.model.state_dict(), material.optimizer.state_dict(), None, material.scaler)
+    material.step()
+    for name, value in before.items():
+        assert torch.equal(made.weights[name], value), name
+    assert not torch.equal(made.optimizer["0.exp_avg"], material.optimizer.state_dict()["state"][0]["exp_avg"])
 
 
 def test_state_that_is_no_plain_value_is_refused_before_anything_is_published(tmp_path: Path) -> None:

@@ -71,12 +71,34 @@ def test_a_resumed_run_on_other_nodes_equals_an_uninterrupted_one(tmp_path: Path
     with pytest.raises(
         EvenerError, match="the loss on node node-0 at step 8 is nan; the last good checkpoint is"
     ) as failure:
-        train(tmp_path, "b", option={**options, "explode_at": "8"}, checkpoint_every=3)
+        train(tmp_path, "b", option={**options, "explode_at": "8"}, checkpoint_every="3")
     assert failure.value.exit_code == 3
     assert sorted(p.name for p in (tmp_path / "b" / "checkpoints").iterdir()) == ["step-00000005", "step-00000006"]
     kept = tmp_path / "b" / "checkpoints"
     resumed = train(tmp_path, "on", "1,1,1", shares="1,3,2", option=options, checkpoint=kept, resume=True)
     assert distance(straight, resumed) < 1e-10
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Path) -> None:
+    straight = train(tmp_path, "straight", "1,1", epochs=3)
+    train(tmp_path, "two", "1,1", epochs=2)
+    kept = tmp_path / "two" / "checkpoints"
+    newest = max(kept.iterdir())
+    weights = newest / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8] + b"damaged!")
+    resumed = train(tmp_path, "on", "1,1,1", shares="1,3,2", epochs=3, checkpoint=kept, resume=True)
+    assert distance(straight, resumed) < 1e-10
+    events = read_noun(tmp_path / "on" / "record.json", TrainRecord).events
+    [event] = [one for one in events if one.kind == "damaged checkpoint"]
+    assert event.message == f"it is called {kept}/damaged-{newest.name} now"
+
+
+def test_checkpoints_come_by_the_clock_too(tmp_path: Path) -> None:
+    train(tmp_path, "run", "1,1", epochs=1, option={"pause": "0.2", "samples": "100"}, checkpoint_every="1s")
+    events = read_noun(tmp_path / "run" / "record.json", TrainRecord).events
+    steps = [one.step for one in events if one.kind == "checkpoint"]
+    assert steps[-1] == 10
+    assert 1 < len(steps) < 5
 
 
 def test_the_record_says_what_happened(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A task small enough for tests: a net with BatchNorm on made-up data that can be learnt."""
 
+import time
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -27,11 +29,19 @@ def model(dropout: float = 0.0) -> nn.Module:
     )
 
 
-def task(samples: int = 50, lr: float = 0.1, explode_at: int = 0, schedule: bool = False, dropout: float = 0.0) -> Task:
-    """A task of `samples` samples whose loss becomes NaN in call `explode_at` of the training loss (0: never)."""
+def task(
+    samples: int = 50,
+    lr: float = 0.1,
+    explode_at: int = 0,
+    schedule: bool = False,
+    dropout: float = 0.0,
+    pause: float = 0.0,
+) -> Task:
+    """A task whose loss takes `pause` seconds, and becomes NaN in call `explode_at` of the training loss (0: never)."""
     calls = [0]
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        time.sleep(pause)
         calls[0] += outputs.requires_grad
         value = nn.functional.cross_entropy(outputs, targets)
         return value * float("nan") if explode_at and calls[0] >= explode_at else value

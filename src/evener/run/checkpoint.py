@@ -3,15 +3,19 @@
     DIR/step-00000120/model.safetensors       weights and running statistics
     DIR/step-00000120/optimizer.safetensors   the optimiser's tensors, `<parameter index>.<name>`
     DIR/step-00000120/state.json              step, settings that decide the order of samples, optimiser's numbers ...
+    DIR/step-00000120/SHA256SUMS              of the three files, as `sha256sum --check` reads it
 
 A checkpoint is made under another name and renamed when all of it is on the disk, so a folder `step-...` is complete.
-Sampler and random states are functions of (seed, step), so the step is all that has to be kept of them. No pickle.
+One that was damaged is set aside as `damaged-step-...` before a run goes on from the one before it. Sampler and random
+states are functions of (seed, step), so the step is all that has to be kept of them. No pickle.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ from evener.parallel.parallel_model import ParallelModel
 from evener.schema import Noun, read_noun, write_noun
 
 _KEPT = 2
+_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_SUMS = "SHA256SUMS"
 
 
 class CheckpointState(Noun, frozen=True, kw_only=True):
@@ -59,32 +65,40 @@ class CheckpointState(Noun, frozen=True, kw_only=True):
     scaler: dict[str, Any] = {}
 
 
-class Checkpoints:
-    """The checkpoints of one run in a folder."""
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint holds, on the CPU, and nobody else changes: copies.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Attributes:
+        state: what is no tensor.
+        weights: state dict of the whole model.
+        optimizer: its tensors, `<parameter index>.<name>`.
+    """
 
-    def save(
-        self,
+    state: CheckpointState
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(
         state: CheckpointState,
         weights: Mapping[str, Tensor],
         optimizer: Mapping[str, Any],
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
-    ) -> Path:
-        """Write a checkpoint of `state.step`, keep the one before, drop older ones; returns its folder.
+    ) -> Checkpoint:
+        """A copy of what is there now.
 
         Args:
-            state: what is no tensor; the optimiser's part is filled in here.
+            state: what is no tensor; what belongs to the optimiser, schedule and scaler is filled in here.
             weights: state dict of the whole model.
             optimizer: state dict of an optimiser of the whole model.
             scheduler: of the learning rate.
             scaler: of the loss.
+
+        Raises:
+            TrainingFailed: the state of one of them is no plain value.
         """
-        target = self.folder / f"step-{state.step:08d}"
-        if target.exists():
-            return target
         tensors, numbers = _flatten(optimizer["state"])
         full = msgspec.structs.replace(
             state,
@@ -93,14 +107,44 @@ class Checkpoints:
             scheduler=None if scheduler is None else _plain(scheduler.state_dict(), "the learning-rate schedule"),
             scaler=_plain(scaler.state_dict(), "the loss scaler"),
         )
+        return Checkpoint(state=full, weights=_copies(weights), optimizer=_copies(tensors))
+
+
+class Checkpoints:
+    """The checkpoints of one run in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Write `checkpoint`, keep the one before, drop older ones; returns its folder.
+
+        Raises:
+            OSError, SafetensorError: the disk is full or cannot be written to; what was there stays.
+        """
+        target = self.folder / f"step-{checkpoint.state.step:08d}"
+        if target.exists():
+            return target
         with atomic_draft(target) as draft:
             draft.mkdir()
-            save_weights(weights, draft / "model.safetensors")
-            save_file(tensors, draft / "optimizer.safetensors")
-            write_noun(full, draft / "state.json")
+            save_weights(checkpoint.weights, draft / "model.safetensors")
+            save_file(dict(checkpoint.optimizer), draft / "optimizer.safetensors")
+            write_noun(checkpoint.state, draft / "state.json")
+            (draft / _SUMS).write_text("".join(f"{_sum_of(draft / name)}  {name}\n" for name in _FILES))
         for old in self._complete()[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return target
+
+    def set_aside_damaged(self) -> list[Path]:
+        """Rename checkpoints that are not what was written, newest first, as far as a sound one; returns new names."""
+        found = []
+        for folder in reversed(self._complete()):
+            if _is_sound(folder):
+                break
+            aside = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            found.append(folder.replace(aside))
+        return found
 
     @property
     def is_empty(self) -> bool:
@@ -143,6 +187,32 @@ class Checkpoints:
 
     def _complete(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_sound(folder: Path) -> bool:
+    """Whether its files are what was written."""
+    try:
+        lines = (folder / _SUMS).read_text().splitlines()
+        return all(f"{_sum_of(folder / name)}  {name}" in lines for name in _FILES)
+    except (OSError, ValueError):
+        return False
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU; what shares memory shares it afterwards, too."""
+    made: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
+    found = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if key not in made:
+            made[key] = tensor.detach().to("cpu", copy=True)
+        found[name] = made[key]
+    return found
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:

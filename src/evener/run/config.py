@@ -6,6 +6,7 @@ values that are not allowed, and options that do not go together, are refused wh
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,7 +80,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         bool, Meta(description="Every node keeps to a class-balanced part of the data of its own.")
     ] = False
     checkpoint: Annotated[Path | None, Meta(description="Folder of checkpoints; OUTPUT/checkpoints by default.")] = None
-    checkpoint_every: Annotated[int | None, Meta(description="Steps between checkpoints besides every epoch's.")] = None
+    checkpoint_every: Annotated[
+        str | None, Meta(description="Steps, or seconds such as 30s, between checkpoints besides every epoch's.")
+    ] = None
     resume: Annotated[bool, Meta(description="Go on from the last checkpoint.")] = False
     output: Annotated[
         Path | None, Meta(description="Folder of record, report and weights; runs/TASK-TIME by default.")
@@ -123,6 +126,16 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         """What the user named, or a folder in that of the run."""
         return self.checkpoint or self.folder / "checkpoints"
 
+    @property
+    def checkpoint_steps(self) -> int | None:
+        """Between checkpoints; None if they do not come by steps."""
+        return int(self.checkpoint_every) if self.checkpoint_every and self.checkpoint_every.isdecimal() else None
+
+    @property
+    def checkpoint_seconds(self) -> int | None:
+        """Between checkpoints; None if they do not come by the clock."""
+        return None if self.checkpoint_every is None or self.checkpoint_steps else int(self.checkpoint_every[:-1])
+
     def sizes_of(self, task: Task | ThinTask, plan: Plan | None = None) -> tuple[int, int]:
         """(samples of a step, epochs) of a run of `task`, which may perform a `plan`. Raises InvalidValue."""
         batch_size = plan.batch_size if plan else self.batch_size or task.batch_size
@@ -158,7 +171,11 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("seed", lambda value: value >= 0, "zero or more"),
     ("accumulate", lambda value: value > 0, "positive"),
     ("workers", lambda value: value >= 0, "zero or more"),
-    ("checkpoint_every", lambda value: value > 0, "positive"),
+    (
+        "checkpoint_every",
+        lambda value: re.fullmatch("0*[1-9][0-9]*s?", value) is not None,
+        "a positive number of steps, or of seconds such as 30s",
+    ),
     ("staleness", lambda value: value > 0, "positive"),
     (
         "local_steps",

@@ -12,7 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from evener.errors import InvalidInput
+from evener.errors import CannotWrite, InvalidInput
 from evener.events import RunEvent
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
@@ -115,12 +115,15 @@ class RunView:
     def _on_record(self, record: TrainRecord) -> None:
         self._close()
         self.record = record
-        write_noun(record, self._output / "record.json")
         self.console.print(record_table(record))
         if record.agreement:
             self.console.print(f"agreement {record.agreement}: {_agreement_words(record)}")
         elif len(record.nodes) > 1:
             self.console.print(predicted_table(record))
+        try:
+            write_noun(record, self._output / "record.json")
+        except OSError as error:
+            raise CannotWrite(self._output / "record.json", error) from error
         self.console.print(f"record and weights are in {self._output}")
 
     def _close(self) -> None:

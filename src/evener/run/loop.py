@@ -20,7 +20,8 @@ from evener.errors import Interrupted, InvalidInput, NonFiniteLoss
 from evener.history import History
 from evener.oracle.apportion import apportion, weights_to_workers
 from evener.record import Event, Step, Validation
-from evener.run.checkpoint import Checkpoints, CheckpointState, refuse_other_run
+from evener.run.checkpoint import Checkpoint, Checkpoints, CheckpointState, refuse_other_run
+from evener.run.checkpoint_writer import CheckpointWriter
 from evener.run.config import RunConfig
 from evener.run.step import Reports, StepReport, StepResult, TrainStep, entry_of, evaluate
 from evener.run.training import Training
@@ -45,6 +46,7 @@ class Loop:
         self._unsent: deque[tuple[int, StepResult, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self._checkpoints = Checkpoints(config.checkpoint_folder)
+        self._writer = CheckpointWriter(self._checkpoints)
         self._history = History()
         self._columns = [str(rank) for rank in range(self._group.size)]
         for column in self._columns:
@@ -53,7 +55,8 @@ class Loop:
         self._sent_before = 0
         self._first = 1
         self._mark = time.perf_counter()
-        self._stopping = False
+        self._stopping = self._is_due = False
+        self._saved_at = time.monotonic()
         self._lag = 1 if self._group.device.type == "cuda" else 0
 
     def run(self) -> History:
@@ -66,17 +69,24 @@ class Loop:
         first = self._first = self._start()
         loader = self.loader(first)
         begin = self._mark = time.perf_counter()
-        for step in range(first, self._training.num_steps + 1):
-            self.one_step(step, loader)
-            if step % self._training.sampler.steps_per_epoch == 0:
-                self._end_epoch(step)
-            elif self._config.checkpoint_every and step % self._config.checkpoint_every == 0:
-                self._settle()
-                self._save(step)
-            if self._stopping:
-                self._stop(step)
+        with self._writer:
+            for step in range(first, self._training.num_steps + 1):
+                self._step_and_save(step, loader)
+            self._emit_all(self._writer.wait())
         self._history.wall_seconds = time.perf_counter() - begin
         return self._history
+
+    def _step_and_save(self, step: int, loader: Loader) -> None:
+        every = self._config.checkpoint_steps
+        self.one_step(step, loader)
+        self._emit_all(self._writer.finished())
+        if step % self._training.sampler.steps_per_epoch == 0:
+            self._end_epoch(step)
+        elif self._is_due or (every and step % every == 0):
+            self._settle()
+            self._save(step)
+        if self._stopping:
+            self._stop(step)
 
     def loader(self, first: int) -> Loader:
         """The batches from step `first` on."""
@@ -100,6 +110,7 @@ class Loop:
                     "add --resume to go on with it, or name another folder with --checkpoint"
                 )
             return 1
+        self._set_aside_damaged()
         folder, state = self._checkpoints.latest()
         self._refuse_different_checkpoints(state.step)
         refuse_other_run(state, self._state(state.step), folder)
@@ -107,6 +118,12 @@ class Loop:
         self._checkpoints.load(folder, state, self._model, optimizer, scheduler, self._context.arithmetic.scaler)
         self._emit(Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}"))
         return state.step + 1
+
+    def _set_aside_damaged(self) -> None:
+        """The first rank of all renames damaged checkpoints, before anybody reads one."""
+        for folder in self._checkpoints.set_aside_damaged() if self._group.is_leader else ():
+            self._emit(Event(step=0, kind="damaged checkpoint", message=f"it is called {folder} now"))
+        self._group.barrier()
 
     def _refuse_different_checkpoints(self, step: int) -> None:
         """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
@@ -151,6 +168,7 @@ class Loop:
                 wu=timing.wu,
                 sent=sent - self._sent_before,
                 stop=int(self._context.env.stop_requested),
+                save=int(self._is_time_to_save()),
             )
         )
         self._sent_before = sent
@@ -160,6 +178,7 @@ class Loop:
         reports = self._reports.receive()
         self._refuse_non_finite(reports)
         self._stopping = self._stopping or any(report.stop for report in reports)
+        self._is_due = self._is_due or any(report.save for report in reports)
         self._rebalance(reports)
         entry = entry_of(reports)
         self._history.add(entry)
@@ -175,6 +194,7 @@ class Loop:
     def _refuse_non_finite(self, reports: Sequence[StepReport]) -> None:
         for report, node in zip(reports, self._group.nodes, strict=True):
             if not math.isfinite(report.loss):
+                self._emit_all(self._writer.wait())
                 kept = self._checkpoints
                 advice = "" if kept.is_empty else f"; the last good checkpoint is {kept.latest()[0]}"
                 raise NonFiniteLoss(node, report.step, report.loss, advice)
@@ -216,20 +236,24 @@ class Loop:
         self._emit(validation)
         self._mark = time.perf_counter()
 
+    def _is_time_to_save(self) -> bool:
+        """Whether it is, by the clock of the first rank of all."""
+        seconds = self._config.checkpoint_seconds
+        return self._group.is_leader and seconds is not None and time.monotonic() - self._saved_at >= seconds
+
     def _save(self, step: int) -> None:
-        """The leader writes; the others go on and meet it again in the next collective."""
+        """The leader copies, and has it written; the others go on and meet it again in the next collective."""
         weights, optimizer = self._model.gather_weights(), self._training.optimizer.gather()
         if self._group.is_leader:
-            state = self._state(step)
-            folder = self._checkpoints.save(
-                state, weights, optimizer, self._training.scheduler, self._context.arithmetic.scaler
-            )
-            self._emit(Event(step=step, kind="checkpoint", message=f"wrote {folder}"))
+            scheduler, scaler = self._training.scheduler, self._context.arithmetic.scaler
+            self._writer.submit(Checkpoint.of(self._state(step), weights, optimizer, scheduler, scaler))
+        self._is_due, self._saved_at = False, time.monotonic()
         self._mark = time.perf_counter()
 
     def _stop(self, step: int) -> None:
         self._settle()
         self._save(step)
+        self._emit_all(self._writer.wait())
         self._emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
         self._group.barrier()
         raise Interrupted(
@@ -248,6 +272,10 @@ class Loop:
             precision=context.arithmetic.precision,
             parts=None if self._training.division else [a.samples for a in plan.assignments],
         )
+
+    def _emit_all(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._emit(event)
 
     def _emit(self, what: Step | Validation | Event) -> None:
         if isinstance(what, Event):

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.comm.group import leave_group
-from evener.errors import NodeLost, NotExact
+from evener.errors import CannotWrite, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.gradient_hooks import copied
@@ -111,14 +112,21 @@ def write_results(training: Training, history: History, folder: Path, startup: f
         history: of it.
         folder: of the run.
         startup: seconds before its first step.
+
+    Raises:
+        CannotWrite: the disk is full or gone; the record was emitted before.
     """
     record = build_record(training, history, startup)
     if isinstance(training.model, StagedModel):
         write_timeline(training.model, folder)
     weights = training.model.gather_weights()
     if training.group.is_leader:
-        save_weights(weights, folder / "model.safetensors")
         training.context.env.notify(record)
+        path = folder / "model.safetensors"
+        try:
+            save_weights(weights, path)
+        except (OSError, SafetensorError) as error:
+            raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error
 
 
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:

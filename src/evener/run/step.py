@@ -151,6 +151,7 @@ class StepReport:
         timed_samples: samples that the seconds of IO, FB and WU belong to (on a GPU those of a step before).
         sent: bytes handed to collectives.
         stop: 1 if this rank was asked to stop.
+        save: 1 if it is time for a checkpoint.
     """
 
     step: int
@@ -165,6 +166,7 @@ class StepReport:
     wu: float
     sent: int
     stop: int
+    save: int
 
     @property
     def computing(self) -> float:
