@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evener.errors import NotExact
+from evener.errors import InvalidInput, NotExact
 from evener.plan import Rejected
 from evener.run import rank
 from evener.run.config import RunConfig
@@ -136,6 +136,39 @@ def test_what_fails_on_one_rank_ends_the_run_though_the_others_wait(tmp_path: Pa
     sentence = train(tmp_path, *words, plant=FAILS_ON_ONE_RANK)
     assert "--strategy data cannot train this model" in sentence
     assert "ZeroDivisionError: planted" in sentence
+
+
+WAITS_FOR_OTHERS = """
+import torch.distributed as dist
+from evener.run import self_check
+from evener.run.trial import Trial
+self_check._WAIT, self_check._BUDGETS, self_check._WHOLES = 4.0, 0.0, 0.0
+divided = Trial.divided
+def waits(trial):
+    if dist.get_rank() == 1:  # for a tensor that nobody sends; the others wait for what it does not send
+        dist.recv(torch.zeros(1), src=0)
+    return divided(trial)
+Trial.divided = waits
+"""
+
+
+def test_ranks_that_wait_for_each_other_end_the_run_in_time(tmp_path: Path) -> None:
+    sentence = train(tmp_path, "--strategy", "data", "--shares", "5,2,1", plant=WAITS_FOR_OTHERS)
+    assert "--strategy data cannot train this model: in the check before the first step node" in sentence
+    assert "waited 4 s for the others" in sentence
+
+
+def test_auto_takes_the_next_strategy_instead_of_one_that_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise InvalidInput("no")
+
+    monkeypatch.setattr(rank, "make_training", refuse)
+    monkeypatch.setattr(rank, "copied", lambda model: model)
+    monkeypatch.setattr(rank, "replace", lambda context, **_: context)
+    context: Any = SimpleNamespace(model=None, given=None)
+    assert rank.checked(context, None, RunConfig(task="digits")) == (None, "no")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="no"):
+        rank.checked(context, None, RunConfig(task="digits", strategy="data"))  # type: ignore[arg-type]
 
 
 def test_auto_takes_the_next_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

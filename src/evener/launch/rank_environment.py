@@ -6,6 +6,7 @@ its own: it works when the main thread waits inside a collective for ever. The r
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -140,6 +141,12 @@ def _key(rank: int) -> str:
     return f"beat/{rank}"
 
 
+def end_process(error: EvenerError) -> None:
+    """End this process at once by `error`, which the user reads; for a process that nobody else relays."""
+    os.write(2, f"evener: {error}\n".encode())
+    os._exit(error.exit_code)
+
+
 @dataclass
 class RankEnvironment:
     """One rank's place in a run.
@@ -153,6 +160,7 @@ class RankEnvironment:
         store: where the ranks find each other; None for a process alone.
         heartbeat: by which the ranks know that all of them live; None for a process alone.
         address: of this machine, at which the other ranks reach it.
+        end: ends this process at once by an error, from any thread: the main one may wait in a collective for ever.
         stop_requested: whether a signal asked this process to stop.
     """
 
@@ -164,6 +172,7 @@ class RankEnvironment:
     store: dist.Store | None = None  # type: ignore[name-defined]
     heartbeat: RankHeartbeat | None = None
     address: str = "127.0.0.1"
+    end: Callable[[EvenerError], None] = end_process
     stop_requested: bool = field(default=False)
 
     @property

@@ -101,13 +101,14 @@ def _be_rank(
         notify=lambda event: parent.send(encode_events([event])),
         store=connect_store(_HOST, port, keep=False, patience=patience),
     )
+    env.end = parent.end
     env.stop_on(signal.SIGTERM)
     env.heartbeat = RankHeartbeat(
         connect_store(_HOST, port, keep=False, patience=patience),
         rank=rank,
         nodes=env.names,
         patience=patience,
-        on_lost=lambda sentence: parent.end(NodeLost(sentence)),
+        on_lost=lambda sentence: env.end(NodeLost(sentence)),
     )
     run_rank(env, program, config)
 
@@ -180,7 +181,13 @@ def torchrun_environment(
     if size > 1:
         own = connect_store(host, port, keep=False, patience=patience)
         second = dist.PrefixStore(prefix, own)  # type: ignore[attr-defined]
-        env.heartbeat = RankHeartbeat(second, rank=rank, nodes=env.names, patience=patience, on_lost=_end_process)
+        env.heartbeat = RankHeartbeat(
+            second,
+            rank=rank,
+            nodes=env.names,
+            patience=patience,
+            on_lost=lambda sentence: env.end(NodeLost(sentence)),
+        )
     return env
 
 
@@ -202,12 +209,6 @@ def _introduce(
         host, local, device = store.get(f"name/{other}").decode().split(" ")
         nodes.append(LocalNode(name=f"{host}/{local}", host=host, device=device))
     return nodes
-
-
-def _end_process(sentence: str) -> None:
-    """A rank that torchrun started ends itself: its main thread may wait in a collective for ever."""
-    os.write(2, f"evener: {sentence}\n".encode())
-    os._exit(NodeLost.exit_code)
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

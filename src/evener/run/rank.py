@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.comm.group import leave_group
-from evener.errors import CannotWrite, NodeLost, NotExact
+from evener.errors import CannotWrite, InvalidInput, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.gradient_hooks import copied
@@ -94,7 +94,12 @@ def refusals(context: RankContext, own: str) -> list[str]:
 def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:
     """What the loop needs for `plan`, or why it would train something else."""
     model = copied(context.model)  # parts of the other one are taken over
-    training = make_training(replace(context, model=model), plan, config)
+    try:
+        training = make_training(replace(context, model=model), plan, config)
+    except InvalidInput as error:
+        if config.strategy != "auto" or context.given is not None:
+            raise
+        return None, str(error)
     if not config.check or context.group.size == 1:
         return training, ""
     try:

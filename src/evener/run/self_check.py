@@ -10,8 +10,10 @@ the same for every sample.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -40,6 +42,8 @@ _SECONDS, _PART = 5.0, 0.03
 """Seconds of the check, or part of the run, whichever is more."""
 _DOUBLE = 2.0
 """Times as long as in single precision."""
+_WAIT, _BUDGETS, _WHOLES = 60.0, 10.0, 20.0
+"""After so many seconds, or times what the check may take, or the whole took, ranks that are not done never will be."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -73,7 +77,7 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
         [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
         if precisions and (1 + _DOUBLE) * spent > budget:
             break
-        found = _hold(context, small, config, precision)
+        found = _hold(context, small, config, precision, budget)
         if found is not None:
             precisions.append(precision)
             worst = found
@@ -112,7 +116,9 @@ def _run_seconds(context: RankContext, plan: Plan) -> float:
     return steps * plan.prediction.step_seconds if plan.prediction else 0.0
 
 
-def _hold(context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> Difference | None:
+def _hold(
+    context: RankContext, plan: Plan, config: RunConfig, precision: Precision, budget: float
+) -> Difference | None:
     """The largest difference in `precision`; None if the model does not compute in fp64, which nobody asked for.
 
     Raises:
@@ -120,6 +126,7 @@ def _hold(context: RankContext, plan: Plan, config: RunConfig, precision: Precis
     """
     group, is_asked = context.group, precision == config.precision
     trial = Trial(context, plan, config, precision)
+    begin = time.perf_counter()
     error: Exception | None = None
     try:
         expected = trial.whole()
@@ -130,13 +137,31 @@ def _hold(context: RankContext, plan: Plan, config: RunConfig, precision: Precis
         raise error or TrainingFailed(failures[0])
     if failures:
         return None
-    found = list(_differences(_divided(trial, plan), expected, trial.initial, precision))
-    rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
+    [spent] = group.all_reduce_max([time.perf_counter() - begin])
+    with _within(context, plan, max(_WAIT, _BUDGETS * budget, _WHOLES * spent)):
+        found = list(_differences(_divided(trial, plan), expected, trial.initial, precision))
+        rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
     ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
     for one in ordered:
         if not one.off <= _TOLERANCES[precision]:
             raise NotExact(_sentence(plan, precision, one))
     return max(ordered, key=lambda one: one.off)
+
+
+@contextmanager
+def _within(context: RankContext, plan: Plan, seconds: float) -> Iterator[None]:
+    """Inside, this process ends if it is not done after `seconds`: nobody knows what the ranks are waiting for."""
+    error = NotExact(
+        f"--strategy {plan.strategy} cannot train this model: in the check before the first step node "
+        f"{context.env.node.name} waited {seconds:.0f} s for the others; take another strategy, or --no-check"
+    )
+    timer = threading.Timer(seconds, context.env.end, [error])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _divided(trial: Trial, plan: Plan) -> Results:
