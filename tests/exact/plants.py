@@ -259,7 +259,7 @@ PLANTS = {
     "norm of one stage": Plant("clipping/clipped_mlp", "pipeline 1,1", ((pipeline, "clip_gradients", _own_norm),)),
     "zeros for no gradient": Plant("clipping/unused_parameter_decays", "filter 7,2,1", _passes(_zeros_for_nothing)),
     # randomness
-    "masks of each rank": Plant("randomness/dropout", "spatial 7,2,1", ((local_ops, "_dropout", _mask_of_own_part),)),
+    "masks of each rank": Plant("randomness/dropout", "spatial 7,2,1", ((local_ops, "dropout", _mask_of_own_part),)),
     # shapes
     "padding of another kind": Plant("shapes/padding_reflect", "data 7,2,1", _each(_pads_with_zeros)),
 }

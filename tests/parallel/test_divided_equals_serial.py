@@ -88,7 +88,7 @@ def resnet152() -> nn.Module:
 
 
 def vgg16() -> nn.Module:
-    """Without dropout (see test_dropout.py), and with a narrow classifier, to fit the memory several times."""
+    """Without dropout (see test_drawn_ops.py), and with a narrow classifier, to fit the memory several times."""
     model: nn.Module = torchvision.models.vgg16(num_classes=10)
     model.classifier = nn.Sequential(nn.Linear(25088, 61), nn.ReLU(True), nn.Linear(61, 10))
     return model

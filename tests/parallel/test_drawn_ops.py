@@ -1,7 +1,8 @@
-"""Dropout of a divided model drops what one process drops, with the same random numbers on all ranks."""
+"""A divided model draws what one process draws, for the samples of all replicas, the same on all ranks of one."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.comm.group import Group, join_group, leave_group
-from evener.errors import EvenerError
+from evener.errors import EvenerError, InvalidInput
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import ShardedModel
+from evener.parallel.drawn_ops import refuse_own_draws
+from evener.parallel.op_graph import op_graph
 from evener.parallel.process_mesh import form_process_mesh
 
 
@@ -34,6 +37,26 @@ class Dropping(nn.Module):
         return self.drop(self.head(x))  # type: ignore[no-any-return]
 
 
+class Drawing(nn.Module):
+    """Draws of many kinds: by shapes, in place, for single channels, and inside of modules that are one operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.drop, self.head = nn.Conv2d(3, 6, 3, padding=1), nn.Dropout2d(0.4), nn.Linear(6, 4)
+        self.attend = nn.MultiheadAttention(6, 2, dropout=0.3)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.enter(x))
+        if self.training:
+            y = y * (torch.rand(len(y), 1, 1, 1, dtype=y.dtype) < 0.8) + 0.1 * torch.randn_like(y)
+        z = y.flatten(2).permute(2, 0, 1)  # pixels first
+        z = self.attend(z, z, z, need_weights=False)[0].mean(0)
+        if self.training:
+            z = z * torch.empty(len(z), 1, dtype=z.dtype).bernoulli_(0.7) * (self.scale + torch.randn(6).double())
+        return self.head(z)  # type: ignore[no-any-return]
+
+
 def start(program: Any, ranks: int) -> None:
     run_local(program, [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)], None, patience=30, on_event=print)
 
@@ -42,46 +65,56 @@ def joined(env: RankEnvironment) -> Group:
     return join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=30)
 
 
-def made() -> tuple[nn.Module, Tensor]:
+def made(kind: type[nn.Module] = Dropping) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    return Dropping().double(), torch.randn(5, 3, 6, 7).double()
+    return kind().double(), torch.randn(5, 3, 6, 7).double()
+
+
+PARTS = (Arrangement(division="sharded", replicas=(Replica(shares=(2, 1, 1)),)), [5])
+STRIPS = (Arrangement(division="spatial", replicas=(Replica(shares=(1, 3, 1)),)), [5])
+BOTH = (Arrangement(division="filter", replicas=(Replica(shares=(1, 2)), Replica(shares=(1,)))), [3, 2])
+ONE_EMPTY = (Arrangement(division="sharded", replicas=(Replica(shares=(1,)),) * 3), [2, 3, 0])
 
 
 def hold(env: RankEnvironment, _order: None) -> None:
     """One rank: outputs and gradients under every arrangement are those of one process with the same seed."""
     group = joined(env)
-    for arrangement, samples in (
-        (Arrangement(division="sharded", replicas=(Replica(shares=(2, 1, 1)),)), [5]),
-        (Arrangement(division="spatial", replicas=(Replica(shares=(1, 3, 1)),)), [5]),
-        (Arrangement(division="filter", replicas=(Replica(shares=(1, 2)), Replica(shares=(1,)))), [3, 2]),
-    ):
-        model, x = made()
-        torch.manual_seed(7)
-        expected = model(x)
-        torch.autograd.backward(expected.square().mean(1).mean())
-        assert 0.1 < float((expected == 0).double().mean()) < 0.6
-        place = form_process_mesh(group, arrangement)
-        start = sum(samples[: place.index])
-        own = x[start : start + samples[place.index]]
-        part = ShardedModel(made()[0], place, [own])
-        torch.manual_seed(7)
-        found = part(own)
-        assert torch.allclose(found, expected[start : start + len(own)], atol=1e-12), arrangement
-        torch.autograd.backward(found.square().mean(1).mean() * part.share)
-        for name, weight in part.part.named_parameters():
-            if part.shards[name].layout.state != "split":
-                grad = model.get_parameter(name).grad
-                assert grad is not None
-                assert weight.grad is not None
-                assert torch.allclose(weight.grad, grad, atol=1e-12), (arrangement, name)
-        part.eval()
-        model.eval()
-        assert torch.allclose(part(own), model(own), atol=1e-12)
+    for case in (PARTS, STRIPS, BOTH):
+        _hold(group, Dropping, *case)
+    for case in (PARTS, BOTH, ONE_EMPTY):
+        _hold(group, Drawing, *case)
     group.barrier()
     leave_group()
 
 
-def test_masks_are_those_of_one_process() -> None:
+def _hold(group: Group, kind: type[nn.Module], arrangement: Arrangement, samples: list[int]) -> None:
+    model, x = made(kind)
+    torch.manual_seed(7)
+    expected = model(x)
+    torch.autograd.backward(expected.square().mean(1).mean())
+    assert kind is Drawing or 0.1 < float((expected == 0).double().mean()) < 0.6
+    place = form_process_mesh(group, arrangement)
+    start, number = sum(samples[: place.index]), samples[place.index]
+    own = x[start : start + number] if number else x[:1]
+    part = ShardedModel(made(kind)[0], place, [own])
+    torch.manual_seed(7)
+    with nullcontext() if number else part.without_samples():
+        found = part(own)
+        torch.autograd.backward(found.square().mean(1).mean() * part.share)
+    if number:
+        assert torch.allclose(found, expected[start : start + number], atol=1e-12), arrangement
+    for name, weight in part.part.named_parameters():
+        if part.shards[name].layout.state != "split":
+            grad = model.get_parameter(name).grad
+            assert grad is not None
+            assert weight.grad is not None
+            assert torch.allclose(weight.grad, grad, atol=1e-12), (arrangement, name)
+    part.eval()
+    model.eval()
+    assert torch.allclose(part(own), model(own), atol=1e-12)
+
+
+def test_random_numbers_are_those_of_one_process() -> None:
     start(hold, 3)
 
 
@@ -98,3 +131,30 @@ def disagree(env: RankEnvironment, _order: None) -> None:
 def test_ranks_with_other_random_numbers_are_told() -> None:
     with pytest.raises(EvenerError, match=r"random generators in different states; call torch\.manual_seed alike"):
         start(disagree, 2)
+
+
+class Mixing(nn.Module):
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.head, self.draw = nn.Linear(6, 4), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.draw(self.head(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("draw", "training", "rule"),
+    [
+        (lambda y: F.dropout(y, 0.5), False, "random numbers are drawn in evaluation, too"),
+        (
+            lambda y: y + torch.rand(len(y), len(y)).mean(),
+            True,
+            "which random numbers of rand.* belong to which sample",
+        ),
+        (lambda y: sum((torch.rand_like(one) for one in y), start=y), True, "depends on the number of samples"),
+    ],
+)
+def test_draws_that_replicas_cannot_share_are_refused_by_name(draw: Any, training: bool, rule: str) -> None:
+    graph = op_graph(Mixing(draw), [torch.zeros(3, 6)], training=training)
+    with pytest.raises(InvalidInput, match=rule):
+        refuse_own_draws(graph, 3, training)

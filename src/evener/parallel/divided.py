@@ -23,6 +23,7 @@ from evener.comm.exchange import Route
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, length
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
+from evener.parallel.drawn_ops import refuse_own_draws
 from evener.parallel.full_state import gather_tensors, own_part
 from evener.parallel.gradient_hooks import GradientHooks, copied
 from evener.parallel.gradient_sums import GradientSums
@@ -91,7 +92,11 @@ class ShardedModel(nn.Module):
         self._random = any(call.is_random or isinstance(call.function, nn.Dropout) for call in graph.calls)
         self._random |= any(isinstance(module, nn.Dropout) for module in model.modules())
         self._programs = {_key(inputs, True): self._program(graph, self.plan)}
-        self._program_of(inputs, training=False)  # what cannot be followed is refused before the first step
+        evaluating = self._op_graph(inputs, training=False)  # what cannot be followed is refused before the first step
+        self._add_program(inputs, evaluating, training=False)
+        if len(self.plans) > 1:
+            refuse_own_draws(graph, len(inputs[0]), training=True)
+            refuse_own_draws(evaluating, len(inputs[0]), training=False)
         self._samples = (0, len(inputs[0]), len(inputs[0]))
         self._present = True
         self.share = 1.0
@@ -165,14 +170,16 @@ class ShardedModel(nn.Module):
         self.share = counts[index] / sum(counts)
 
     def _program_of(self, inputs: Sequence[Tensor], training: bool) -> RankProgram:
-        key = _key(inputs, training)
-        if key not in self._programs:
-            graph = unknown_undivided(self._op_graph(inputs, training=training), self.plan)
-            plan = plan_replica(graph.network, self.mesh.arrangement.division, self.mesh.replica, before=self.plan)
-            refuse_parts(self.part, self.shards, plan.shards)
-            self._random |= training and any(call.is_random for call in graph.calls)
-            self._programs[key] = self._program(graph, plan)
-        return self._programs[key]
+        if _key(inputs, training) not in self._programs:
+            self._add_program(inputs, self._op_graph(inputs, training=training), training)
+        return self._programs[_key(inputs, training)]
+
+    def _add_program(self, inputs: Sequence[Tensor], graph: OpGraph, training: bool) -> None:
+        graph = unknown_undivided(graph, self.plan)
+        plan = plan_replica(graph.network, self.mesh.arrangement.division, self.mesh.replica, before=self.plan)
+        refuse_parts(self.part, self.shards, plan.shards)
+        self._random |= training and any(call.is_random for call in graph.calls)
+        self._programs[_key(inputs, training)] = self._program(graph, plan)
 
     def _program(self, graph: OpGraph, plan: ReplicaPlan) -> RankProgram:
         return RankProgram(graph, plan, self.part, self.mesh, lambda: self._samples, self._recompute, self._compiles)

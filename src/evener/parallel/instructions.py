@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from evener.errors import note_place
 from evener.oracle.division.layout import Layout
 from evener.oracle.division.plan import ReplicaPlan
-from evener.parallel.local_ops import LocalOp, OpContext, local_op
+from evener.parallel.local_ops import local_op
 from evener.parallel.norms import GroupBatchNorm
 from evener.parallel.op_call import At, OpGraph
+from evener.parallel.op_context import LocalOp, OpContext
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.redistribute import Mover, mover
 from evener.tracer.hooks import without_followed
@@ -65,8 +66,7 @@ def instructions(
     """What this rank does of a model's graph, operation by operation; arguments as of RankProgram."""
     operations, last = graph.network.operations, _last_uses(plan)
     for index, (operation, step) in enumerate(zip(operations, plan.steps, strict=True)):
-        inputs = tuple(operations[i] for i in operation.inputs)
-        ctx = OpContext(operation, inputs, step, graph.calls[index], model, mesh, samples)
+        ctx = OpContext(graph, index, step, model, mesh, samples)
         computes = operation.kind not in ("input", "output")
         yield Instruction(
             moves=tuple(((m.value, m.have), (m.value, m.need), mover(m, mesh.group)) for m in step.moves),

@@ -4,76 +4,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from evener.oracle.division.layout import Layout, Region, Shape, length
-from evener.oracle.division.network import Kind, Linear, Nearest, Operation, Spreading
-from evener.oracle.division.plan import OperationPlan
+from evener.oracle.division.network import Kind, Linear, Nearest, Spreading
 from evener.parallel import rectangle_ops
+from evener.parallel.drawn_ops import dropout, of_all_samples
 from evener.parallel.norms import GroupBatchNorm, group_norm
-from evener.parallel.op_call import At, Call, filled
-from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.rectangle_ops import Rectangle, empty_output, held_by
-from evener.parallel.redistribute import mover, part_of
+from evener.parallel.op_context import LocalOp, OpContext
+from evener.parallel.rectangle_ops import empty_output
+from evener.parallel.redistribute import mover
 from evener.parallel.shared_statistics import with_all_replicas
 from evener.parallel.spatial_convolution import StripConvolution
-
-LocalOp: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
-"""From this rank's inputs, in the layouts that the plan says, to its output."""
-
-
-@dataclass(frozen=True)
-class OpContext:
-    """What a local operation is made of.
-
-    Attributes:
-        operation: to be done.
-        inputs: operations whose outputs it reads.
-        step: how the plan does it.
-        call: what computes it in one process.
-        model: this rank's part of the model.
-        mesh: where this rank is.
-        samples: (first one of this replica, its number, that of all replicas) of the batch that is being computed.
-    """
-
-    operation: Operation
-    inputs: tuple[Operation, ...]
-    step: OperationPlan
-    call: Call
-    model: nn.Module
-    mesh: ProcessMesh
-    samples: Callable[[], tuple[int, int, int]]
-
-    @property
-    def rank(self) -> int:
-        """Of this process in its replica."""
-        return self.mesh.group.rank
-
-    @property
-    def region(self) -> Region:
-        """What this rank has of the output."""
-        return self.step.choice.gives.region(self.rank, self.operation.shape)
-
-    @property
-    def shape(self) -> Shape:
-        """Of this rank's output."""
-        return tuple(length(intervals) for intervals in self.region)
-
-    @property
-    def layer(self) -> Any:
-        """This rank's part of the module that computes the operation."""
-        return _resolved(self.call.function, self.model)
-
-    def rectangles(self, reach: Layout) -> tuple[Rectangle, Rectangle]:
-        """What this rank has of the input, when it comes in layout `reach`, and what of the output."""
-        own = held_by(self.step.choice.gives, self.rank, self.operation.shape)
-        return held_by(reach, self.rank, self.inputs[0].shape), own
 
 
 def local_op(ctx: OpContext) -> LocalOp:
@@ -81,46 +27,18 @@ def local_op(ctx: OpContext) -> LocalOp:
     return _LOCAL_OPS[ctx.operation.kind](ctx)
 
 
-def _resolved(function: Any, model: nn.Module) -> Any:
-    """The function itself, with modules of `model` where it stands for some."""
-    if isinstance(function, At):
-        return model.get_submodule(function.path)
-    return function
-
-
 def _call(ctx: OpContext) -> LocalOp:
-    function, arguments = ctx.layer, (ctx.call.args, ctx.call.kwargs)
+    function = ctx.layer
     if isinstance(function, nn.Dropout):
-        return _dropout(ctx, function)
-
-    def call(inputs: Sequence[Tensor]) -> Tensor:
-        args, kwargs = filled(arguments, iter(inputs))
-        result: Tensor = function(*args, **kwargs)
-        return result
-
-    return call
+        return dropout(ctx, function)
+    has_others = ctx.call.is_random and len(ctx.mesh.arrangement.replicas) > 1
+    return of_all_samples(ctx) if has_others else ctx.computing(ctx.call)
 
 
 def _whole(ctx: OpContext) -> LocalOp:
     """As one process does it, which knows the statistics of all samples."""
-    layout, model = ctx.step.choice.gives, ctx.model
-    return with_all_replicas(_call(ctx), ctx.mesh, layout, lambda: model.training, lambda: ctx.samples()[1] > 0)
-
-
-def _dropout(ctx: OpContext, layer: nn.Dropout) -> LocalOp:
-    """Drops what one process would, which draws a mask for the samples of all replicas."""
-    shape, region = ctx.operation.shape, ctx.region
-
-    def run(inputs: Sequence[Tensor]) -> Tensor:
-        x = inputs[0]
-        if not layer.training:
-            return x
-        first, own_samples, total = ctx.samples()
-        mask = F.dropout(torch.ones((total, *shape[1:]), dtype=x.dtype, device=x.device), layer.p)
-        own = mask[first : first + shape[0]] if own_samples else mask[:1]  # a stand-in for no samples
-        return x * part_of(own, region).clone()  # a view would keep all of the mask
-
-    return run
+    layout, model, compute = ctx.step.choice.gives, ctx.model, ctx.computing(ctx.call)
+    return with_all_replicas(compute, ctx.mesh, layout, lambda: model.training, lambda: ctx.samples()[1] > 0)
 
 
 def _constant(ctx: OpContext) -> LocalOp:

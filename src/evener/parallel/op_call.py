@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import getitem
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Network
 from evener.tracer.ir import TorchModes
 from evener.tracer.nested import map_values
@@ -56,6 +57,7 @@ class Call:
         is_random: whether it draws random numbers.
         training: modes that the model sets for a module and those inside, in order; empty if they are the model's own.
         line: file and line of the user's code that it comes from; empty if that is a library's.
+        shapes: of the tensors that it returns, in order, if it draws random numbers.
     """
 
     function: Any = None
@@ -65,6 +67,7 @@ class Call:
     is_random: bool = False
     training: tuple[bool, ...] = ()
     line: str = ""
+    shapes: tuple[Shape, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class OpGraph:
         network: for the planner.
         calls: one an operation.
         outputs: what the model returns, with a Slot for every tensor.
+        of_samples: the same for another number of samples.
         states: by name, what buffers that the pass changes hold afterwards; operations make new values.
         is_repeatable: whether a second pass would begin with what the first one did.
     """
@@ -82,6 +86,7 @@ class OpGraph:
     network: Network
     calls: tuple[Call, ...]
     outputs: Nest
+    of_samples: Callable[[int], OpGraph]
     states: dict[str, Slot] = field(default_factory=dict)
     is_repeatable: bool = True
 

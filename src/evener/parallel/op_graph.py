@@ -1,7 +1,7 @@
 """A model as operations that can be divided: the planner's network, and what computes each operation in one process.
 
 Derived from the model's trace. What a trace cannot hold (control flow that depends on data) cannot be divided layer by
-layer, and is refused; so are assignments to parts of tensors, as an operation may only make new values here.
+layer, and is refused. An operation may only make new values here, so changes in place become such.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Kind, Network, Operation, Weight
 from evener.oracle.division.plan import ReplicaPlan
 from evener.parallel import op_registry
+from evener.parallel.new_values import assigned, with_new_values, with_part
 from evener.parallel.op_call import At, Call, Item, OpGraph, Slot
-from evener.parallel.refusals import new_states, refuse_partial_changes, untraceable
+from evener.parallel.refusals import new_states, untraceable
 from evener.tracer.ir import TracedModel, item, record
 from evener.tracer.meta_model import attribute
 from evener.tracer.nested import map_values, tensors_in, values_in
@@ -43,12 +45,17 @@ def op_graph(
         whole: names of parameters that no rank may have a part of.
 
     Raises:
-        InvalidInput: the model cannot be followed, or changes parts of tensors in place.
+        InvalidInput: the model cannot be followed, or what it changes in place cannot be told as new values.
     """
+
+    def of_samples(samples: int) -> OpGraph:
+        others = [torch.empty((samples, *x.shape[1:]), dtype=x.dtype, device="meta") for x in inputs]
+        return op_graph(model, others, device, training, whole)
+
     with untraceable(f"{type(model).__name__} cannot be divided layer by layer"):
         traced = trace(model, list(inputs), device, training, op_registry.is_one_operation, is_part=True)
-    refuse_partial_changes(traced, type(model).__name__)
-    return _Builder(model, traced, training, whole).build()
+    traced = with_new_values(traced, type(model).__name__)
+    return _Builder(model, traced, training, whole).build(cache(of_samples))
 
 
 def unknown_undivided(graph: OpGraph, plan: ReplicaPlan) -> OpGraph:
@@ -76,24 +83,29 @@ class _Builder:
         self._slots: dict[Any, Slot] = {}
         self._whole = {id(attribute(model, name)) for name in whole} | self._of_several_kinds()
 
-    def build(self) -> OpGraph:
+    def build(self, of_samples: Callable[[int], OpGraph]) -> OpGraph:
         """The operations that lead to an output."""
-        states = new_states(self._traced, self._model, lambda node: op_registry.not_in_place(node.target))
+        states = new_states(self._traced, self._model, _changes_a_value)
         needed = _leading_to_output(self._traced.graph, set(states.values()))
         for node in self._traced.graph.nodes:
             if node in needed and node.op != "output" and self._is_operation(node):
                 first = len(self._calls)
                 self._slots[node] = self._read(node)
-                seen = record(node)
-                training = seen.training if node.target in self._own_modes else ()
                 for i in range(first, len(self._calls)):
-                    self._calls[i] = replace(
-                        self._calls[i], modes=seen.modes, is_random=seen.is_random, training=training, line=seen.line
-                    )
+                    self._calls[i] = self._as_seen(self._calls[i], node)
         outputs = map_values(self._traced.outputs, lambda x: self._argument(x) if isinstance(x, fx.Node) else x)
         moved = {name: self._slots[node] for name, node in states.items()}
         self._add("output", "output", (), Call(args=(outputs, moved)))
-        return OpGraph(Network(tuple(self._operations)), tuple(self._calls), outputs, moved, not self._traced.states)
+        network, calls = Network(tuple(self._operations)), tuple(self._calls)
+        return OpGraph(network, calls, outputs, of_samples, moved, not self._traced.states)
+
+    def _as_seen(self, call: Call, node: fx.Node) -> Call:
+        """`call` with what was seen of `node`, which it comes from."""
+        seen = record(node)
+        training = seen.training if node.target in self._own_modes else ()
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(seen.value)) if seen.is_random else ()
+        modes, is_random, line = seen.modes, seen.is_random, seen.line
+        return replace(call, modes=modes, is_random=is_random, training=training, line=line, shapes=shapes)
 
     def _is_operation(self, node: fx.Node) -> bool:
         """Whether `node` computes a tensor, or a nest of some at once."""
@@ -267,6 +279,11 @@ def _leading_to_output(graph: fx.Graph, needed: set[fx.Node]) -> set[fx.Node]:
         if node.op in ("output", "placeholder") or any(user in needed for user in node.users):
             needed.add(node)
     return needed
+
+
+def _changes_a_value(node: fx.Node) -> bool:
+    """Whether what computes `node` here changes a value itself, as nothing makes a new one instead."""
+    return node.target not in (assigned, with_part) and op_registry.not_in_place(node.target) == node.target
 
 
 def _cuts_channels(node: fx.Node) -> bool:

@@ -1,13 +1,16 @@
 """What is refused, and why: models that cannot be taken apart, and ranks that are about to do different things.
 
     untraceable              values decide what the model does, or something is no operation of torch: any division
-    refuse_partial_changes   a value changes under another name: operations that make new values cannot compute that
     refuse_lazy              a module that gets its shapes from the first batch
+    refuse_parts_of_batches  a module that has to see all samples, and is given those of a replica
     refuse_ties              a weight of two layers that need different parts of it
     refuse_parts             a weight that evaluation, or another shape, needs otherwise than training
     refuse_divided_hooks     a hook of the user's on the gradient of a weight that is divided
     tensors_in_order         inputs that are no tensors in order, where layers are divided
     agree, require_same      ranks differ: they would hang, or train something else without a word
+
+Random numbers that replicas cannot share are refused where they are drawn (`drawn_ops.py`), and changes in place where
+they become new values (`new_values.py`).
 
 What nobody knows how to divide is not refused: it is an operation of kind `other`, done whole (`op_registry.py`). A
 pipeline refuses, besides, an order of modules that its cut does not allow (`stage_layout.py: stages_in`), and modules
@@ -25,6 +28,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from evener.comm.group import Group
@@ -32,7 +36,6 @@ from evener.errors import InvalidInput
 from evener.oracle.division.plan import Shard
 from evener.tracer.ir import TracedModel, assign, record
 from evener.tracer.meta_model import attribute, storage_of
-from evener.tracer.nested import tensors_in
 from evener.tracer.tracing import NotTraceable
 
 
@@ -45,28 +48,15 @@ def untraceable(refusal: str) -> Iterator[None]:
         raise InvalidInput(f"{refusal}, because of {error}") from error.__cause__
 
 
-def refuse_partial_changes(traced: TracedModel, name: str) -> None:
-    """Raises InvalidInput where a value of the model `name` changes that is read under another name."""
-    changes: list[tuple[fx.Node, fx.Node]] = []
-    for node in traced.operations:
-        where = record(node).line or f"{node} in {record(node).module or name}"
-        if node.target == "__setitem__" or (record(node).changes and "out" in node.kwargs):
-            raise InvalidInput(f"{name} assigns to part of a tensor ({where}), which cannot be divided")
-        for value in node.all_input_nodes:
-            if any(_is_stale(value, change, changed) for change, changed in changes):
-                raise InvalidInput(f"{name} reads a tensor that was changed through a view ({where}): not divisible")
-        changes += [(node, changed) for changed in record(node).changes if changed.op != "get_attr"]
-
-
-def new_states(traced: TracedModel, model: nn.Module, instead: Callable[[fx.Node], Any]) -> dict[str, fx.Node]:
-    """By name, the nodes that make what buffers hold after a pass, where `instead` of an operation in place is another.
+def new_states(traced: TracedModel, model: nn.Module, changes: Callable[[fx.Node], bool]) -> dict[str, fx.Node]:
+    """By name, the nodes that make what buffers hold after a pass; but not what `changes` the buffer itself.
 
     Raises InvalidInput where a buffer changes in part, or a parameter does.
     """
     found = {str(node.args[1]): node.args[2] for node in traced.operations if node.target is assign}
     for held in [node for node in traced.graph.nodes if node.op == "get_attr" and node.target in traced.states]:
         last, name = traced.changed.get(storage_of(record(held).value)), str(held.target)
-        if name in found or last is None or last.op == "call_module" or instead(last) == last.target:
+        if name in found or last is None or last.op == "call_module" or changes(last):
             continue
         value = record(last).value
         if not isinstance(value, Tensor) or value.shape != record(held).value.shape:
@@ -75,25 +65,6 @@ def new_states(traced: TracedModel, model: nn.Module, instead: Callable[[fx.Node
             raise InvalidInput(f"the model changes {name} itself ({record(last).line}), which cannot be divided")
         found[name] = last
     return {name: node for name, node in found.items() if isinstance(node, fx.Node)}
-
-
-def _is_stale(value: fx.Node, change: fx.Node, changed: fx.Node) -> bool:
-    """Whether `value` was made before `change`, and is a view of what that changed or the other way round."""
-    is_older = record(value).number < record(change).number
-    return is_older and (value in _view_of(changed) or changed in _view_of(value))
-
-
-def _view_of(node: fx.Node) -> Iterator[fx.Node]:
-    """`node` and the values that it is a view of."""
-    source: fx.Node | None = node
-    while source is not None:
-        yield source
-        value, given = record(source).value, source.all_input_nodes
-        source = next((one for one in given if _share_memory(value, record(one).value)), None)
-
-
-def _share_memory(one: Any, other: Any) -> bool:
-    return not {storage_of(x) for x in tensors_in(one)}.isdisjoint(storage_of(x) for x in tensors_in(other))
 
 
 def refuse_lazy(model: nn.Module) -> nn.Module:
@@ -106,6 +77,22 @@ def refuse_lazy(model: nn.Module) -> nn.Module:
                 "of: let Task.model run one batch through the model before it returns it"
             )
     return model
+
+
+def refuse_parts_of_batches(model: nn.Module) -> None:
+    """Raises InvalidInput if a module in `model` does something else with some of the samples than with all of them."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise InvalidInput(
+                f"{name} ({kind}, without running statistics) evaluates by those of the batch, of which every replica "
+                "has a part: give it track_running_stats=True, or take a strategy that does not divide samples"
+            )
+        if getattr(module, "max_norm", None) is not None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise InvalidInput(
+                f"{name} ({kind}, with max_norm) shortens the rows that a batch uses, of which every replica has a "
+                "part: take a strategy that does not divide samples"
+            )
 
 
 def refuse_ties(model: nn.Module, shards: Mapping[str, Shard]) -> None:

@@ -24,6 +24,7 @@ from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
+from evener.parallel.refusals import refuse_parts_of_batches
 from evener.parallel.replicated import ReplicatedModel, uses_all
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.run.config import RunConfig
@@ -136,6 +137,8 @@ def join_model(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed
     All ranks of `context`, who are those of `plan`, call this. The model takes over the parts of the context's, unless
     it is divided.
     """
+    if len(plan.replica_ranks) > 1:
+        refuse_parts_of_batches(context.model)
     if plan.strategy in WHOLE_MODEL:
         return _join_replicas(context, plan, config, is_rehearsed)
     if is_pipeline(plan.strategy):

@@ -29,7 +29,7 @@ from evener.run.config import RunConfig
 from evener.run.context import Arithmetic, RankContext
 from evener.run.draws import SameDraws
 from evener.run.training import join_model, seed_update
-from evener.tracer.nested import call, tensors_in
+from evener.tracer.nested import call, map_tensors, tensors_in
 
 _STEPS = {"fp64": 2}
 """By precision; else 1: rounding errors of the first step are magnified by the second."""
@@ -131,7 +131,7 @@ class Trial:
             losses = []
             for weight, inputs, targets in batches:
                 with self._drawing(step), autocast():
-                    losses.append(self._context.task.loss(call(model, inputs), targets) * weight)
+                    losses.append(self._context.task.loss(call(model, _fresh(inputs)), targets) * weight)
             return torch.stack(losses).sum()
 
         return Results(outputs, self._trained_whole(model, loss))
@@ -165,7 +165,7 @@ class Trial:
         model.train(False)
         inputs, targets = self._batch(*self._interval(self._replica), self._device)
         with self._drawing(0):
-            outputs = model.predict(inputs)
+            outputs = model.predict(_fresh(inputs))
         model.train()
         seed_update(self._context, 0)
         optimizer = ModelOptimizer(self._context.make_optimizer, model.held())
@@ -173,7 +173,7 @@ class Trial:
         for step in range(1, self._num_steps + 1):
             with self._drawing(step):
                 own = model.add_gradients(
-                    inputs, targets, samples=self._sizes[self._replica], total=self._starts[-1], is_last=True
+                    _fresh(inputs), targets, samples=self._sizes[self._replica], total=self._starts[-1], is_last=True
                 )
             gradients = self._gradients(model)
             if self._clip_norm is not None:
@@ -225,6 +225,11 @@ def _statistics_of(model: nn.Module) -> set[str]:
     """Names of the running statistics of BatchNorms; of several pipelines, each normalises by itself."""
     norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
     return {f"{path}.{name}" if path else name for path, module in norms for name, _ in module.named_buffers()}
+
+
+def _fresh(inputs: Any) -> Any:
+    """A copy, which the model may change."""
+    return map_tensors(inputs, Tensor.clone)
 
 
 def _tensors(outputs: Any) -> list[Tensor]:

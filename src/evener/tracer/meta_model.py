@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +80,16 @@ class Twins:
         return tensor.is_meta or storage_of(tensor) in self._without_numbers
 
 
+def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether `func` of these arguments draws random numbers; some only do in training, or where any are dropped."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = {one.name: one.default_value for one in func._schema.arguments}
+    given |= dict(zip(given, args, strict=False)) | dict(kwargs)
+    trains = given.get("training", given.get("train"))
+    return trains is not False and given.get("dropout_p") != 0.0
+
+
 class Spent(NamedTuple):
     """What one operation took: FLOPs of its forward pass, bytes of every storage that autograd keeps anew, chance."""
 
@@ -103,7 +113,7 @@ class CostMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count = flop_registry.get(func.overloadpacket)
         if count is not None:
             self._flops += count(*args, **(kwargs or {}), out_val=outputs)
-        self._is_random |= torch.Tag.nondeterministic_seeded in func.tags
+        self._is_random |= draws(func, args, kwargs or {})
         return outputs
 
     def run_quietly(self, compute: Callable[[], Any]) -> Any:
