@@ -42,6 +42,14 @@ def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
     _sync(path.parent)
 
 
+def remove_drafts(folder: Path) -> None:
+    """Remove the drafts in `folder` of processes that died while they wrote: for whoever alone writes there, first."""
+    for path in folder.glob(".*"):
+        _, *numbers = path.name.rsplit(".", 2)
+        if len(numbers) == 2 and all(map(str.isdecimal, numbers)):
+            _remove(path)
+
+
 def _remove(draft: Path) -> None:
     if draft.is_dir():
         shutil.rmtree(draft)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from evener.errors import require, require_not_negative, require_positive
-from evener.schema import Noun, Part
+from evener.schema import Finite, Name, Noun, Part, Text, Whole
 
 Precision = Literal["fp64", "fp32", "fp16", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "fp16", "bf16")
@@ -24,9 +24,9 @@ class Throughput(Part, frozen=True, kw_only=True):
     """
 
     precision: Precision
-    matmul_flops: float | None = None
-    conv_flops: float | None = None
-    reason: str = ""
+    matmul_flops: Finite | None = None
+    conv_flops: Finite | None = None
+    reason: Text = ""
 
     def __post_init__(self) -> None:
         for field in ("matmul_flops", "conv_flops"):
@@ -54,9 +54,9 @@ class BatchTiming(Part, frozen=True, kw_only=True):
         backward_seconds: of the backward pass.
     """
 
-    samples: int
-    forward_seconds: float
-    backward_seconds: float
+    samples: Whole
+    forward_seconds: Finite
+    backward_seconds: Finite
 
     def __post_init__(self) -> None:
         require(self.samples > 0, "samples", self.samples, "positive")
@@ -77,11 +77,11 @@ class LayerTiming(Part, frozen=True, kw_only=True):
         backward_fixed, backward_sample: of the backward pass.
     """
 
-    layer: str
-    forward_fixed: float
-    forward_sample: float
-    backward_fixed: float
-    backward_sample: float
+    layer: Name
+    forward_fixed: Finite
+    forward_sample: Finite
+    backward_fixed: Finite
+    backward_sample: Finite
 
     def __post_init__(self) -> None:
         for field in ("forward_fixed", "forward_sample", "backward_fixed", "backward_sample"):
@@ -100,11 +100,11 @@ class TaskTiming(Part, frozen=True, kw_only=True):
         layers: seconds of single layers, as far as they were timed.
     """
 
-    task: str
-    precision: str
+    task: Name
+    precision: Name
     batches: tuple[BatchTiming, ...]
-    update_seconds: float = 0.0
-    max_samples: int | None = None
+    update_seconds: Finite = 0.0
+    max_samples: Whole | None = None
     layers: tuple[LayerTiming, ...] = ()
 
     def __post_init__(self) -> None:
@@ -123,8 +123,8 @@ class WidthEfficiency(Part, frozen=True, kw_only=True):
         efficiency: of its FLOP/s, relative to those of the widest measured one.
     """
 
-    filters: int
-    efficiency: float
+    filters: Whole
+    efficiency: Finite
 
     def __post_init__(self) -> None:
         require(self.filters > 0, "filters", self.filters, "positive")
@@ -152,21 +152,21 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
         spread: standard deviation of the speeds of devices like it, as a fraction; 0 if this very one was measured.
     """
 
-    node: str
-    device: str
-    model: str
-    cores: int
-    memory_bytes: int
-    usable_memory_bytes: int
-    bandwidth: float | None = None
+    node: Name
+    device: Name
+    model: Name
+    cores: Whole
+    memory_bytes: Whole
+    usable_memory_bytes: Whole
+    bandwidth: Finite | None = None
     throughputs: tuple[Throughput, ...] = ()
-    speed: float = 1.0
+    speed: Finite = 1.0
     timings: tuple[TaskTiming, ...] = ()
-    leaf: str = ""
-    pass_seconds: float = 0.0
+    leaf: Name = ""
+    pass_seconds: Finite = 0.0
     widths: tuple[WidthEfficiency, ...] = ()
-    learnt: float = 1.0
-    spread: float = 0.0
+    learnt: Finite = 1.0
+    spread: Finite = 0.0
 
     def __post_init__(self) -> None:
         require(bool(self.node), "node", self.node, "a non-empty name")
@@ -201,11 +201,11 @@ class LinkProfile(Part, frozen=True, kw_only=True):
         backend: `gloo` or `nccl`.
     """
 
-    source: int
-    target: int
-    alpha: float
-    beta: float
-    backend: str = "gloo"
+    source: Whole
+    target: Whole
+    alpha: Finite
+    beta: Finite
+    backend: Name = "gloo"
 
     def __post_init__(self) -> None:
         require(self.source != self.target, "target", self.target, "another device than source")
@@ -226,11 +226,11 @@ class Fabric(Part, frozen=True, kw_only=True):
             way out of one leaf. None if they do not disturb each other.
     """
 
-    name: str
+    name: Name
     within: Literal["node", "leaf", "cluster"]
-    alpha: float
-    beta: float
-    shared_bandwidth: float | None = None
+    alpha: Finite
+    beta: Finite
+    shared_bandwidth: Finite | None = None
 
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "alpha", self.alpha, "zero seconds or more")
@@ -252,9 +252,9 @@ class ClusterProfile(Noun, frozen=True, kw_only=True):
 
     devices: tuple[DeviceProfile, ...]
     links: tuple[LinkProfile, ...] = ()
-    environment: dict[str, str] = {}
+    environment: dict[Name, Name] = {}
     fabrics: tuple[Fabric, ...] = ()
-    learnt: float = 1.0
+    learnt: Finite = 1.0
 
     def __post_init__(self) -> None:
         require(bool(self.devices), "devices", self.devices, "at least one device")

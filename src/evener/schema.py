@@ -4,13 +4,54 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 import msgspec.inspect
+from msgspec import Meta
 
 from evener.atomic import atomic_write
 from evener.errors import InvalidFile, MissingFile
+
+NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
+"""What decoding raises where what came is not what was awaited, is not text, or is nested without end."""
+
+
+LARGEST = 2**63 - 1
+PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\uffff]*\Z"
+"""Text that shows what it is: no control characters, nothing invisible, nothing that turns the direction."""
+LONGEST_TEXT = 4000
+Count = Annotated[int, Meta(ge=0, le=LARGEST)]
+"""Of anything."""
+Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""No NaN, no infinity, and no sum of a few that is one."""
+MOST_LOSS = 1e100
+Loss = Annotated[float, Meta(ge=-MOST_LOSS, le=MOST_LOSS)]
+"""Of any number of samples, summed, it stays finite."""
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+UnitSeconds = Annotated[float, Meta(ge=1e-12, le=1e6)]
+"""That a sample takes."""
+Word = Annotated[str, Meta(max_length=64, pattern=PRINTABLE)]
+Name = Annotated[str, Meta(max_length=256, pattern=PRINTABLE)]
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=PRINTABLE)]
+"""A sentence or a few; `shown` makes one of anything."""
+RunName = Annotated[str, Meta(max_length=120, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z0-9_.-]*)?\Z")]
+"""It is the name of a folder, too; empty for none."""
+Digest = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
+"""A SHA-256, hexadecimal; empty for none."""
+_UNSHOWN = re.compile(PRINTABLE.removeprefix(r"\A").removesuffix(r"*\Z").replace("[^", "[", 1))
+
+
+def summable(loss: float) -> float | None:
+    """`loss` as `Loss`; None if it is not finite, or too large."""
+    return loss if abs(loss) <= MOST_LOSS else None
+
+
+def shown(text: str) -> str:
+    """`text` as `Text`: on one line, what does not show replaced, and cut if it is long."""
+    text = _UNSHOWN.sub("?", " ".join(text.split()))
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 4] + " ..."
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +95,7 @@ def parse_noun(data: bytes, kind: type[N], source: str = "the message") -> N:
     """The noun of type `kind` in JSON `data`; `source` names its origin in errors. Raises InvalidFile."""
     try:
         raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except NOT_DECODED as error:
         raise InvalidFile(f"{source} is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise InvalidFile(f"{source} must hold a JSON object, got {_short(raw)}")
@@ -73,6 +114,8 @@ _LOCATION = re.compile(r"^(?P<rule>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL
 _MISSING = re.compile(r"^Object missing required field `(.*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$")
 _TYPE = re.compile(r"^Expected `([^`]*)`(.*), got ")
+_BOUND = re.compile(r"^Expected `([^`]*)` (.*)$")
+_RULES = {"matching": "that shows what it is, and is one"}
 _CHECK = re.compile(r"^(\w+) must be ")
 _STEP = re.compile(r"\.(\w+)|\[([^\]]*)\]")
 _WORDS = {
@@ -97,6 +140,9 @@ def _sentence(message: str, raw: Any, kind: type[Noun]) -> str:
     if match := _TYPE.match(rule):
         words = " or ".join(_WORDS.get(word, word) for word in match[1].split(" | "))
         return f"{_subject(field)} must be {words}{match[2]}, {got}"
+    if match := _BOUND.match(rule):
+        words = _WORDS.get(match[1], match[1])
+        return f"{_subject(field)} must be {words} {_RULES.get(match[2].split()[0], match[2])}, {got}"
     if rule.startswith("Invalid enum value"):
         return f"{_subject(field)} must be one of {_allowed_values(path, kind)}, {got}"
     return f"{_subject(field)}: {rule}" if field else rule

@@ -136,6 +136,7 @@ def test_a_slice_of_validation_is_computed_with_the_weights_that_come_along(firs
     found, _ = sent[-1]
     assert isinstance(found, Validated)
     assert (found.run, found.number) == ("linear-1", 4)
+    assert found.loss is not None
     assert found.loss > 0
     assert 0 <= found.correct <= size
 

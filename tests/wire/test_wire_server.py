@@ -21,7 +21,7 @@ from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotListen
 from evener.wire.frame import Limits
 from evener.wire.identity import Address
-from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected
+from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed
 from support.wire_peers import QUICK, Hello, Kinds, Push, World, world
 
 BIG = 20_000_000
@@ -262,15 +262,21 @@ def test_place_and_on_part_may_send_and_refuse() -> None:
         assert sending.exception(timeout=5) is None or "not finite" in str(sending.exception())
 
 
-def test_a_mistake_in_place_is_raised_and_not_swallowed() -> None:
+@pytest.mark.parametrize("error", [KeyError("a bug of ours"), MemoryError(), OSError(28, "full"), BlockingIOError()])
+def test_a_mistake_in_place_is_told_costs_that_peer_and_nobody_else(error: Exception) -> None:
     def place(peer: int, header: Kinds, lengths: tuple[int, ...]) -> list[bytearray]:
-        raise KeyError("a bug of ours")
+        if header == Push(1):
+            raise error
+        return [bytearray(length) for length in lengths]
 
     with world(place=place) as w:
-        node, _ = w.join()
+        node, peer = w.join()
+        other, other_peer = w.join()
         node.send(Push(1), [b"abc"])
-        with pytest.raises(KeyError, match="a bug of ours"):
-            w.until(FrameReceived)
+        assert w.until(PeerFailed) == PeerFailed(peer, error)
+        assert w.until(PeerDisconnected) == PeerDisconnected(peer, "what it sent could not be dealt with")
+        other.send(Push(2), [b"abc"])
+        assert w.until(FrameReceived).peer == other_peer
 
 
 def test_a_poll_returns_when_all_that_waited_for_a_peer_has_gone(transport: str, tmp_path: Path) -> None:

@@ -1,35 +1,42 @@
 """What a master writes down of a run in progress, so that killed and started again it goes on with it.
 
-    run/server-VERSION.safetensors    weights, optimiser and samples, by `sync.snapshot`
-    run/checkpoint.msgpack            everything else; names the file above, and is written after it
+    run/server-NUMBER.safetensors    weights, optimiser and samples, by `sync.snapshot`
+    run/checkpoint-NUMBER.msgpack    SHA-256 of the rest | SHA-256 of the file above | everything else
 
-So a crash at any moment leaves a pair that belongs together. Another thread writes; who is asked again before it has
-finished does not wait for it. It is done often enough to lose little, seldom enough to cost little.
+The second is written after the first, so a crash at any moment leaves a pair that belongs together. The last two pairs
+are kept: if a disk has damaged the newer one, that is set aside by name and the older one is gone on from. Another
+thread writes; who is asked again before it has finished does not wait for it. It is done often enough to lose little,
+seldom enough to cost little; a disk that is full is a warning, and a pair is written when there is room again.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 
 from evener.atomic import atomic_write
-from evener.errors import InvalidFile
+from evener.errors import InvalidFile, InvalidInput
 from evener.history import History
 from evener.ps.config import MasterConfig
 from evener.ps.job import Job
 from evener.ps.node_state import NodeState
 from evener.ps.nodes import Nodes
 from evener.ps.training_run import TrainingRun
-from evener.schema import Part
+from evener.schema import NOT_DECODED, Part
 from evener.sync.snapshot import Snapshot, load_snapshot, save_snapshot
 
-_FILE = "checkpoint.msgpack"
+_CHECKPOINTS, _SERVERS = "checkpoint-*.msgpack", "server-*.safetensors"
+_KEPT = 2
 _APART_SECONDS = 2.0
 """Between two checkpoints, at least."""
 _MOST_COST = 0.05
 """Of the master's time, that taking checkpoints may cost."""
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class RunCheckpoint(Part, frozen=True, kw_only=True):
@@ -41,8 +48,8 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
         history: what happened so far.
         used: samples of each epoch that has begun and not ended, that were learned from.
         due: epochs whose validation had not ended.
-        begun: clock when work began, seconds since 1970; 0 if it had not.
-        submitted: clock when the run was asked for.
+        seconds: since work began; None if it had not.
+        waited: seconds from when the run was asked for until then, or until now.
         nodes: who took part, with times counted from the moment of writing.
     """
 
@@ -51,8 +58,8 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
     history: History
     used: dict[int, int]
     due: tuple[int, ...]
-    begun: float
-    submitted: float
+    seconds: float | None
+    waited: float
     nodes: dict[str, NodeState]
 
 
@@ -64,25 +71,28 @@ class Checkpointer:
     """
 
     def __init__(self, config: MasterConfig) -> None:
-        self._folder, self._clock, self._notify = config.home.run, config.clock, config.notify
+        self._folder, self._aside = config.home.run, config.home.aside
+        self._clock, self._notify = config.clock, config.notify
         self._writer = ThreadPoolExecutor(1, "evener-checkpointer")
         self._writing: Future[None] | None = None
-        self._after, self._version = 0.0, -1
+        self._after, self._version, self._number = 0.0, -1, 0
+        self._is_failing = False
 
     def load(self) -> tuple[RunCheckpoint, Snapshot] | None:
         """The run that was in progress, if there was one.
 
         Raises:
-            InvalidFile: what was written cannot be read.
+            InvalidFile: nothing that was written down of it is whole.
         """
-        path = self._folder / _FILE
-        if not path.exists():
-            return None
-        try:
-            checkpoint = msgspec.msgpack.decode(path.read_bytes(), type=RunCheckpoint)
-        except (msgspec.DecodeError, OSError) as error:
-            raise InvalidFile(f"cannot go on with the run in {path}: {error}; remove the file to leave it") from error
-        return checkpoint, load_snapshot(self._folder / checkpoint.server)
+        found = sorted(self._folder.glob("checkpoint*.msgpack"), reverse=True)
+        for path in found:
+            try:
+                return _read(path)
+            except InvalidInput as error:
+                self._notify(f"warning: {error}; {self._move([path])}")
+        if found:
+            raise InvalidFile(f"no snapshot in {self._folder} is whole")
+        return None
 
     def save_if_due(self, run: TrainingRun, nodes: Nodes) -> None:
         """Begin to write down the run, if it has gone on and the time has come."""
@@ -93,49 +103,95 @@ class Checkpointer:
     def save(self, run: TrainingRun, nodes: Nodes) -> None:
         """Begin to write down the run; see `RunCheckpoint`."""
         now, version = self._clock(), run.server.version
+        self._wait()
+        self._number = 1 + max(self._number, *map(_number_of, self._folder.glob(_CHECKPOINTS)), 0)
         checkpoint = RunCheckpoint(
-            server=f"server-{version}.safetensors",
+            server=_SERVERS.replace("*", f"{self._number:08}"),
             job=run.job,
             history=run.history,
             used=run.used,
             due=run.due,
-            begun=run.begun,
-            submitted=run.submitted,
+            seconds=run.seconds,
+            waited=run.waited,
             nodes=nodes.snapshot(now),
         )
-        try:
-            self._wait()
-        except OSError as error:
-            self._notify(f"warning: the run cannot be written down, a killed master would lose it: {error}")
         data = msgspec.msgpack.encode(checkpoint)
-        self._writing = self._writer.submit(self._write, checkpoint.server, data, run.server.snapshot())
+        self._writing = self._writer.submit(self._write, self._number, data, run.server.snapshot())
         self._version = version
         self._after = now + max(_APART_SECONDS, (self._clock() - now) / _MOST_COST)
 
     def forget(self) -> None:
         """The run is over."""
-        with contextlib.suppress(OSError):  # it was not written, of which the user was told
-            self._wait()
-        (self._folder / _FILE).unlink(missing_ok=True)
-        self._remove_but("")
+        self._wait()
+        self._remove_before(self._number + 1)
         self._version, self._after = -1, 0.0
+
+    def set_aside(self) -> str:
+        """Keep what is written down of the run apart, so that no other run comes upon it; where it is, in words."""
+        self._wait()
+        self._version, self._after = -1, 0.0
+        files = [path for pattern in (_CHECKPOINTS, _SERVERS) for path in self._folder.glob(pattern)]
+        return self._move(files) if files else "nothing was written down of it"
 
     def close(self) -> None:
         """Wait until everything is written, and end the thread."""
+        self._wait()
         self._writer.shutdown()
 
     def _wait(self) -> None:
-        """Raises OSError of the writing before this one."""
+        """Until nothing is being written; tell the user when that begins to fail, and when it works again."""
         writing, self._writing = self._writing, None
-        if writing is not None:
+        if writing is None:
+            return
+        try:
             writing.result()
+        except OSError as error:
+            if not self._is_failing:
+                self._notify(
+                    f"warning: the run cannot be written down ({error.strerror or error}); what was written before is "
+                    "kept, and it is tried again and again"
+                )
+            self._is_failing = True
+        else:
+            if self._is_failing:
+                self._notify("the run is written down again")
+            self._is_failing = False
 
-    def _write(self, name: str, data: bytes, snapshot: Snapshot) -> None:
-        save_snapshot(snapshot, self._folder / name)
-        atomic_write(self._folder / _FILE, data, private=True)
-        self._remove_but(name)
+    def _write(self, number: int, data: bytes, snapshot: Snapshot) -> None:
+        rest = save_snapshot(snapshot, self._folder / _SERVERS.replace("*", f"{number:08}")) + data
+        path = self._folder / _CHECKPOINTS.replace("*", f"{number:08}")
+        atomic_write(path, hashlib.sha256(rest).digest() + rest, private=True)
+        self._remove_before(number + 1 - _KEPT)
 
-    def _remove_but(self, name: str) -> None:
-        for path in self._folder.glob("server-*.safetensors"):
-            if path.name != name:
-                path.unlink(missing_ok=True)
+    def _remove_before(self, number: int) -> None:
+        for pattern in (_CHECKPOINTS, _SERVERS):
+            for path in self._folder.glob(pattern):
+                if _number_of(path) < number:
+                    path.unlink(missing_ok=True)
+
+    def _move(self, files: Sequence[Path]) -> str:
+        """Move files to a folder of their own; where that is, in words."""
+        place = self._aside / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}"
+        place.mkdir(parents=True, mode=0o700)
+        for path in files:
+            path.replace(place / path.name)
+        return f"it is set aside in {place}"
+
+
+def _read(path: Path) -> tuple[RunCheckpoint, Snapshot]:
+    """What was written down. Raises InvalidInput: it is not whole."""
+    try:
+        content = path.read_bytes()
+        digest, rest = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(rest).digest() != digest:
+            raise InvalidFile(f"{path} is damaged: its checksum is wrong")
+        checkpoint = msgspec.msgpack.decode(rest[_DIGEST_BYTES:], type=RunCheckpoint)
+    except (*NOT_DECODED, OSError) as error:
+        raise InvalidFile(f"{path} cannot be read: {error}") from error
+    return checkpoint, load_snapshot(path.with_name(checkpoint.server), rest[:_DIGEST_BYTES])
+
+
+def _number_of(path: Path) -> int:
+    """In the name of a file; 0 if there is none."""
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from evener import __version__
-from evener.atomic import atomic_write
+from evener.atomic import atomic_write, remove_drafts
 from evener.errors import InvalidFile, InvalidInput, MissingFile
 from evener.host import version_of
 from evener.schema import Part
@@ -53,15 +54,19 @@ class StateDir:
         run: folder of the run in progress.
         runs: folder of what runs ended with.
         blobs: folder of code and data that have passed through.
+        aside: folder of runs that could not be gone on with, or whose results could not be written.
         profile: file of all nodes' ClusterProfile.
+        audit: file of the audit log.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = folder / "run"
         self.runs = folder / "runs"
+        self.aside = folder / "aside"
         self.blobs = folder / "blobs"
         self.profile = folder / "cluster.json"
+        self.audit = folder / "audit.jsonl"
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -76,7 +81,15 @@ class StateDir:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InvalidInput(f"a master lives in {self.folder} already; end it with `evener down`") from None
+            self._remove_drafts()
             yield
+
+    def _remove_drafts(self) -> None:
+        """Remove what masters left behind that were killed while they wrote."""
+        for folder in (self.folder, self.run, *self.runs.glob("*")):
+            remove_drafts(folder)
+        for draft in self.blobs.glob(".*"):
+            shutil.rmtree(draft)
 
     def identity(self, *, insecure: bool) -> Identity:
         """The identity of this home, made when it is first asked for."""
@@ -144,7 +157,7 @@ class MasterConfig(NamedTuple):
         environment: the same and more, for records.
         patience: seconds of silence after which a node is given up.
         notify: tells its user.
-        clock: seconds, never going back.
+        clock: seconds, never going back: all durations are differences of it, for the system's clock may be set.
     """
 
     home: StateDir

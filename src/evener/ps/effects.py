@@ -13,6 +13,7 @@ from evener.ps.messages import Dismiss, Header, Quarantine
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.scheduler import Scheduler
+from evener.schema import shown
 from evener.wire.server import Server
 
 EVENTS: dict[TransitionKind, str] = {
@@ -87,7 +88,7 @@ class Effects:
 
     def turn_away(self, peer: int, reason: str) -> None:
         """Close the connection of a node that may not take part."""
-        self._server.send(peer, Dismiss(reason=reason, is_error=True))
+        self._server.send(peer, Dismiss(reason=shown(reason), is_error=True))
         self._server.disconnect(peer, reason)
 
     def _do(self, transition: Transition) -> None:

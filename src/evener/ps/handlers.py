@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from evener.profile import ClusterProfile
 from evener.ps import messages as m
 from evener.ps.blob import CHUNK_BYTES
@@ -68,6 +70,11 @@ class Handlers:
         if node is not None:
             self._effects.of("disconnected", node)
 
+    def who(self, peer: int) -> tuple[str, str]:
+        """Name and address of somebody who is connected; the name is empty unless it is a node."""
+        node = self._nodes.at(peer)
+        return "" if node is None else node.name, self._origins.get(peer, "")
+
     def place(self, peer: int, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
         """Memory for the buffers of a frame; None if nobody wants them.
 
@@ -82,8 +89,9 @@ class Handlers:
             run = self._scheduler.run
             inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
             return None if inbox is None else (inbox,)
-        is_blob = isinstance(header, m.BlobChunk) and sum(lengths) <= CHUNK_BYTES
-        if lengths and not is_blob and not isinstance(header, m.SubmitRun):
+        if type(header) is m.SubmitRun:
+            return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
+        if lengths and not (type(header) is m.BlobChunk and len(lengths) == 1 and lengths[0] <= CHUNK_BYTES):
             raise BadFrame(f"{type(header).__name__} brings {sum(lengths)} bytes too many")
         return allocate(header, lengths)
 
@@ -134,9 +142,14 @@ class Handlers:
         self._effects.follow(transitions)
 
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
-        node.profile = header.profile
+        if node.profile is not None:
+            raise BadFrame("its device has been measured before")
+        node.profile = replace(header.profile, node=node.name)
         profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
-        write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
+        try:
+            write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
+        except OSError as error:
+            self._config.notify(f"warning: {self._config.home.profile} cannot be written: {error.strerror}")
         if node.is_present:
             self._scheduler.admit(node)
 

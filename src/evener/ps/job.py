@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from evener.errors import EvenerError, require
+from evener.errors import EvenerError, InvalidFile, require
+from evener.memory import usable_memory
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.messages import BlobChunk, FetchBlob, RunRejected, Send
-from evener.schema import Part
+from evener.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.protocol import SyncProtocol, Workload
+from evener.sync.snapshot import require_free
+from evener.wire.errors import BadFrame
+
+MOST_JOB_BYTES = 16 * 2**20
 
 
 class Job(Part, frozen=True, kw_only=True):
@@ -38,24 +43,24 @@ class Job(Part, frozen=True, kw_only=True):
         has_accuracy: whether the task says how many answers are right.
     """
 
-    run: str
-    task: str
-    title: str
-    code: str = ""
-    data: str = ""
-    data_dir: str = ""
-    options: dict[str, str] = {}
-    precision: str = "fp32"
-    protocol: str
+    run: RunName
+    task: Name
+    title: Name
+    code: Digest = ""
+    data: Digest = ""
+    data_dir: Text = ""
+    options: dict[Name, Text] = {}
+    precision: Word = "fp32"
+    protocol: Word
     agreement: SyncProtocol
     workload: Workload
     layout: StateLayout
-    num_validation: int = 0
+    num_validation: Whole = 0
     has_accuracy: bool = True
 
     def __post_init__(self) -> None:
-        is_plain = bool(self.run) and not set(self.run) & set("/\\\0") and not self.run.startswith(".")
-        require(is_plain, "run", self.run, "a name without slashes that does not begin with a point")
+        require(bool(self.run), "run", self.run, "a name")
+        require_free(self.layout)
         require(self.num_validation >= 0, "num_validation", self.num_validation, "zero or more")
 
     @property
@@ -70,8 +75,11 @@ def encode_job(job: Job) -> bytes:
 
 
 def decode_job(data: bytes | memoryview) -> Job:
-    """The job in a buffer. Raises msgspec.DecodeError."""
-    return msgspec.msgpack.decode(data, type=Job)
+    """The job in a buffer. Raises InvalidFile: it is none."""
+    try:
+        return msgspec.msgpack.decode(data, type=Job)
+    except NOT_DECODED as error:
+        raise InvalidFile(f"this is no job: {error}") from error
 
 
 class Submission(NamedTuple):
@@ -81,7 +89,7 @@ class Submission(NamedTuple):
         peer: connection of the command.
         job: to be done.
         weights: to begin with.
-        submitted: clock, seconds since 1970.
+        submitted: on the master's clock.
     """
 
     peer: int
@@ -96,11 +104,28 @@ class Submissions:
     Args:
         blobs: folder for code and data.
         send: to connections.
+        clock: seconds.
     """
 
-    def __init__(self, blobs: Path, send: Send) -> None:
-        self._receiver, self._send = BlobReceiver(blobs), send
+    def __init__(self, blobs: Path, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._receiver, self._send, self._clock = BlobReceiver(blobs), send, clock
         self._open: Submission | None = None
+        self._bringing: int | None = None
+
+    def wants(self, peer: int, lengths: Sequence[int]) -> bool:
+        """Whether a job and weights may come: those of one command at a time.
+
+        Raises:
+            BadFrame: they are too large.
+        """
+        if len(lengths) != 2 or lengths[0] > MOST_JOB_BYTES:
+            raise BadFrame(f"a run is a job of at most {MOST_JOB_BYTES} bytes, and weights")
+        if lengths[1] > (most := usable_memory()[1] // 2):
+            raise BadFrame(f"weights of {lengths[1]} bytes are too large for this master, which could hold {most}")
+        if self._is_taken(peer):
+            return False
+        self._bringing = peer
+        return True
 
     def submit(self, peer: int, buffers: Sequence[memoryview], reason_to_wait: str) -> Submission | None:
         """A command wants a run; it is returned if nothing of it is missing.
@@ -110,17 +135,20 @@ class Submissions:
             buffers: job and weights.
             reason_to_wait: why it cannot begin now; empty if it can.
         """
-        try:
-            job = decode_job(buffers[0])
-            weights = Flat(job.layout, as_bytes(buffers[1]))
-        except (msgspec.DecodeError, IndexError, EvenerError) as error:
-            reason_to_wait = f"the run cannot be understood: {error}"
-        if self._open is not None:
+        if self._is_taken(peer):
             reason_to_wait = reason_to_wait or "another command is submitting a run at this moment: try again"
+        if self._bringing == peer:
+            self._bringing = None
+        if buffers or not reason_to_wait:
+            try:
+                job = decode_job(buffers[0])
+                weights = Flat(job.layout, as_bytes(buffers[1]))
+            except (IndexError, EvenerError) as error:
+                reason_to_wait = f"the run cannot be understood: {error}"
         if reason_to_wait:
-            self._send(peer, RunRejected(reason=reason_to_wait))
+            self._send(peer, RunRejected(reason=shown(reason_to_wait)))
             return None
-        self._open = Submission(peer, job, weights, time.time())
+        self._open = Submission(peer, job, weights, self._clock())
         self._ask(peer, self._receiver.request(job.blobs))
         return self._complete()
 
@@ -132,11 +160,13 @@ class Submissions:
             self._ask(peer, self._receiver.receive(chunk, data))
         except (EvenerError, OSError) as error:
             self.close()
-            self._send(peer, RunRejected(reason=str(error)))
+            self._send(peer, RunRejected(reason=shown(str(error))))
         return self._complete()
 
     def left(self, peer: int) -> None:
         """A connection is gone, and with it what it was submitting."""
+        if self._bringing == peer:
+            self._bringing = None
         if self._open is not None and self._open.peer == peer:
             self.close()
 
@@ -144,6 +174,10 @@ class Submissions:
         """Forget what has not become whole."""
         self._receiver.close()
         self._open = None
+
+    def _is_taken(self, peer: int) -> bool:
+        """Whether another command is submitting a run."""
+        return self._bringing not in (None, peer) or self._open is not None
 
     def _ask(self, peer: int, fetches: Sequence[FetchBlob]) -> None:
         for fetch in fetches:

@@ -4,23 +4,27 @@ poll -> frames -> handlers (a table by type of message) -> nodes (membership dec
                                                         -> scheduler and run (agreement, validation, history)
                -> effects (the one place where a node is taken in, or lost)
      -> the time alone: heartbeats, the late and the silent, events for whoever watches
+
+Whatever goes wrong while a frame is dealt with costs its sender the connection; while the run is gone on with, the run.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from evener.errors import Interrupted
+from evener.errors import Interrupted, first_line
 from evener.heartbeat import is_due
+from evener.ps.audit import AuditLog, trace_of
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
 from evener.ps.handlers import Handlers
 from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, ToMaster
 from evener.ps.nodes import Nodes
 from evener.ps.scheduler import Scheduler
+from evener.wire.errors import BadFrame
 from evener.wire.frame import Limits
 from evener.wire.identity import Address
-from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerRefused, Server
+from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed, PeerRefused, Server
 
 _TICK_SECONDS = 0.05
 
@@ -42,6 +46,7 @@ class Master:
         self.server: Server[Header] = Server(ToMaster, config.identity, Limits(patience=config.patience))
         self._scheduler = Scheduler(config, self.nodes, self.server.send)
         self._effects = Effects(self.nodes, self._scheduler, self.server, config)
+        self._audit = AuditLog(config.home.audit, config.notify)
         self._handlers = Handlers(config, self.nodes, self._scheduler, self._effects, self.server)
         self.server.place, self.server.on_part = self._handlers.place, self._handlers.on_part
         self._ticked = self._beaten = config.clock()
@@ -58,12 +63,11 @@ class Master:
         return bound
 
     def serve(self) -> None:
-        """Be the master until a command ends it; go on with the run that the last one had in progress.
-
-        Raises:
-            InvalidFile: that run cannot be read.
-        """
-        self._scheduler.resume()
+        """Be the master until a command ends it; go on with the run that the last one had in progress."""
+        try:
+            self._scheduler.resume()
+        except Exception as error:  # whatever lies there, the master is up
+            self._set_aside(error)
         while not self._handlers.is_ending:
             self.step()
         self._shut_down()
@@ -81,22 +85,48 @@ class Master:
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, FrameReceived):
-            self._handlers.on_message(event.peer, event.header, event.buffers)
+            try:
+                self._handlers.on_message(event.peer, event.header, event.buffers)
+            except Exception as error:  # whatever it is, it is this peer's, and nobody else's
+                self.server.fail(event.peer, error)
         elif isinstance(event, PeerConnected):
             self._handlers.on_connected(event.peer, event.origin)
+        elif isinstance(event, PeerFailed):
+            self._on_failed(event.peer, event.error)
         elif isinstance(event, PeerDisconnected):
-            self._handlers.on_disconnected(event.peer)
+            try:
+                self._handlers.on_disconnected(event.peer)
+            except Exception as error:  # of the run, which goes on without somebody
+                self._set_aside(error)
         elif isinstance(event, PeerRefused):
             self._notify(f"turned away {event.origin}: {event.reason}")
+            self._audit.write("turned away", address=event.origin, detail=event.reason)
+
+    def _on_failed(self, peer: int, error: Exception) -> None:
+        """Tell of a peer that is closed: whose fault it is, the log says."""
+        name, address = self._handlers.who(peer)
+        is_fault = not isinstance(error, BadFrame)
+        sentence = f"{type(error).__name__}: {first_line(error)}" if is_fault else str(error)
+        self._notify(f"closed the connection to {f'node {name} at ' if name else ''}{address}: {sentence}")
+        detail = trace_of(error) if is_fault else sentence
+        self._audit.write("fault" if is_fault else "refused", name=name, address=address, detail=detail)
+
+    def _set_aside(self, error: Exception) -> None:
+        """Go on without the run, with which this master cannot."""
+        self._audit.write("run set aside", detail=trace_of(error))
+        self._scheduler.set_aside(error)
 
     def _tick(self) -> None:
         now = self._clock()
         if now - self._ticked < _TICK_SECONDS:
             return
         self._ticked = now
-        self._effects.of_time()
-        self._scheduler.tick(now, self.server.is_sending)
-        self._effects.of_run()
+        try:
+            self._effects.of_time()
+            self._scheduler.tick(now, self.server.is_sending)
+            self._effects.of_run()
+        except Exception as error:  # of the run: the nodes by themselves are a few numbers
+            self._set_aside(error)
         if is_due(self._beaten, now, self._patience):
             self._beaten = now
             for peer in self.server.peers:
@@ -105,8 +135,10 @@ class Master:
     def _shut_down(self) -> None:
         """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
         dismiss = Dismiss(reason="`evener down` was typed", is_error=False)
-        if self._scheduler.run is not None:
-            self._scheduler.finish(Interrupted(f"stopped: {dismiss.reason}"))
+        try:
+            self._scheduler.end(Interrupted(f"stopped: {dismiss.reason}"))
+        except Exception as error:  # the nodes are told all the same
+            self._set_aside(error)
         for peer in self.nodes.peers:
             self.server.send(peer, dismiss)
         missing, until = self.nodes.missing, self._clock() + self._patience

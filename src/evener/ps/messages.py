@@ -1,21 +1,24 @@
 """Everything that master, nodes and commands tell each other; arrays and long lists travel beside it as buffers.
 
 Who speaks first says who it is: a node joins, a command asks. `PROTOCOL` grows when old and new would misunderstand
-each other; a field that is added gets a default.
+each other; a field that is added gets a default. What a field may be, its type says, and the decoder checks it: a
+message with anything else in it is a bad frame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from evener.profile import DeviceProfile
+from evener.schema import Count, Digest, Finite, Loss, RunName, Seconds, Text, UnitSeconds, Word
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
-PROTOCOL = 1
+PROTOCOL = 2
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Why a master closes its connections when nobody is to look for it any more."""
 
@@ -29,7 +32,7 @@ class Join(Header, frozen=True, kw_only=True):
 
     Attributes:
         protocol: see above.
-        name: of the node.
+        name: of the node; the answer to one that may not be says why.
         incarnation: of its process: one that is started later has a higher number.
         evener, python, torch: versions; torch is empty where it is not installed.
         clock: seconds since 1970 on the node.
@@ -38,15 +41,15 @@ class Join(Header, frozen=True, kw_only=True):
         profile: of its device, once that is measured.
     """
 
-    protocol: int
-    name: str
-    incarnation: int
-    evener: str
-    python: str
-    torch: str
-    clock: float
-    device: str
-    run: str = ""
+    protocol: Count
+    name: Annotated[str, Meta(max_length=256)]
+    incarnation: Count
+    evener: Word
+    python: Word
+    torch: Word
+    clock: Finite
+    device: Word
+    run: RunName = ""
     profile: DeviceProfile | None = None
 
 
@@ -64,8 +67,8 @@ class Heartbeat(Header, frozen=True, kw_only=True):
         steps: that a node has done since its process started, so that slow work can be told from none.
     """
 
-    peak_memory_bytes: int = 0
-    steps: int = 0
+    peak_memory_bytes: Count = 0
+    steps: Count = 0
 
 
 class Leave(Header, frozen=True, kw_only=True):
@@ -80,15 +83,15 @@ class Ready(Header, frozen=True, kw_only=True):
         unit_seconds: that one of its samples takes there, measured just now.
     """
 
-    run: str
-    unit_seconds: float
+    run: RunName
+    unit_seconds: UnitSeconds
 
 
 class NotReady(Header, frozen=True, kw_only=True):
     """A node cannot take part in a run: its task's code failed there, or its data are not there."""
 
-    run: str
-    reason: str
+    run: RunName
+    reason: Text
 
 
 class Contribution(Header, frozen=True, kw_only=True):
@@ -99,7 +102,7 @@ class Contribution(Header, frozen=True, kw_only=True):
         push: of the worker.
     """
 
-    run: str
+    run: RunName
     push: Push
 
 
@@ -109,21 +112,21 @@ class Validated(Header, frozen=True, kw_only=True):
     Attributes:
         run: to which it belongs.
         number: of the slice.
-        loss: sum over its samples.
+        loss: sum over its samples; None if it is not finite.
         correct: how many were right.
     """
 
-    run: str
-    number: int
-    loss: float
-    correct: float
+    run: RunName
+    number: Count
+    loss: Loss | None
+    correct: Annotated[float, Meta(ge=0, le=2**53)]
 
 
 class FetchBlob(Header, frozen=True, kw_only=True):
     """Send me bytes of a blob, from `offset` on."""
 
-    digest: str
-    offset: int
+    digest: Digest
+    offset: Count
 
 
 class BlobChunk(Header, frozen=True, kw_only=True):
@@ -135,9 +138,9 @@ class BlobChunk(Header, frozen=True, kw_only=True):
         total: bytes of the blob; 0 if it is not to be had.
     """
 
-    digest: str
-    offset: int
-    total: int
+    digest: Digest
+    offset: Count
+    total: Count
 
 
 class Welcome(Header, frozen=True, kw_only=True):
@@ -148,8 +151,8 @@ class Welcome(Header, frozen=True, kw_only=True):
         remarks: sentences for the node's user: clocks or versions that differ.
     """
 
-    patience: float
-    remarks: tuple[str, ...] = ()
+    patience: Seconds
+    remarks: tuple[Text, ...] = ()
 
 
 class Dismiss(Header, frozen=True, kw_only=True):
@@ -160,43 +163,43 @@ class Dismiss(Header, frozen=True, kw_only=True):
         is_error: whether its process ends as one that failed.
     """
 
-    reason: str
+    reason: Text
     is_error: bool
 
 
 class Quarantine(Header, frozen=True, kw_only=True):
     """The node gets nothing to do for a while."""
 
-    seconds: float
-    reason: str
+    seconds: Seconds
+    reason: Text
 
 
 class Prepare(Header, frozen=True, kw_only=True):
     """Make ready for a run; one buffer: the job."""
 
-    run: str
+    run: RunName
 
 
 class ServerReply(Header, frozen=True, kw_only=True):
     """What the server says to a worker; one buffer if the answer has contents."""
 
-    run: str
+    run: RunName
     answer: Answer
 
 
 class Validate(Header, frozen=True, kw_only=True):
     """Validate samples [first, first + size); one buffer: the weights."""
 
-    run: str
-    number: int
-    first: int
-    size: int
+    run: RunName
+    number: Count
+    first: Count
+    size: Count
 
 
 class Release(Header, frozen=True, kw_only=True):
     """The run is over; forget it."""
 
-    run: str
+    run: RunName
 
 
 class GetStatus(Header, frozen=True, kw_only=True):
@@ -218,25 +221,25 @@ class SubmitRun(Header, frozen=True, kw_only=True):
 class WatchRun(Header, frozen=True, kw_only=True):
     """A command, which has lost the master and found it again, wants to hear the rest of a run."""
 
-    run: str
+    run: RunName
 
 
 class RunAccepted(Header, frozen=True, kw_only=True):
     """The run begins; news of it follow."""
 
-    run: str
+    run: RunName
 
 
 class RunRejected(Header, frozen=True, kw_only=True):
     """The run does not begin."""
 
-    reason: str
+    reason: Text
 
 
 class StopRun(Header, frozen=True, kw_only=True):
     """A command wants the run to end now, with what it has reached."""
 
-    run: str
+    run: RunName
 
 
 class RunEvents(Header, frozen=True, kw_only=True):
@@ -251,8 +254,8 @@ class RunFinished(Header, frozen=True, kw_only=True):
         reason: a sentence if it was not.
     """
 
-    exit_code: int
-    reason: str = ""
+    exit_code: Annotated[int, Meta(ge=0, le=255)]
+    reason: Text = ""
 
 
 FromNode: TypeAlias = Join | Profiled | Heartbeat | Leave | Ready | NotReady | Contribution | Validated

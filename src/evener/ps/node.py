@@ -40,6 +40,7 @@ from evener.ps.messages import (
 )
 from evener.ps.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
 from evener.ps.worker_session import NodeConfig, WorkerSession
+from evener.schema import shown
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import Buffer
 
@@ -126,7 +127,7 @@ class Node:
     def _resign(self, error: Exception) -> None:
         """Say that this node cannot take part in the run, and why."""
         assert self._session is not None
-        job, reason = self._session.job, explain(error)
+        job, reason = self._session.job, shown(explain(error))
         self._log(f"cannot take part in {job.title}: {reason}")
         self._end_session()
         self._send(NotReady(run=job.run, reason=reason))

@@ -18,6 +18,7 @@ from evener.plan import Assignment, Plan
 from evener.ps.job import Job
 from evener.ps.nodes import NodeRecord
 from evener.record import NodeSummary, TrainRecord
+from evener.schema import NOT_DECODED
 from evener.sync.layout import Flat
 from evener.sync.messages import WorkerTotals
 
@@ -125,10 +126,13 @@ def weights_of(weights: Flat) -> bytes:
 
 
 def save_result(folder: Path, result: RunResult) -> None:
-    """Write what remains of a run into its folder."""
-    atomic_write(folder / _WEIGHTS, result.weights)
-    atomic_write(folder / _RECORD, result.record)
-    atomic_write(folder / _END, msgspec.json.encode((result.exit_code, result.reason)))
+    """Write what remains of a run into its folder, for this user only. Raises OSError."""
+    for name, data in (
+        (_WEIGHTS, result.weights),
+        (_RECORD, result.record),
+        (_END, msgspec.json.encode((result.exit_code, result.reason))),
+    ):
+        atomic_write(folder / name, data, private=True)
 
 
 def load_result(folder: Path) -> RunResult:
@@ -140,5 +144,5 @@ def load_result(folder: Path) -> RunResult:
     try:
         exit_code, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[int, str])
         return RunResult(exit_code, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_DECODED) as error:
         raise MissingFile(f"no result lies in {folder}") from error

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from evener.errors import EvenerError, Interrupted
+from evener.errors import EvenerError, Interrupted, first_line
 from evener.events import encode_events
 from evener.history import History
 from evener.ps.blob_transfer import BlobSender
@@ -27,8 +27,12 @@ from evener.ps.messages import (
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.results import RunResult, encode_record, load_result, plan_of, record_of, save_result, weights_of
 from evener.ps.training_run import TrainingRun
+from evener.schema import shown
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.threads import ThreadPool
+
+_MORE_LEASES = 2**32
+"""Than any master gives between its last snapshot and its end: what was begun for it is recognised as late."""
 
 
 class Scheduler:
@@ -46,7 +50,7 @@ class Scheduler:
     def __init__(self, config: MasterConfig, nodes: Nodes, send: Send) -> None:
         self._config, self._nodes, self._send = config, nodes, send
         self._home, self._clock, self._notify = config.home, config.clock, config.notify
-        self._submissions, self._blobs = Submissions(self._home.blobs, send), BlobSender(self._home.blobs)
+        self._submissions, self._blobs = Submissions(self._home.blobs, send, config.clock), BlobSender(self._home.blobs)
         self._subscribers = Subscribers(nodes, send)
         self._checkpointer = Checkpointer(config)
         self._cores = ThreadPool()
@@ -56,20 +60,24 @@ class Scheduler:
         """Go on with the run that the last master of this home had in progress, if there was one.
 
         Raises:
-            InvalidFile: it cannot be read.
+            InvalidFile: nothing that was written down of it is whole.
         """
         found = self._checkpointer.load()
         if found is None:
             return
         checkpoint, snapshot = found
-        server = ParameterServer.resume(snapshot, first_number=time.time_ns(), cores=self._cores)
+        number = snapshot.state.last_number + _MORE_LEASES
+        server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores)
         self._nodes.resume(checkpoint.nodes, self._clock())
         history = checkpoint.history
         self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
-        self.run.begun, self.run.submitted = checkpoint.begun, checkpoint.submitted
         self._subscribers.begin((), len(history.totals))
-        self.run.resume(checkpoint.used, checkpoint.due)
+        self.run.resume(checkpoint.used, checkpoint.due, checkpoint.seconds, checkpoint.waited)
         self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
+
+    def wants_submission(self, peer: int, lengths: Sequence[int]) -> bool:
+        """Whether a run may come now in buffers of these lengths. Raises BadFrame: no run has such."""
+        return self._submissions.wants(peer, lengths)
 
     def submit(self, peer: int, buffers: Sequence[memoryview]) -> None:
         """A command wants a run."""
@@ -92,15 +100,15 @@ class Scheduler:
         try:
             result = load_result(self._home.runs / run)
         except EvenerError as error:
-            self._send(peer, RunRejected(reason=f"there is no run {run}: {error}"))
+            self._send(peer, RunRejected(reason=shown(f"there is no run {run}: {error}")))
             return
-        header = RunFinished(exit_code=result.exit_code, reason=result.reason)
+        header = RunFinished(exit_code=result.exit_code, reason=shown(result.reason))
         self._send(peer, header, (result.record, result.weights))
 
     def stop(self, stop: StopRun) -> None:
         """A command wants the run to end."""
         if self.run is not None and self.run.job.run == stop.run:
-            self.finish(Interrupted(f"stopped after update {self.run.server.version} as asked"))
+            self.end(Interrupted(f"stopped after update {self.run.server.version} as asked"))
 
     def disconnected(self, peer: int) -> None:
         """A connection is gone."""
@@ -135,31 +143,50 @@ class Scheduler:
         run.begin(self._nodes.present)
         run.tick(is_sending)
         self._subscribers.tick(run, now)
-        if run.failure is not None:
-            self.finish(run.failure)
-        elif run.is_complete:
-            self.finish(None)
+        if run.failure is not None or run.is_complete:
+            self.end(run.failure)
         else:
             self._checkpointer.save_if_due(run, self._nodes)
 
-    def finish(self, error: EvenerError | None) -> None:
-        """The run is over: keep what remains of it, tell those who watch, release the nodes."""
-        run = self.run
-        assert run is not None
+    def end(self, error: EvenerError | None) -> None:
+        """The run, if there is one, is over: keep what remains of it, tell those who watch, release the nodes."""
+        if (run := self.run) is None:
+            return
         self._subscribers.flush(run)
-        header = RunFinished(exit_code=error.exit_code if error else 0, reason=str(error) if error else "")
-        buffers: tuple[bytes, ...] = ()
+        header = RunFinished(exit_code=error.exit_code if error else 0, reason=shown(str(error)) if error else "")
+        result = RunResult(header.exit_code, header.reason, b"", b"")
         if run.history.totals:
-            result = RunResult(header.exit_code, header.reason, self._record(run), weights_of(run.server.weights))
-            save_result(self._folder(run), result)
-            buffers = (result.record, result.weights)
-        self._subscribers.end(header, buffers)
+            result = result._replace(record=self._record(run), weights=weights_of(run.server.weights))
+        where = self._keep(run, result)
+        self._release(run, header, (result.record, result.weights) if result.record else ())
+        self._notify(f"run {run.job.run} is over{f': {error}' if error else ''}; {where}")
+
+    def set_aside(self, error: Exception) -> None:
+        """The run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
+        what = "the run that was in progress" if self.run is None else f"run {self.run.job.run}"
+        sentence = shown(f"{what} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
+        if self.run is not None:
+            self._release(self.run, RunFinished(exit_code=EvenerError.exit_code, reason=sentence), ())
+        self._notify(f"warning: {sentence}; {self._checkpointer.set_aside()}")
+
+    def _keep(self, run: TrainingRun, result: RunResult) -> str:
+        """Write down what a run has come to; where that is, in words."""
+        try:
+            if result.record:
+                save_result(self._folder(run), result)
+        except OSError as error:
+            return f"its results cannot be written ({error.strerror}); {self._checkpointer.set_aside()}"
         self._checkpointer.forget()
+        return f"results are in {self._folder(run)}" if result.record else "nobody worked for it"
+
+    def _release(self, run: TrainingRun, header: RunFinished, buffers: Sequence[bytes]) -> None:
+        """Nobody works for the run, or watches it, any more."""
+        self.run = None
+        self._subscribers.end(header, buffers)
         for node in self._nodes.by_name.values():
             node.ready, node.doing, node.worker = "", "waits", None
+            node.not_ready.discard(run.job.run)
             self._send(node.peer, Release(run=run.job.run))
-        self._notify(f"run {run.job.run} is over{f': {error}' if error else ''}; results are in {self._folder(run)}")
-        self.run = None
 
     def close(self) -> None:
         """Write down the run in progress and end threads."""
@@ -193,8 +220,8 @@ class Scheduler:
                 run.history,
                 self._nodes.by_name,
                 run.costs,
-                seconds=time.time() - run.begun if run.begun else 0.0,
-                startup=run.begun - run.submitted if run.begun else 0.0,
+                seconds=run.seconds or 0.0,
+                startup=run.waited if run.seconds is not None else 0.0,
                 environment=self._config.environment,
             )
         )

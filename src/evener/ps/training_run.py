@@ -6,7 +6,6 @@ late one) it puts into `observations`, for membership to decide upon; it never d
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
@@ -24,6 +23,7 @@ from evener.record import Event
 from evener.sync.messages import Judgement, ServerOutput, Update
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.worker_record import seconds_of
+from evener.wire.errors import BadFrame
 
 _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""
@@ -47,7 +47,8 @@ class TrainingRun:
         failure: why the run cannot go on, if it cannot.
         has_begun: whether work is given out.
         used: samples used of each epoch that has begun and not ended.
-        submitted, begun: clock when it was asked for, and when somebody first worked; 0 before.
+        submitted: when it was asked for.
+        begun: when somebody first worked; None before.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class TrainingRun:
         self.failure: EvenerError | None = None
         self.has_begun = False
         self.used: dict[int, int] = {}
-        self.submitted = self.begun = 0.0
+        self.submitted = clock()
+        self.begun: float | None = None
         self._nodes, self._send, self._clock = nodes, send, clock
         self._validations = Validations(job)
         self._bytes_saved = job.layout.num_bytes - server.push_bytes
@@ -73,8 +75,14 @@ class TrainingRun:
         self._first_ready = inf
         self._updated_at = self._progress_at = clock()
 
-    def resume(self, used: Mapping[int, int], due: Sequence[int]) -> None:
-        """Go on with the run of a master that was killed: with these samples used, and these epochs to validate."""
+    def resume(self, used: Mapping[int, int], due: Sequence[int], seconds: float | None, waited: float) -> None:
+        """Go on with the run of a master that was killed: with these samples used, and these epochs to validate.
+
+        The time without a master does not count.
+        """
+        now = self._clock()
+        self.begun = None if seconds is None else now - seconds
+        self.submitted = (now if self.begun is None else self.begun) - waited
         self.used = dict(used)
         for name, worker in self.server.workers.items():
             self._nodes.record(name).worker = worker
@@ -91,6 +99,16 @@ class TrainingRun:
     def is_complete(self) -> bool:
         """Whether everything is done, validation too."""
         return self.server.is_over and not self.due
+
+    @property
+    def seconds(self) -> float | None:
+        """Since somebody first worked; None before."""
+        return None if self.begun is None else self._clock() - self.begun
+
+    @property
+    def waited(self) -> float:
+        """Seconds from when it was asked for until somebody worked, or until now."""
+        return (self._clock() if self.begun is None else self.begun) - self.submitted
 
     @property
     def costs(self) -> dict[str, Worker]:
@@ -165,9 +183,15 @@ class TrainingRun:
         self._follow(self.server.push(node.name, push, num_bytes))
 
     def validated(self, node: NodeRecord, header: Validated) -> None:
-        """A slice of the validation data has been answered for."""
+        """A slice of the validation data has been answered for.
+
+        Raises:
+            BadFrame: the answer cannot be true.
+        """
         if header.run != self.job.run:
             return
+        if objection := self._validations.objection(node.name, header):
+            raise BadFrame(objection)
         now = self._clock()
         is_news, validation = self._validations.answer(header, now)
         if is_news:
@@ -189,8 +213,8 @@ class TrainingRun:
             is_sending: whether something is still on its way to a connection.
         """
         now, patience = self._clock(), self._nodes.patience
-        if self.server.members and not self.begun:
-            self.begun = time.time()
+        if self.server.members and self.begun is None:
+            self.begun = now
         busy = self._step_seconds()
         for node in busy:
             if node.peer is not None and is_sending(node.peer):

@@ -40,12 +40,14 @@ class ValidationPass:
     def __init__(self, num_samples: int, costs: Mapping[str, Worker], first_number: int) -> None:
         self._num_samples = num_samples
         self._open: dict[int, tuple[ValidationSlice, str]] = {}
+        self._asked: dict[int, set[str]] = {}
         self._loss = self._correct = 0.0
         first = 0
         for name, size in zip(costs, apportion(num_samples, list(costs.values())), strict=True):
             if size:
                 number = first_number + len(self._open)
                 self._open[number] = ValidationSlice(number, first, size), name
+                self._asked[number] = {name}
                 first += size
         self.next_number = first_number + len(self._open)
 
@@ -73,11 +75,20 @@ class ValidationPass:
         """Everybody who still has to answer, each once, in order of the slices."""
         return list(dict.fromkeys(owner for _, owner in self._open.values()))
 
-    def answer(self, number: int, loss: float, correct: float) -> bool:
+    def objection(self, number: int, name: str, correct: float) -> str:
+        """Why an answer of `name` cannot be true, if its slice is open; empty if it can."""
+        if number not in self._open:
+            return ""
+        if name not in self._asked[number]:
+            return f"it answers for slice {number}, which it was not given"
+        part, _ = self._open[number]
+        return "" if correct <= part.size else f"it has {correct:g} right answers for {part.size} samples"
+
+    def answer(self, number: int, loss: float | None, correct: float) -> bool:
         """Count a slice; whether it was awaited: another may have answered for it before."""
         if self._open.pop(number, None) is None:
             return False
-        self._loss += loss if isfinite(loss) else float("nan")
+        self._loss += loss if loss is not None and isfinite(loss) else float("nan")
         self._correct += correct
         return True
 
@@ -88,6 +99,7 @@ class ValidationPass:
             others = [name for name in to if name != owner]
             if others:
                 self._open[part.number] = moved_to = part, others[turn % len(others)]
+                self._asked[part.number].add(moved_to[1])
                 moved.append(moved_to)
         return moved
 
@@ -167,6 +179,11 @@ class Validations:
         if pending is None or pending.underway is None:
             return []
         return [self._for(name, part, pending) for part in pending.underway.slices_of(name)]
+
+    def objection(self, name: str, header: Validated) -> str:
+        """Why an answer of `name` cannot be true; empty if it can."""
+        underway = self._pending[0].underway if self._pending else None
+        return "" if underway is None else underway.objection(header.number, name, header.correct)
 
     def answer(self, header: Validated, now: float) -> tuple[bool, Validation | None]:
         """A slice has been answered for: whether it was awaited, and the validation that it completes."""

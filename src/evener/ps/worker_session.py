@@ -21,6 +21,7 @@ from evener.ps.config import Versions
 from evener.ps.engine import Build, EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
+from evener.schema import summable
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat
 from evener.sync.messages import Lease, Push
@@ -124,7 +125,7 @@ class WorkerSession:
         if self._engine is None:
             return
         loss, correct = self._engine.validate(Flat(self.job.layout, as_bytes(weights)), asked.first, asked.size)
-        self._send(Validated(run=self.job.run, number=asked.number, loss=loss, correct=correct))
+        self._send(Validated(run=self.job.run, number=asked.number, loss=summable(loss), correct=correct))
 
     def resend(self) -> None:
         """Ask and send again, over a new connection, what was not answered; the master names the leases that hold."""

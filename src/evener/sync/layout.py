@@ -13,18 +13,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from evener.errors import require
-from evener.schema import Part
+from evener.schema import Part, Whole
 
 Kind = Literal["parameter", "statistic", "counter"]
 DType = Literal["float32", "float64", "int64"]
 Floats = NDArray[np.floating[Any]]
 
+ArrayName = Annotated[str, Meta(min_length=1, max_length=1000)]
+MOST_DIMENSIONS = 32
+MOST_NUMBERS = 2**48
+"""In one array."""
 SECTIONS: tuple[tuple[DType, Kind], ...] = (
     ("int64", "counter"),
     ("float64", "parameter"),
@@ -45,13 +50,15 @@ class ArraySpec(Part, frozen=True, kw_only=True):
         kind: a parameter is trained; a statistic (a running mean) is averaged; a counter's increments are summed.
     """
 
-    name: str
-    shape: tuple[int, ...]
+    name: ArrayName
+    shape: Annotated[tuple[Whole, ...], Meta(max_length=MOST_DIMENSIONS)]
     dtype: DType
     kind: Kind
 
     def __post_init__(self) -> None:
         require(all(n >= 0 for n in self.shape), f"shape of {self.name}", self.shape, "sizes of zero or more")
+        most = prod(max(1, n) for n in self.shape)
+        require(most <= MOST_NUMBERS, f"shape of {self.name}", self.shape, f"of at most {MOST_NUMBERS} numbers")
         allowed = "float32 or float64, or int64 of a counter; hold whatever else is trained as float32"
         require((self.dtype == "int64") == (self.kind == "counter"), f"dtype of {self.name}", self.dtype, allowed)
 

@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.schema import Part
+from evener.schema import Count, Loss, Part, Seconds, Text
 
 Verdict = Literal["applied", "refused", "duplicate", "late"]
-Range = tuple[int, int]
+Range = tuple[Count, Count]
 """First position and number of positions."""
 
 
 class SampleRange(Part, frozen=True, kw_only=True, array_like=True):
     """Some samples of one epoch: `ranges` of positions in its order."""
 
-    epoch: int
+    epoch: Count
     ranges: tuple[Range, ...]
 
     @property
@@ -46,10 +46,10 @@ class Lease(Part, frozen=True, kw_only=True, array_like=True):
         num_steps: local steps to use them up in, each with the agreement's batch, the last perhaps with fewer.
     """
 
-    number: int
-    version: int
+    number: Count
+    version: Count
     samples: SampleRange
-    num_steps: int = 1
+    num_steps: Count = 1
 
     @property
     def num_samples(self) -> int:
@@ -63,12 +63,12 @@ class Push(Part, frozen=True, kw_only=True, array_like=True):
     Attributes:
         number: of the lease that it answers.
         seconds: that the work took, without waiting and sending.
-        loss: mean over the samples; None if it is not finite.
+        loss: mean over the samples; None if it is not finite, or too large to be summed.
     """
 
-    number: int
-    seconds: float
-    loss: float | None = None
+    number: Count
+    seconds: Seconds
+    loss: Loss | None = None
 
 
 class Answer(Part, frozen=True, kw_only=True, array_like=True):
@@ -86,12 +86,12 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
         is_last: whether the run is over.
     """
 
-    version: int
-    answers: int | None = None
+    version: Count
+    answers: Count | None = None
     verdict: Verdict | None = None
-    reason: str = ""
+    reason: Text = ""
     contents: Literal["nothing", "weights", "difference"] = "nothing"
-    base: int | None = None
+    base: Count | None = None
     lease: Lease | None = None
     is_anew: bool = False
     is_last: bool = False

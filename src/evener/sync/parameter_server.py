@@ -143,6 +143,7 @@ class ParameterServer:
             return None
         if self._buffers.comes_in_parts:
             self._schedule.arrived(name, worker.leases[number], 0)
+        worker.arriving = number
         return self._buffers.open(name)
 
     def arrived(self, name: str, number: int, num_bytes: int) -> None:
@@ -165,9 +166,12 @@ class ParameterServer:
         if worker is None or lease is None:
             return ServerOutput(replies=self._answer_unexpected(name, worker, push))
         worker.answered.append(push.number)
-        if num_bytes != self.push_bytes:
+        is_here, worker.arriving = worker.arriving == push.number, None
+        if num_bytes != self.push_bytes or not is_here:
             self._buffers.forget(name)
             reason = f"the contribution must have {self.push_bytes} bytes, got {num_bytes}"
+            if num_bytes == self.push_bytes:
+                reason = "the contribution began to come before its work was given, and lies nowhere"
             return self._schedule.refuse(worker, lease, reason)
         num_samples = lease.samples.num_samples
         seconds = worker.speed.observe(num_samples, push.seconds)

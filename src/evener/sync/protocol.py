@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from evener.errors import require
-from evener.schema import Part
+from evener.schema import Finite, Part, Whole
 
 Compression = Literal["none", "bf16", "int8"]
-Rate = float | tuple[float, ...]
+Rate = Finite | tuple[Finite, ...]
 """A learning rate, or one for every version of the weights, from 0; the last one holds for all later versions."""
 
 
@@ -41,9 +43,9 @@ class Sgd(Part, frozen=True, kw_only=True, tag="sgd"):
     """
 
     learning_rate: Rate
-    momentum: float = 0.0
+    momentum: Finite = 0.0
     is_nesterov: bool = False
-    weight_decay: float = 0.0
+    weight_decay: Finite = 0.0
 
     def __post_init__(self) -> None:
         _require_rates(self.learning_rate, self.weight_decay)
@@ -63,9 +65,9 @@ class Adam(Part, frozen=True, kw_only=True, tag="adam"):
     """
 
     learning_rate: Rate
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    betas: tuple[Finite, Finite] = (0.9, 0.999)
+    eps: Finite = 1e-8
+    weight_decay: Finite = 0.0
     is_decoupled: bool = False
 
     def __post_init__(self) -> None:
@@ -94,11 +96,11 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         is_overlapped: whether a worker goes on with its next steps while its contribution travels.
     """
 
-    batch: int
+    batch: Whole
     outer: Outer
     contribution: Literal["gradient", "delta"] = "gradient"
-    local_steps: int | Literal["epoch"] = 1
-    staleness: int | None = 0
+    local_steps: Whole | Literal["epoch"] = 1
+    staleness: Whole | None = 0
     division: Literal["speed", "fixed"] = "speed"
     push: Compression = "none"
     pull: Compression = "none"
@@ -163,6 +165,9 @@ PROTOCOLS: dict[str, Callable[..., SyncProtocol]] = {
 """Makes the agreement of a name."""
 
 
+Bounded = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+
+
 class Workload(Part, frozen=True, kw_only=True):
     """The data of a run, and when it ends: by epochs, by updates, or by whichever comes first.
 
@@ -173,10 +178,10 @@ class Workload(Part, frozen=True, kw_only=True):
         seed: of the order of the samples.
     """
 
-    num_samples: int
-    num_epochs: int | None = None
-    num_updates: int | None = None
-    seed: int = 0
+    num_samples: Bounded
+    num_epochs: Bounded | None = None
+    num_updates: Bounded | None = None
+    seed: Whole = 0
 
     def __post_init__(self) -> None:
         ends = (self.num_epochs, self.num_updates)

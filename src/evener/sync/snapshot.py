@@ -6,6 +6,7 @@ else as JSON in the metadata. Leases that are open count as not given: their sam
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from evener.sync.messages import WorkerTotals
 from evener.sync.protocol import SyncProtocol, Workload
 
 _STATE, _OUTER = "evener.server", "evener.outer/"
+_METADATA = "__metadata__"
+"""What a safetensors file has no array of."""
 
 
 class ServerState(Noun, frozen=True, kw_only=True):
@@ -66,25 +69,48 @@ class Snapshot:
     optimiser: Mapping[str, Floats]
 
     def __post_init__(self) -> None:
-        names = sorted(entry.name for entry in self.state.layout.entries if entry.name.startswith(_OUTER))
-        require(not names, "names of the state", names, f"without the prefix {_OUTER}")
+        require_free(self.state.layout)
 
 
-def save_snapshot(snapshot: Snapshot, path: Path) -> None:
-    """Write `snapshot` to `path` so that a crash at any moment leaves the old file or the new one."""
+def require_free(layout: StateLayout) -> None:
+    """Raise InvalidValue if an array has a name that is not free in a snapshot."""
+    names = sorted(entry.name for entry in layout.entries if entry.name.startswith(_OUTER))
+    require(not names, "names of the state", names, f"without the prefix {_OUTER}")
+    require(all(entry.name != _METADATA for entry in layout.entries), "name of an array", _METADATA, "another one")
+
+
+def save_snapshot(snapshot: Snapshot, path: Path) -> bytes:
+    """Write `snapshot` to `path` so that a crash at any moment leaves the old file or the new one.
+
+    Returns:
+        SHA-256 of the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     arrays = snapshot.weights.views() | {_OUTER + name: array for name, array in snapshot.optimiser.items()}
     metadata = {_STATE: msgspec.json.encode(snapshot.state).decode()}
-    with atomic_draft(path) as draft:
-        save_file(arrays, draft, metadata)
+    with atomic_draft(path, private=True) as draft:
+        try:
+            save_file(arrays, draft, metadata)
+        except SafetensorError as error:  # of the disk: what is saved was checked before
+            raise OSError(str(error)) from error
+        return _digest(draft)
 
 
-def load_snapshot(path: Path) -> Snapshot:
+def load_snapshot(path: Path, digest: bytes | None = None) -> Snapshot:
     """The snapshot in the file `path`.
+
+    Args:
+        path: of the file.
+        digest: SHA-256 that it has to have, if that is known.
 
     Raises:
         MissingFile: there is no such file.
-        InvalidFile: it is not a server's snapshot, or arrays are missing in it or do not fit.
+        InvalidFile: it is not a server's snapshot, it has changed, or arrays are missing in it or do not fit.
     """
+    if digest is not None and path.exists() and _digest(path) != digest:
+        raise InvalidFile(f"{path} is damaged: its checksum is wrong")
     metadata, arrays = _read(path)
     if _STATE not in metadata:
         raise InvalidFile(f"{path} is not a snapshot of a server: its metadata has no {_STATE}")
@@ -95,6 +121,11 @@ def load_snapshot(path: Path) -> Snapshot:
             raise InvalidFile(f"{path}: the array {entry.name} is not there as {entry.dtype} of shape {entry.shape}")
     optimiser = {name.removeprefix(_OUTER): array for name, array in arrays.items() if name.startswith(_OUTER)}
     return Snapshot(state, flat_of(state.layout, arrays), optimiser)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:

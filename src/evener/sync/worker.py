@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import isfinite
 from typing import Protocol
 
 import numpy as np
 
 from evener.errors import require
+from evener.schema import summable
 from evener.sync.compression import Bytes, as_bytes, compressor_for
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Answer, Lease, Push
@@ -134,7 +134,7 @@ class WorkerReplica:
             _difference(self._local, self._after, change)
             self._local, self._after = self._after, self._local
         self.underway[lease.number] = change
-        push = Push(number=lease.number, seconds=seconds, loss=loss if isfinite(loss) else None)
+        push = Push(number=lease.number, seconds=max(0.0, seconds), loss=summable(loss))
         return push, self._packed(change)
 
     def _packed(self, change: Flat) -> memoryview:

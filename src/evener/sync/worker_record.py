@@ -75,6 +75,7 @@ class WorkerRecord:
         is_here: whether it is a member of the run now.
         leases: that it has not answered, by number, the oldest first: whoever has one is awaited.
         answered: numbers of the leases that it answered last.
+        arriving: number of the lease whose contribution was given memory to arrive in; None for none.
         turns: that it has had, for the bound of staleness.
         is_up_to_date: whether it knows all that it was sent; not so at first.
         knows_the_end: whether it was sent that the run is over.
@@ -86,6 +87,7 @@ class WorkerRecord:
     is_here: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
     answered: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    arriving: int | None = None
     turns: int = 0
     is_up_to_date: bool = False
     knows_the_end: bool = False
@@ -93,7 +95,7 @@ class WorkerRecord:
     def enter(self) -> None:
         """It is here, and knows nothing."""
         self.is_here, self.is_up_to_date, self.knows_the_end = True, False, False
-        self.turns = 0
+        self.turns, self.arriving = 0, None
         self.leases.clear()
         self.answered.clear()
 

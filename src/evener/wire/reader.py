@@ -68,6 +68,7 @@ class FrameReader(Generic[H]):
         space: where the next bytes have to be put; never empty.
         midway: whether bytes have come that were not handed out as a frame.
         is_taken: whether `on_part` has dealt with the frame that was handed out last.
+        error: what `feed` raised, and will always raise; of the bytes, or of `place` or `on_part`.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class FrameReader(Generic[H]):
         self._views: tuple[memoryview, ...] = ()
         self._rest = _NOTHING
         self._missing = self._received = self._reported = 0
-        self._error: Exception | None = None
+        self.error: Exception | None = None
 
     def feed(self, count: int) -> Frame[H] | Close | None:
         """The next frame, if it is whole now that the first `count` bytes of `space` have arrived.
@@ -93,8 +94,8 @@ class FrameReader(Generic[H]):
         Raises:
             BadFrame: the bytes are not the frame that was due, or exceed a limit; from then on always.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         try:
             if self._header is None:
                 self._end += count
@@ -107,7 +108,7 @@ class FrameReader(Generic[H]):
                 self._advance(count)
             return self._progress(self._header)
         except Exception as error:
-            self._error = error
+            self.error = error
             raise
 
     def _progress(self, header: H) -> Frame[H] | None:

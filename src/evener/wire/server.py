@@ -7,6 +7,7 @@
             match event:
                 case PeerConnected(peer, origin): ...
                 case FrameReceived(peer, header, buffers): server.send(peer, Weights(round=7), [weights])
+                case PeerFailed(peer, error): ...
                 case PeerDisconnected(peer, reason): ...
 
 A peer that is slow, stopped or hostile costs the others nothing: nothing here blocks, each gets its turn for about a
@@ -42,6 +43,8 @@ PeerOnPart: TypeAlias = Callable[[int, H, int, bool], bool]
 A frame that it has taken is no event: the poll goes on, and its memory may be given again at once.
 """
 
+FAILED = "what it sent could not be dealt with"
+"""Why a connection is closed after an error that is not the peer's, which it is not told."""
 _TICKS = 20
 """How often deadlines are looked at within the shortest of them."""
 
@@ -74,6 +77,16 @@ class PeerDisconnected(msgspec.Struct, frozen=True):
     reason: str
 
 
+class PeerFailed(msgspec.Struct, frozen=True):
+    """What a peer sent could not be dealt with, because of `error`; its connection is closed, nothing else happens.
+
+    A `BadFrame` is the peer's fault; anything else, lack of memory included, arose while its frame was dealt with.
+    """
+
+    peer: int
+    error: Exception
+
+
 class PeerRefused(msgspec.Struct, frozen=True):
     """Somebody at address `origin` did not prove the secret, or came when it was full; `reason` is a clause."""
 
@@ -81,7 +94,7 @@ class PeerRefused(msgspec.Struct, frozen=True):
     reason: str
 
 
-ServerEvent: TypeAlias = PeerConnected | FrameReceived[H] | PeerDisconnected | PeerRefused
+ServerEvent: TypeAlias = PeerConnected | FrameReceived[H] | PeerFailed | PeerDisconnected | PeerRefused
 
 
 class Server(Generic[H]):
@@ -166,7 +179,7 @@ class Server(Generic[H]):
         try:
             waits = end.send(header, buffers)
         except BadFrame as error:
-            self.disconnect(peer, str(error))
+            self.fail(peer, error)
             return
         if waits != end.is_watched:
             self._watch_writing(end)
@@ -181,6 +194,12 @@ class Server(Generic[H]):
         if (end := self._peers.get(peer)) is not None:
             end.send_close(reason)
             self._end(end, reason)
+
+    def fail(self, peer: int, error: Exception) -> None:
+        """Close a connection over which something came that cannot be dealt with. `PeerFailed` follows."""
+        if peer in self._peers:
+            self._events.append(PeerFailed(peer, error))
+            self.disconnect(peer, str(error) if isinstance(error, BadFrame) else FAILED)
 
     def close(self, reason: str = "the master closes") -> None:
         """Say goodbye to everybody and close everything."""
@@ -207,15 +226,18 @@ class Server(Generic[H]):
         if ready != select.POLLOUT:  # errors are read, too
             try:
                 self._receive(end)
-            except BlockingIOError:
-                pass
-            except BadFrame as error:
-                self.disconnect(end.number, str(error))
-            except OSError as error:
-                self._end(end, explain(error))
+            except Exception as error:  # whatever it is, it is this connection's, and nobody else's
+                self._on_error(end, error)
         if ready != select.POLLIN and end.is_watched and end.number in self._peers and not end.transmit():
             self._watch_writing(end)
             self._has_drained = True
+
+    def _on_error(self, end: Peer[H], error: Exception) -> None:
+        """Receiving raised: nothing more has come, the connection is broken, or a frame could not be dealt with."""
+        if end.reader.error is not None or not isinstance(error, OSError):
+            self.fail(end.number, error)
+        elif not isinstance(error, BlockingIOError):
+            self._end(end, explain(error))
 
     def _receive(self, end: Peer[H]) -> None:
         """Read frames, about a megabyte at most, so that nobody keeps the others waiting.

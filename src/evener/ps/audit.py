@@ -1,0 +1,75 @@
+"""The audit log of a master: who did what, from where and when, a JSON object a line, readable for its user only.
+
+    {"time": "2026-01-31T12:00:00.000+00:00", "what": "fault", "name": "attic", "address": "10.0.0.7, port 40122", ...}
+
+It keeps the last two pieces of a few megabytes, so that nobody fills the disk by being talked about.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+MOST_BYTES = 8 * 2**20
+"""Of a piece of the log."""
+_LONGEST_DETAIL = 8192
+_LONGEST_WORD = 256
+
+
+class AuditLog:
+    """Appends to a file; when the disk does not take it, the user is told once and the master goes on.
+
+    Args:
+        path: of the log; the piece before the present one has `.1` behind its name.
+        notify: tells the master's user.
+    """
+
+    def __init__(self, path: Path, notify: Callable[[str], None]) -> None:
+        self._path, self._notify = path, notify
+        self._is_failing = False
+
+    def write(self, what: str, *, name: str = "", address: str = "", detail: str = "") -> None:
+        """Note that somebody did something.
+
+        Args:
+            what: one word or two.
+            name: of the node, if it is one.
+            address: that it comes from.
+            detail: in words.
+        """
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "what": what,
+            "name": name[:_LONGEST_WORD],
+            "address": address[:_LONGEST_WORD],
+            "detail": detail[:_LONGEST_DETAIL],
+        }
+        try:
+            self._append(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            if not self._is_failing:
+                self._notify(f"warning: the audit log {self._path} cannot be written: {error.strerror}")
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    def _append(self, line: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, line)
+            is_full = os.fstat(handle).st_size > MOST_BYTES
+        finally:
+            os.close(handle)
+        if is_full:
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+
+def trace_of(error: BaseException) -> str:
+    """Where an error arose, as much of its end as a line of the log holds."""
+    return "".join(traceback.format_exception(error))[-_LONGEST_DETAIL:]
