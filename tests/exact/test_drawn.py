@@ -31,15 +31,15 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
     return describe(lambda several: draw(st.sampled_from(several)))
 
 
-def _hold_drawn(made: Worlds, seeds: range) -> None:
-    bad = [one for seed in seeds for one in check(made, seed, 3) if not one.is_good]
+def _hold_drawn(made: Worlds, seeds: range, ways: int = 3) -> None:
+    bad = [one for seed in seeds for one in check(made, seed, ways) if not one.is_good]
     simplest = [shrunk(made, one) for one in bad[:5]]
     assert not bad, "\n".join(f"{one.verdict} {one.way}: {one.symptom}: {one.recipe}" for one in simplest)
 
 
 @pytest.mark.timeout(600)
 def test_drawn_recipes_are_equal_or_refused(made: Worlds) -> None:
-    _hold_drawn(made, range(6))
+    _hold_drawn(made, range(6), ways=1)
 
 
 @pytest.mark.slow

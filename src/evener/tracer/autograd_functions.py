@@ -17,7 +17,7 @@ Seen: TypeAlias = Callable[[type[Function], Apply, tuple[Any, ...]], Any]
 """Takes the place of an application: (autograd function, what applies it, arguments) -> outputs."""
 
 _BASE: Any = torch.autograd.function._SingleLevelFunction
-"""`Function.apply` goes on to `apply` of this class, also where a model took it from its class long before."""
+"""`Function.apply` goes on to `apply` of this class (since PyTorch 2.0), also where a model took it long before."""
 _LOCK = threading.Lock()
 _here = threading.local()
 _watching: list[Seen] = []

@@ -131,7 +131,7 @@ def is_drawn(node: fx.Node) -> bool:
 
 def is_computed_twice() -> bool:
     """Whether backward will compute again what is computed now (`torch.utils.checkpoint`)."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # there since PyTorch 2.8
     return hooks is not None and str(hooks[0].__module__) == "torch.utils.checkpoint"
 
 
