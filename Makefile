@@ -25,7 +25,8 @@ demo: $(VENV)/.demo
 	$(BIN)/evener demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical -m "not slow and not alone"
+	$(BIN)/python -m pytest -m "not slow and alone"
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 600
