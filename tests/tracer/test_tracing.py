@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchvision_operators  # noqa: F401  before torchvision
+from evener.errors import file_line
 from evener.parallel.pipeline.partition_problem import cut_points
 from evener.tracer.ir import TracedModel, record
 from evener.tracer.tracing import CPU, NotTraceable, trace
@@ -185,7 +186,7 @@ def test_the_line_that_cannot_be_followed_is_named() -> None:
     def code(m: Any, x: Tensor) -> Tensor:
         return x if m.linear(x).sum() > 0 else -x
 
-    place = re.escape(f"{__file__}, line {code.__code__.co_firstlineno + 1}")
+    place = re.escape(file_line(__file__, code.__code__.co_firstlineno + 1))
     with pytest.raises(NotTraceable, match=rf"^{place} .*m.linear"):
         follow(code)
 
@@ -286,8 +287,8 @@ def test_an_operation_knows_the_line_and_the_costs_that_are_its_own() -> None:
     linear, product, relu = (record(node) for node in follow(code).operations)
     assert linear.flops == 2 * 3 * 4 * 4
     assert (linear.kept, product.kept, relu.kept) == ((3 * 4 * 4,), (3 * 4 * 4,), (3 * 4 * 4,))
-    assert linear.line == f"{__file__}, line {code.__code__.co_firstlineno + 1}"
-    assert product.line == f"{__file__}, line {code.__code__.co_firstlineno + 2}"
+    assert linear.line == file_line(__file__, code.__code__.co_firstlineno + 1)
+    assert product.line == file_line(__file__, code.__code__.co_firstlineno + 2)
 
 
 def test_a_number_that_was_drawn_decides_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evener.errors import InvalidInput, InvalidValue
+from evener.errors import InvalidInput, InvalidValue, file_line
 from evener.models.resnet import resnet152
 from evener.models.unet import UNet
 from evener.parallel.pipeline.partition_problem import cut_points, trace_micro_batch
@@ -146,7 +146,8 @@ def test_a_model_that_cannot_be_followed_is_refused_with_its_line() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(InvalidInput, match=rf"the model cannot be cut into stages, because of {__file__}, .*x.sum"):
+    line = file_line(__file__, Gate.forward.__code__.co_firstlineno + 1)
+    with pytest.raises(InvalidInput, match=rf"the model cannot be cut into stages, because of {line} .*x.sum"):
         piped(Gate(), torch.zeros(4, 2), 2)
 
 
