@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from evener.report.text import ellipsis, human_bytes, human_count, human_seconds, percent
+import pytest
+from rich.console import Console
+
+from evener.report.text import ellipsis, grid, human_bytes, human_count, human_seconds, percent
 
 
 @pytest.mark.parametrize(
@@ -75,3 +78,29 @@ def test_a_long_name_is_shortened_in_its_middle() -> None:
     assert ellipsis("node-17.example.org", 10) == "node…e.org"
     assert len(ellipsis("x" * 50, 9)) == 9
     assert ellipsis("node-17", 7) == "node-17"
+
+
+def shown(width: int) -> list[str]:
+    """The lines of a table of two names, twelve numbers with units, and reasons."""
+    columns = ("strategy", *(f">on {2**i}" for i in range(12)), "limited by")
+    rows = [
+        (name, *(f"{i}.{i}{i} ms" for i in range(12)), "the link between them " * 3) for name in ("data", "sharded")
+    ]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(grid("Ways", columns, [rows[0], None, rows[1]], caption="Of a step."))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 300])
+def test_a_table_that_is_too_wide_goes_on_below_with_whole_names_and_units(width: int) -> None:
+    lines = shown(width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "…" not in text
+    for i in range(12):
+        assert text.count(f"on {2**i} ") == 1
+        assert text.count(f"{i}.{i}{i} ms") >= 2
+    assert text.count("Ways") == text.count("Of a step.") == 1
+    assert text.count("sharded") == text.count("strategy") == (1 if width == 300 else text.count("data"))

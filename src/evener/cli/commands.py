@@ -12,7 +12,9 @@ from typing import Annotated
 
 import typer
 
+from evener import __version__
 from evener.cli.fields import command_of
+from evener.cli.help import PLAN, TRAIN, epilog
 from evener.errors import EvenerError, MissingExtra
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, StrategiesConfig
 from evener.run.config import RunConfig
@@ -143,16 +145,14 @@ def gpipe(config: GpipeConfig, as_json: bool) -> None:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Trains one PyTorch model on uneven machines.",
 )
 experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done again.")
 
 for _command in (
-    command_of(RunConfig, train),
-    command_of(PlanConfig, plan),
+    command_of(RunConfig, train, TRAIN),
+    command_of(PlanConfig, plan, PLAN),
     command_of(BenchmarkConfig, benchmark),
     command_of(TraceConfig, trace),
     report,
@@ -163,7 +163,7 @@ for _command in (
     command_of(MasterAccess, nodes),
     command_of(MasterAccess, down),
 ):
-    app.command()(_command)
+    app.command(epilog=epilog(_command.__name__))(_command)
 for _command in (
     command_of(NfnnConfig, nfnn),
     command_of(AbciConfig, oracle_abci),
@@ -172,6 +172,20 @@ for _command in (
 ):
     experiment.command()(_command)
 app.add_typer(experiment, name="experiment")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"evener {__version__}\n")
+        raise typer.Exit
+
+
+_Version = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version of Evener.")
+
+
+@app.callback()
+def evener(version: Annotated[bool, _Version] = False) -> None:
+    """Trains one PyTorch model on uneven machines."""
 
 
 def main() -> None:

@@ -11,17 +11,19 @@ import typer
 from msgspec import Meta, Struct
 from msgspec.structs import FieldInfo, fields
 
+from evener.cli.help import Panels
 from evener.errors import require
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
-def command_of(kind: type[Struct], run: Callable[..., None]) -> Callable[..., None]:
+def command_of(kind: type[Struct], run: Callable[..., None], panels: Panels | None = None) -> Callable[..., None]:
     """The function of a command whose options are the fields of `kind`, and `--json` if `run` takes `as_json`.
 
     Args:
         kind: fields without a default are arguments, those without a description are left out.
         run: what the command does, with the struct; gives the name and the help.
+        panels: in which the options are shown.
     """
     shown = [one for one in fields(kind) if _description(one)]
 
@@ -29,7 +31,8 @@ def command_of(kind: type[Struct], run: Callable[..., None]) -> Callable[..., No
         config = kind(**{one.name: _value(one, words.pop(one.name)) for one in shown})
         run(config, **words)
 
-    parameters = [_parameter(one) for one in shown]
+    heading = {name: title for title, names in (panels or {}).items() for name in names}
+    parameters = [_parameter(one, heading.get(one.name)) for one in shown]
     if "as_json" in inspect.signature(run).parameters:
         parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -38,18 +41,19 @@ def command_of(kind: type[Struct], run: Callable[..., None]) -> Callable[..., No
     return command
 
 
-def _parameter(one: FieldInfo) -> inspect.Parameter:
-    annotation: Any = Annotated[_type(one), _option(one)]
+def _parameter(one: FieldInfo, panel: str | None) -> inspect.Parameter:
+    annotation: Any = Annotated[_type(one), _option(one, panel)]
     default = inspect.Parameter.empty if one.required else None if _is_collection(one) else one.default
     return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _option(one: FieldInfo) -> Any:
+def _option(one: FieldInfo, panel: str | None) -> Any:
     """The option, or the argument, that a field is."""
     if one.required:
         return typer.Argument(help=_description(one))
     name = one.name.replace("_", "-")
-    return typer.Option(f"--{name}/--no-{name}" if one.default is True else f"--{name}", help=_description(one))
+    words = f"--{name}/--no-{name}" if one.default is True else f"--{name}"
+    return typer.Option(words, help=_description(one), rich_help_panel=panel)
 
 
 def _type(one: FieldInfo) -> Any:

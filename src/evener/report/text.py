@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from rich import box
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 Row = Sequence[str] | None
@@ -15,16 +18,61 @@ Row = Sequence[str] | None
 T = TypeVar("T")
 
 
+class Grid(Table):
+    """A table that, where it is wider than the terminal, goes on below with its other columns behind the first one."""
+
+    _EDGES, _GAP = 2, 3
+    """Characters around all columns, and between two."""
+    _NARROWEST = 30
+    """Characters that a text needs which may wrap."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As rich asks for it."""
+        blocks = list(self._blocks(options.max_width))
+        if len(blocks) < 2:
+            yield from super().__rich_console__(console, options)
+            return
+        for columns in blocks:
+            part = Table(box=self.box, pad_edge=False, caption_justify="left", title_justify="left")
+            part.title = self.title if columns is blocks[0] else None
+            part.caption = self.caption if columns is blocks[-1] else None
+            part.columns = [replace(column, _index=i) for i, column in enumerate(columns)]
+            part.rows = self.rows
+            yield part
+
+    def _blocks(self, width: int) -> Iterator[list[Column]]:
+        """The columns, as many at once as fit into `width`."""
+        first, *others = self.columns
+        alone = self._EDGES + self._needs(first)
+        block, used = [first], alone
+        for column in others:
+            needed = self._GAP + self._needs(column)
+            if used + needed > width and len(block) > 1:
+                yield block
+                block, used = [first], alone
+            block.append(column)
+            used += needed
+        yield block
+
+    def _needs(self, column: Column) -> int:
+        longest = max(map(_longest_line, (column.header, *column.cells)))
+        return longest if column.no_wrap else min(longest, self._NARROWEST)
+
+
+def _longest_line(cell: RenderableType) -> int:
+    return max((cell_len(line) for line in str(cell).splitlines()), default=0)
+
+
 def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str = "") -> Table:
     """A table of plain text.
 
     Args:
         title: above it.
-        columns: headers; one that starts with `>` is of numbers, aligned right. Only the first and the last may wrap.
+        columns: headers; one that starts with `>` is of numbers, aligned right. Only the last may wrap.
         rows: cells, as many as columns.
         caption: below it.
     """
-    table = Table(
+    table = Grid(
         title=Text(title, style="bold"),
         title_justify="left",
         caption=Text(caption, style="dim") if caption else None,
@@ -34,7 +82,7 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str =
     )
     for i, column in enumerate(columns):
         header, numeric = column.removeprefix(">"), column.startswith(">")
-        fixed = numeric or 0 < i < len(columns) - 1
+        fixed = numeric or i < len(columns) - 1
         table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold", no_wrap=fixed)
     for row in rows:
         if row is None:

@@ -1,0 +1,55 @@
+"""How `--help` shows a command of many options: in groups, with lines to type."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+Panels: TypeAlias = dict[str, tuple[str, ...]]
+"""Names of fields by the heading above their options; what is in none comes first, under "Options"."""
+
+_MASTER = "On a master's nodes"
+
+TRAIN: Panels = {
+    "What is trained": (
+        "data", "option", "batch_size", "epochs", "precision", "seed", "accumulate", "compile",
+        "workers",
+    ),
+    "On which nodes": ("local_nodes", "devices", "memory", "patience"),
+    "How the work is divided": (
+        "strategy", "shares", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "stationary", "check",
+    ),
+    "What is written, and read": ("output", "checkpoint", "checkpoint_every", "resume"),
+    _MASTER: (
+        "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "overlap", "ship_data",
+        "home", "master", "token", "token_file",
+    ),
+}  # fmt: skip
+PLAN: Panels = {
+    "What would be trained": ("option", "batch_size", "optimizer", "precision", "strategy"),
+    "On which machines": ("profile", "machines", "network", "devices", "learn"),
+    "What is shown": ("scale", "save"),
+}
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "train": (
+        "evener train digits --local-nodes 1.0,0.5",
+        "torchrun --nproc-per-node 2 -m evener train my_task.py --option width=64 --epochs 10",
+        "evener train my_task.py --agreement average --local-nodes 1.0,0.5 --local-steps 50",
+        "evener train my_task.py --resume --checkpoint runs/my_task-20260131-120000/checkpoints",
+    ),
+    "plan": (
+        "evener plan resnet152 --machines 4xv100-node --network infiniband",
+        "evener plan my_task.py --profile cluster.json --save plan.json",
+    ),
+    "benchmark": ("evener benchmark --task my_task.py --output cluster.json",),
+    "up": ("evener up --listen :7117",),
+    "join": ("evener join 192.168.1.20:7117 --token-file token --name attic",),
+    "report": ("evener report runs/*/record.json --output report.html",),
+}
+"""Lines to type, by command."""
+
+
+def epilog(command: str) -> str | None:
+    """What stands below the options of `command`; None if nothing does."""
+    lines = EXAMPLES.get(command, ())
+    return "Such as:\n\n" + "\n\n".join(lines) if lines else None
