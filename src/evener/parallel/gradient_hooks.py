@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
+
+from evener.tracer.model_copy import copied_model, rebound
 
 
 class GradientHooks:
@@ -60,12 +61,12 @@ def copied(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    twin = copy.deepcopy(model, memo)
+    twin = copied_model(model, memo)
     others: list[Any] = list(twin.parameters())
     for own, other in zip(model.parameters(), others, strict=True):
         before, after = _hooks(own)
         for hook in before.values():
-            other.register_hook(hook)
+            other.register_hook(rebound(hook, memo))
         for hook in after.values():
-            other.register_post_accumulate_grad_hook(hook)
+            other.register_post_accumulate_grad_hook(rebound(hook, memo))
     return twin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from evener.tracer.model_copy import copied_model
 
 META = torch.device("meta")
 
@@ -24,7 +25,7 @@ def on_meta(model: nn.Module) -> nn.Module:
                 memo[id(tensor)] = nn.Parameter(value_on_meta(tensor).detach(), tensor.requires_grad)
             elif isinstance(tensor, Tensor):
                 memo[id(tensor)] = torch.empty_like(tensor, device=META)
-    copied = copy.deepcopy(model, memo)
+    copied = copied_model(model, memo)
     for module in copied.modules():
         if isinstance(module, _BatchNorm) and module.momentum is None:
             module.momentum = 0.0  # None would read the number of batches, which has no value here
