@@ -1,6 +1,6 @@
 """The thin engine beside PyTorch eager and HIPS autograd: one training step, in turn within one run, one thread each.
 
-    python benchmarks/autodiff.py [--rounds 9] [--seconds 0.3]
+    python benchmarks/autodiff.py [--rounds 9] [--seconds 0.3] [--json]
 
 Each round times a block of steps of every engine, in processor time; a ratio is that of one round, and the table shows
 their median and range. PyTorch's optimiser is the fastest of its three implementations. HIPS autograd has no
@@ -17,17 +17,18 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy is imported
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
-import argparse
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from results import Results, open_results, parser_of
+from turns import in_turn, ratios, spread
 
 from evener import autodiff as ad
 from evener.autodiff import functional as F
@@ -154,8 +155,8 @@ def block_seconds(step: Step, seconds: float) -> float:
     return (time.process_time() - start) / count
 
 
-def compare(name: str, make: Callable[[Any], Any], rounds: int, seconds: float) -> None:
-    """Time all engines on one model and print ratios to ours."""
+def step_seconds(make: Callable[[Any], Any], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Processor seconds that a step of one model takes every engine, by rounds."""
     rng = np.random.default_rng(0)
     images = rng.standard_normal((BATCH, 1, 28, 28), np.float32)
     labels = rng.integers(0, 10, BATCH)
@@ -166,16 +167,19 @@ def compare(name: str, make: Callable[[Any], Any], rounds: int, seconds: float) 
         "PyTorch eager": fastest_torch_step(make, images, labels, state),
         "HIPS autograd": hips_step(make, images, labels, state),
     }
-    steps = {engine: step for engine, step in engines.items() if step is not None}
-    times: dict[str, list[float]] = {engine: [] for engine in steps}
-    for _ in range(rounds):
-        for engine, step in steps.items():
-            times[engine].append(block_seconds(step, seconds))
-    print(f"{name}, batch {BATCH}, SGD: evener {median(times['evener']) * 1e6:.0f} us a step")
-    for engine in steps:
-        ratios = [a / b for a, b in zip(times[engine], times["evener"], strict=True)]
-        if engine != "evener":
-            print(f"  {engine:14s} takes {median(ratios):5.2f}x as long ({min(ratios):.2f} to {max(ratios):.2f})")
+    ways = {engine: partial(block_seconds, step, seconds) for engine, step in engines.items() if step is not None}
+    return in_turn(ways, rounds, warm_up=0)
+
+
+def compare(results: Results, name: str, times: dict[str, list[float]]) -> None:
+    """Our microseconds, and the others' ratios to them."""
+    for engine, seconds in times.items():
+        row = {"model": name, "engine": engine, "batch": BATCH, "microseconds": median(seconds) * 1e6}
+        if engine == "evener":
+            results.add("{model}, batch {batch}, SGD: evener {microseconds:.0f} us a step", **row)
+        else:
+            ratio = ratios(seconds, times["evener"])
+            results.add("  {engine:14} takes {ratio:.2f} times as long", **row, ratio=ratio)
 
 
 IMPORT = "import time; t = time.perf_counter(); import evener.autodiff; print(time.perf_counter() - t)"
@@ -204,22 +208,20 @@ def of_a_process(code: str) -> float:
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Both models, then import time and memory."""
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a block")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}, PyTorch {torch.__version__}"
-    )
-    compare("MLP 784-32-10", mlp, options.rounds, options.seconds)
-    compare("LeNet-5", lenet, options.rounds, options.seconds)
-    whole, numpy = ([of_a_process(code) for _ in range(7)] for code in (IMPORT, NUMPY))
-    print(
-        f"import evener.autodiff: {median(whole):.3f} s (best {min(whole):.3f}), of which NumPy {median(numpy):.3f} s"
-    )
-    print(f"resident memory of a process that trains the MLP: {of_a_process(MEMORY):.1f} MB")
+    with open_results(options) as results:
+        for name, make in (("MLP 784-32-10", mlp), ("LeNet-5", lenet)):
+            compare(results, name, step_seconds(make, options.rounds, options.seconds))
+        for module, code in (("evener.autodiff", IMPORT), ("numpy", NUMPY)):
+            seconds = spread(of_a_process(code) for _ in range(7))
+            results.add("import {module}: {seconds:.3f} s", module=module, seconds=seconds)
+        memory = of_a_process(MEMORY)
+        results.add("resident memory of a process that trains the MLP: {resident_mb:.1f} MB", resident_mb=memory)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Merging the states of several workers: the two published ways against ours, and all against the memory's bandwidth.
 
-    python benchmarks/merging.py [--workers 4] [--rounds 9]
+    python benchmarks/merging.py [--workers 4] [--rounds 9] [--json]
 
 States have the keys and shapes of a ResNet-50 (25.6 million parameters, 102 MB, 53 BatchNorms with their counters).
 The ways take turns; figures are medians over the rounds, of ratios within a round. The bandwidth is that of a triad
@@ -12,8 +12,6 @@ Besides: what a small push costs the server's core, and how fast compression is.
 
 from __future__ import annotations
 
-import argparse
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from results import Results, open_results, parser_of
+from turns import in_turn, ratios, seconds_of
 
 from evener.sync.compression import Compressor
 from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
@@ -128,13 +128,6 @@ def random_state(seed: int) -> State:
     }
 
 
-def seconds_of(way: Callable[[], object]) -> float:
-    """That `way` takes."""
-    begun = time.perf_counter()
-    way()
-    return time.perf_counter() - begun
-
-
 def triad(cores: ThreadPool, a: Flat, b: Flat, c: Flat) -> None:
     """a <- 3 b + c over the large arrays."""
     out, first, second = a.floats[-1], b.floats[-1], c.floats[-1]
@@ -172,8 +165,12 @@ def on_cuda(states: list[State], flats: list[Flat]) -> dict[str, Callable[[], ob
     return {"(b) key by key in place, GPU": b, "(c) flat and weighted, GPU": c}
 
 
-def compare(workers: int, rounds: int, cores: ThreadPool) -> None:
-    """Print the table of all ways."""
+OURS = "(c) flat, equal weights"
+"""The same mean as (a) and (b)."""
+
+
+def ways_to_merge(workers: int, cores: ThreadPool) -> tuple[dict[str, Callable[[], object]], int]:
+    """All ways, the triad first, and the bytes of a state."""
     states = [random_state(seed) for seed in range(workers)]
     tensors = [{name: torch.from_numpy(array.copy()) for name, array in state.items()} for state in states]
     layout = layout_of(states[0], statistics=[name for name in states[0] if "running" in name])
@@ -185,25 +182,28 @@ def compare(workers: int, rounds: int, cores: ThreadPool) -> None:
         "(a) six threads, PyTorch": lambda: merge_on_threads(tensors),
         "(b) key by key in place, PyTorch": lambda: merge_in_place(tensors),
         "(c) flat, weights 1:2:3:4": lambda: Merging(out, flats, weights, cores).finish(),
-        "(c) flat, equal weights": lambda: Merging(out, flats, [1.0] * workers, cores).finish(),
+        OURS: lambda: Merging(out, flats, [1.0] * workers, cores).finish(),
         "(c) streaming, weights 1:2:3:4": lambda: stream(out, flats, weights, cores),
-    } | on_cuda(states, flats)
-    ours = "(c) flat, equal weights"  # the same mean as (a) and (b)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for round_number in range(rounds + 1):
-        for name, way in ways.items():
-            seconds = seconds_of(way)
-            if round_number:
-                times[name].append(seconds)
-    size = layout.num_bytes
-    speed = [3 * size / seconds for seconds in times["triad"]]
-    print(f"{workers} states of {size / 1e6:.0f} MB; triad {median(speed) / 1e9:.1f} GB/s")
-    print(f"{'way':34} {'ms':>7} {'slower than (c)':>16} {'of the bandwidth':>17}")
+    }
+    return ways | on_cuda(states, flats), layout.num_bytes
+
+
+def compare(results: Results, workers: int, rounds: int, cores: ThreadPool) -> None:
+    """The table of all ways."""
+    ways, size = ways_to_merge(workers, cores)
+    times = in_turn({name: partial(seconds_of, way) for name, way in ways.items()}, rounds)
+    results.say(f"{workers} states of {size / 1e6:.0f} MB")
+    results.say(f"{'way':34} {'ms':>7} {'slower than (c)':>16} {'GB/s':>7} {'of the bandwidth':>17}")
     for name, took in times.items():
-        ratio = median(t / own for t, own in zip(took, times[ours], strict=True))
-        moved = 3 if name == "triad" else workers + 1
-        share = median(moved * size / t / one for t, one in zip(took, speed, strict=True))
-        print(f"{name:34} {median(took) * 1e3:7.1f} {ratio:15.2f}x {share:16.0%}")
+        moved = size * (3 if name == "triad" else workers + 1)
+        results.add(
+            "{way:34} {ms:7.1f} {slower.median:15.2f}x {gb_per_second:7.1f} {of_bandwidth.median:16.0%}",
+            way=name,
+            ms=median(took) * 1e3,
+            slower=ratios(took, times[OURS]),
+            gb_per_second=median(moved / seconds for seconds in took) / 1e9,
+            of_bandwidth=ratios([moved / seconds for seconds in took], [3 * size / t for t in times["triad"]]),
+        )
 
 
 def cost_of_a_push(agreement: SyncProtocol, workers: int = 3, rounds: int = 2000) -> float:
@@ -234,8 +234,8 @@ def cost_of_a_push(agreement: SyncProtocol, workers: int = 3, rounds: int = 2000
     return median(found)
 
 
-def compression(cores: ThreadPool) -> None:
-    """Print how fast parameters are packed with error feedback, and unpacked."""
+def compression(results: Results, cores: ThreadPool) -> None:
+    """How fast parameters are packed with error feedback, and unpacked."""
     layout = StateLayout(entries=(ArraySpec(name="w", shape=(25_000_000,), dtype="float32", kind="parameter"),))
     change, residual = Flat(layout), Flat(layout)
     change.floats[0][:] = np.random.default_rng(0).standard_normal(25_000_000, dtype=np.float32)
@@ -246,28 +246,36 @@ def compression(cores: ThreadPool) -> None:
         packing.pack(change, residual, image)
         there = median(seconds_of(partial(packing.pack, change, residual, image)) for _ in range(7))
         back = median(seconds_of(partial(packing.unpack, image, change)) for _ in range(7))
-        small = layout.num_bytes / packing.num_bytes
-        print(f"{name}: {small:.2f} times smaller; pack {1e-9 * layout.num_bytes / there:.1f} GB/s, "
-              f"unpack {1e-9 * layout.num_bytes / back:.1f} GB/s")  # fmt: skip
+        results.add(
+            "{compression}: {smaller:.2f} times smaller; pack {pack_gb:.1f} GB/s, unpack {unpack_gb:.1f} GB/s",
+            compression=name,
+            smaller=layout.num_bytes / packing.num_bytes,
+            pack_gb=1e-9 * layout.num_bytes / there,
+            unpack_gb=1e-9 * layout.num_bytes / back,
+        )
 
 
 def main() -> None:
-    """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """All tables."""
+    parser = parser_of(__doc__)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
     words = parser.parse_args()
-    with ThreadPool() as cores:
-        print(f"{platform.processor() or platform.machine()}, {cores.threads} threads, "
-              f"Python {platform.python_version()}, NumPy {np.__version__}, PyTorch {torch.__version__}")  # fmt: skip
-        compare(words.workers, words.rounds, cores)
-        sgd = Sgd(learning_rate=0.01)
-        for name, agreement in (
-            ("synchronous", synchronous(batch=96, outer=sgd)),
-            ("asynchronous", asynchronous(batch=32, outer=sgd)),
-        ):
-            print(f"a push of 25 450 float32, 3 workers, {name}: {cost_of_a_push(agreement) * 1e6:.0f} microseconds")
-        compression(cores)
+    sgd = Sgd(learning_rate=0.01)
+    agreements = {
+        "synchronous": synchronous(batch=96, outer=sgd),
+        "asynchronous": asynchronous(batch=32, outer=sgd),
+    }
+    with open_results(words) as results, ThreadPool() as cores:
+        results.say(f"{cores.threads} threads")
+        compare(results, words.workers, words.rounds, cores)
+        for name, agreement in agreements.items():
+            results.add(
+                "a push of 25 450 float32, 3 workers, {agreement}: {microseconds:.0f} microseconds",
+                agreement=name,
+                microseconds=cost_of_a_push(agreement) * 1e6,
+            )
+        compression(results, cores)
 
 
 if __name__ == "__main__":

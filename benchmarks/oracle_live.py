@@ -1,6 +1,6 @@
 """The oracle against this machine: predicted and measured seconds of a training step, for every strategy and node set.
 
-    python benchmarks/oracle_live.py [--networks plain,vgg,resnet] [--nodes 1/1,1/1,0.5] [--steps 10] [--csv FILE]
+    python benchmarks/oracle_live.py [--networks plain,vgg] [--nodes 1/1,1/1,0.5] [--steps 10] [--csv FILE] [--json]
 
 Each set of local nodes is started once. For every network and strategy the ranks plan exactly as `evener train
 --strategy ...` does, which says what a step will take, and only then train; the median of the steps is what it took.
@@ -9,34 +9,32 @@ Data parallelism comes twice, first and last: how far the two medians differ is 
 
 from __future__ import annotations
 
-import argparse
 import copy
-import csv
 import gc
-import json
-import platform
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
-import torch
+from results import Results, open_results, parser_of
+from turns import seconds_of
 
-from evener.comm.group import leave_group
+from evener.comm.group import Group
+from evener.experiments.local_ranks import measure_ranks
+from evener.experiments.results import write_csv
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
-from evener.launch.ranks import run_local
 from evener.oracle.apportion import Worker
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Plan
 from evener.record import Step
 from evener.run.config import RunConfig
-from evener.run.context import RankContext, join_world, make_context
+from evener.run.context import RankContext, make_context
 from evener.run.costs import measure_costs
 from evener.run.loop import Loop
 from evener.run.planning import divide, make_plan, shape_of
@@ -86,31 +84,30 @@ def strategies(size: int) -> tuple[str, ...]:
     return ALONE if size == 1 else TOGETHER if size == 2 else TOGETHER + HYBRIDS
 
 
-def live_rank(env: RankEnvironment, order: dict[str, Any]) -> None:
-    """One rank: every network in every way; the leader writes a row a cell."""
-    world = join_world(env)
-    speed = world.timer.pace.speed
-    for network in order["networks"]:
-        config = RunConfig(
-            task=str(Path(__file__).with_name("oracle_live_task.py")),
-            option={"network": network},
-            output=Path(order["folder"]),
-            epochs=1 + order["steps"],
-        )
-        context = make_context(env, world, config)
-        workers = measure_costs(context, context.batch_size).workers
-        ways = order["strategies"] or strategies(world.size)
-        for strategy in (*ways, ways[0]):
-            world.timer.pace.reference, world.timer.pace.speed = None, speed
-            wanted = msgspec.structs.replace(config, strategy=strategy)
-            mine = replace(context, model=copy.deepcopy(context.model))
-            found = step_seconds(mine, wanted, order["steps"], workers)
-            if world.is_leader:
-                with Path(order["file"]).open("a") as file:
-                    print(json.dumps([network, order["nodes"], strategy, *found]), file=file)
-            gc.collect()
-            world.barrier()
-    leave_group()
+def live_rank(
+    nodes: str, networks: Sequence[str], ways: Sequence[str], steps: int, env: RankEnvironment, world: Group
+) -> list[Cell]:
+    """One rank: every network in every way."""
+    speed, cells = world.timer.pace.speed, list[Cell]()
+    with tempfile.TemporaryDirectory() as folder:
+        for network in networks:
+            config = RunConfig(
+                task=str(Path(__file__).with_name("oracle_live_task.py")),
+                option={"network": network},
+                output=Path(folder),
+                epochs=1 + steps,
+            )
+            context = make_context(env, world, config)
+            workers = measure_costs(context, context.batch_size).workers
+            own = ways or strategies(world.size)
+            for strategy in (*own, own[0]):
+                world.timer.pace.reference, world.timer.pace.speed = None, speed
+                wanted = msgspec.structs.replace(config, strategy=strategy)
+                mine = replace(context, model=copy.deepcopy(context.model))
+                cells.append(Cell(network, nodes, strategy, *step_seconds(mine, wanted, steps, workers)))
+                gc.collect()
+                world.barrier()
+    return cells
 
 
 def plan_cell(context: RankContext, config: RunConfig, workers: Sequence[Worker]) -> Plan:
@@ -141,10 +138,7 @@ def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: S
         plan, loop = training.plan, Loop(training, config)
         loader = loop.loader(1)
         training.model.train()
-        for step in range(1, WARM_UP + steps + 1):
-            start = time.perf_counter()
-            loop.one_step(step, loader)
-            times.append(time.perf_counter() - start)
+        times += [seconds_of(partial(loop.one_step, step, loader)) for step in range(1, WARM_UP + steps + 1)]
     context.group.barrier()
     said = plan.prediction
     assert said is not None
@@ -160,18 +154,8 @@ def step_seconds(context: RankContext, config: RunConfig, steps: int, workers: S
 
 def cells_of(nodes: str, networks: Sequence[str], ways: Sequence[str], steps: int) -> list[Cell]:
     """All cells of one set of nodes, in processes that are started once."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "cells")
-        order = {
-            "networks": list(networks),
-            "nodes": nodes,
-            "strategies": list(ways),
-            "steps": steps,
-            "folder": folder,
-            "file": str(file),
-        }
-        run_local(live_rank, parse_local_nodes(nodes), order, patience=600, on_event=print)
-        return [Cell(*json.loads(line)) for line in file.read_text().splitlines()]
+    program = partial(live_rank, nodes, list(networks), list(ways), steps)
+    return measure_ranks(parse_local_nodes(nodes), program, list[Cell])
 
 
 def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[tuple[Cell, Cell]]]:
@@ -181,25 +165,49 @@ def split(cells: Sequence[Cell]) -> tuple[list[Cell], list[tuple[Cell, Cell]]]:
     return list(first.values()), pairs
 
 
-def show(cells: Sequence[Cell]) -> None:
+MS = {name: f"{name}_ms" for name in SECONDS}
+HEAD = f"{'network':8} {'nodes':16} {'strategy':14} " + " ".join(f"{name:>10}" for name in SECONDS) + "   error"
+ROW = "{network:8} {nodes:16} {strategy:14} " + " ".join(f"{{{ms}:10.1f}}" for ms in MS.values()) + " {error:+7.1%}"
+
+
+def show(results: Results, cells: Sequence[Cell]) -> None:
     """Rows of the table, in milliseconds; predicted = computing of the slowest rank + exchanging + waiting."""
     for cell in cells:
-        numbers = (f"{1e3 * getattr(cell, name):10.1f}" for name in SECONDS)
-        print(f"{cell.network:8} {cell.nodes:16} {cell.strategy:14}", *numbers, f"{cell.error:+7.1%}", flush=True)
+        whose = {"network": cell.network, "nodes": cell.nodes, "strategy": cell.strategy}
+        results.add(ROW, **whose, **{ms: 1e3 * getattr(cell, name) for name, ms in MS.items()}, error=cell.error)
 
 
-def report(cells: Sequence[Cell]) -> None:
-    """How far predictions are off, the worst cells, and how well the oracle chose."""
-    cells, again = split(cells)
+def report_errors(results: Results, every: Sequence[Cell]) -> None:
+    """How far predictions are off, and the worst cells."""
+    cells, again = split(every)
     drifts = [abs(one.measured / other.measured - 1) for one, other in again]
-    print(f"\nthe same cell measured twice differs by {fmean(drifts):.1%} in the mean, {max(drifts):.1%} at most")
-    print(f"mean absolute error of {len(cells)} cells: {fmean(abs(cell.error) for cell in cells):.1%}")
+    results.add(
+        "\nthe same cell measured twice differs by {mean:.1%} in the mean, {most:.1%} at most",
+        what="drift",
+        mean=fmean(drifts),
+        most=max(drifts),
+    )
+    whole = fmean(abs(cell.error) for cell in cells)
+    results.add(
+        "mean absolute error of {cells} cells: {error:.1%}", what="mean absolute error", cells=len(cells), error=whole
+    )
     for strategy in dict.fromkeys(cell.strategy for cell in cells):
         own = [cell.error for cell in cells if cell.strategy == strategy]
-        print(f"  {strategy:14} {fmean(map(abs, own)):6.1%}   (mean {fmean(own):+.1%})")
-    print("worst: ", end="")
+        results.add(
+            "  {strategy:14} {error:6.1%}   (mean {bias:+.1%})",
+            what="mean absolute error",
+            strategy=strategy,
+            error=fmean(map(abs, own)),
+            bias=fmean(own),
+        )
     worst = sorted(cells, key=lambda cell: -abs(cell.error))[:5]
-    print("; ".join(f"{cell.network} on {cell.nodes}, {cell.strategy} {cell.error:+.0%}" for cell in worst))
+    named = (f"{cell.network} on {cell.nodes}, {cell.strategy} {cell.error:+.0%}" for cell in worst)
+    results.say("worst: " + "; ".join(named))
+
+
+def report_choices(results: Results, every: Sequence[Cell]) -> None:
+    """How well the oracle chose."""
+    cells, _ = split(every)
     cases = list(dict.fromkeys((cell.network, cell.nodes) for cell in cells))
     good = 0
     for case in cases:
@@ -207,33 +215,38 @@ def report(cells: Sequence[Cell]) -> None:
         chosen, best = min(mine, key=lambda cell: cell.predicted), min(mine, key=lambda cell: cell.measured)
         good += chosen.measured <= CLOSE * best.measured
         if chosen.measured > CLOSE * best.measured:
-            print(f"  chose {chosen.strategy} on {case}: {chosen.measured / best.measured:.2f} times {best.strategy}")
-    print(f"the oracle's first is the fastest, or within {CLOSE - 1:.0%} of it, in {good} of {len(cases)} cases")
+            ratio = chosen.measured / best.measured
+            results.say(f"  chose {chosen.strategy} on {case}: {ratio:.2f} times {best.strategy}")
+    results.add(
+        "the oracle's first is the fastest, or within {close:.0%} of it, in {good} of {cases} cases",
+        what="choices",
+        close=CLOSE - 1,
+        good=good,
+        cases=len(cases),
+    )
 
 
 def main() -> None:
     """Measure on this machine, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--nodes", default="/".join(NODES), help="sets of local nodes, between slashes")
     parser.add_argument("--strategies", default="", help="by default all that go with the number of nodes")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--csv", type=Path)
     words = parser.parse_args()
-    print(
-        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}"
-    )
-    print(f"{'network':8} {'nodes':16} {'strategy':14}", *(f"{name:>10}" for name in SECONDS), "  error")
     cells: list[Cell] = []
     ways = words.strategies.split(",") if words.strategies else []
-    for nodes in words.nodes.split("/"):
-        found = cells_of(nodes, words.networks.split(","), ways, words.steps)
-        show(found)
-        cells += found
-    report(cells)
-    if words.csv is not None:
-        with words.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([[field.name for field in fields(Cell)], *map(astuple, cells)])
+    with open_results(words) as results:
+        results.say(HEAD)
+        for nodes in words.nodes.split("/"):
+            found = cells_of(nodes, words.networks.split(","), ways, words.steps)
+            show(results, found)
+            cells += found
+        report_errors(results, cells)
+        report_choices(results, cells)
+        if words.csv is not None:
+            write_csv([asdict(cell) for cell in cells], words.csv)
 
 
 if __name__ == "__main__":

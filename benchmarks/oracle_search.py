@@ -1,16 +1,15 @@
 """How long the search for the best plan takes, for ResNet-152 on 64 and on 1024 devices that all differ.
 
-python benchmarks/oracle_search.py
+python benchmarks/oracle_search.py [--devices 64 1024] [--json]
 """
 
 from __future__ import annotations
 
-import platform
 import random
 import time
 
 import msgspec
-import numpy as np
+from results import open_results, parser_of
 
 from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.profiles import imagine
@@ -31,18 +30,33 @@ def uneven(devices: int, seed: int = 0) -> ClusterProfile:
     return msgspec.structs.replace(profile, devices=tuple(slowed))
 
 
+LIMITS = {64: 5.0, 1024: 60.0}
+"""Seconds that the search is to take at most, by the number of devices."""
+ROW = "{devices:>8} {seconds:>8.1f} {processor_seconds:>10.1f} {of_limit:>13.0%}  {strategy} on {used} devices"
+
+
 def main() -> None:
-    """Print a row for each number of devices."""
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}")
-    print(f"{'devices':>8} {'seconds':>8} {'processor':>10} {'of the limit':>13}  best")
-    graph = resnet152()
-    for devices, limit in ((64, 5.0), (1024, 60.0)):
-        profile = uneven(devices)
-        start, start_of_processor = time.perf_counter(), time.process_time()
-        ranking = search(CostModel(TrainingJob(graph=graph, batch_size=16 * devices), profile))
-        seconds, processor = time.perf_counter() - start, time.process_time() - start_of_processor
-        best = f"{ranking.best.strategy} on {len(ranking.best.devices)} devices"
-        print(f"{devices:>8} {seconds:>8.1f} {processor:>10.1f} {seconds / limit:>13.0%}  {best}")
+    """A row for each number of devices."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--devices", type=int, nargs="+", choices=LIMITS, default=list(LIMITS))
+    words = parser.parse_args()
+    with open_results(words) as results:
+        results.say(f"{'devices':>8} {'seconds':>8} {'processor':>10} {'of the limit':>13}  best")
+        graph = resnet152()
+        for devices in words.devices:
+            profile = uneven(devices)
+            start, start_of_processor = time.perf_counter(), time.process_time()
+            ranking = search(CostModel(TrainingJob(graph=graph, batch_size=16 * devices), profile))
+            seconds, processor = time.perf_counter() - start, time.process_time() - start_of_processor
+            results.add(
+                ROW,
+                devices=devices,
+                seconds=seconds,
+                processor_seconds=processor,
+                of_limit=seconds / LIMITS[devices],
+                strategy=ranking.best.strategy,
+                used=len(ranking.best.devices),
+            )
 
 
 if __name__ == "__main__":

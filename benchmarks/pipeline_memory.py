@@ -7,62 +7,66 @@ python benchmarks/pipeline_memory.py transformer                  # the largest 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pipeline"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-import msgspec
 import torch
 import torch.nn.functional as F
-from pipeline import CPU, hardware, joined, ranks
+from pipeline import CPU, unpinned
+from results import Results, open_results, parser_of
+from turns import spread
 
 from evener.benchmark.dry_run import LiveBytes
-from evener.comm.group import Group, leave_group
+from evener.comm.group import Group
 from evener.errors import DoesNotFit
-from evener.launch.rank_environment import RankEnvironment
+from evener.experiments.local_ranks import measure_on
 from evener.models.amoebanet import AmoebaNetD
 from evener.models.transformer import Transformer, tokens_in, translation_loss
+from evener.oracle.schedule import Rematerialise
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.pipeline import Pipeline
 from support.pipeline_peaks import Fit, Peak, fitted, grid, measure_peaks
 
 MICRO_BATCHES = (1, 2, 4, 8)
+POLICIES: tuple[Rematerialise, ...] = ("never", "always")
 SIZES = grid(samples=(16, 32), layers=(8, 16, 32), stages=(1, 2, 4), micro_batches=MICRO_BATCHES)
 
 
-def hold(env: RankEnvironment, order: dict[str, Any]) -> None:
+def hold(group: Group) -> dict[str, list[Peak]]:
     """One of four ranks: the peaks of all sizes, without and with recomputing."""
-    group = joined(env)
-    found = {policy: measure_peaks(group, SIZES, policy) for policy in ("never", "always")}
-    if env.rank == 0:
-        Path(order["file"]).write_bytes(msgspec.json.encode(found))
-    group.barrier()
-    leave_group()
+    return {policy: measure_peaks(group, SIZES, policy) for policy in POLICIES}
 
 
-def growth(figure: str | None) -> None:
-    """The fit, a row for every N, L, K, and a figure if one is wanted."""
-    found = msgspec.json.decode(ranks(hold, [1.0] * 4, {}), type=dict[str, list[Peak]])
+PEAK = "{samples:3} {layers:3} {stages:2} {micro_batches:2} {bytes:10} {rule:9.0%} {without:8.2f}x"
+
+
+def growth(results: Results) -> None:
+    """The fit, a row for every N, L, K, M, and a figure if one is wanted."""
+    found = measure_on(unpinned(*[1.0] * 4), hold, dict[str, list[Peak]])
     always, never = found["always"], found["never"]
     rule = fitted(always)
-    print(f"with recomputing: peak = {rule.a:.0f} N + {rule.b:.0f} (L/K + {rule.c:.2f}) N/M bytes")
-    print(f"R^2 = {rule.determination:.5f}, largest error {rule.worst:.1%} of a peak, {len(always)} sizes\n")
-    print("  N   L  K " + "".join(f"  M={m}: kB (rule) without" for m in MICRO_BATCHES))
-    for i in range(0, len(SIZES), len(MICRO_BATCHES)):
-        cells = [
-            f"{a.nbytes / 1e3:8.0f} ({rule.bytes_of(a.size) / a.nbytes:4.0%}) {n.nbytes / a.nbytes:6.2f}x"
-            for a, n in zip(always[i : i + len(MICRO_BATCHES)], never[i : i + len(MICRO_BATCHES)], strict=True)
-        ]
-        print(f"{SIZES[i].samples:3} {SIZES[i].layers:3} {SIZES[i].stages:2} " + " ".join(cells))
+    results.add(
+        "with recomputing: peak = {a:.0f} N + {b:.0f} (L/K + {c:.2f}) N/M bytes\n"
+        "R^2 = {determination:.5f}, largest error {worst:.1%} of a peak, {sizes} sizes\n",
+        benchmark="growth",
+        sizes=len(always),
+        **rule._asdict(),
+    )
+    results.say("  N   L  K  M      bytes  the rule  without")
+    for a, n in zip(always, never, strict=True):
+        shares = {"rule": rule.bytes_of(a.size) / a.nbytes, "without": n.nbytes / a.nbytes}
+        results.add(PEAK, benchmark="growth", **a.size._asdict(), bytes=a.nbytes, **shares)
     for m in MICRO_BATCHES:
-        ratios = [n.nbytes / rule.bytes_of(n.size) for n in never if n.size.micro_batches == m]
-        print(f"without recomputing, M={m}: {min(ratios):.2f} to {max(ratios):.2f} times the rule")
-    if figure:
-        draw(rule, always, never, figure)
+        times = spread(n.nbytes / rule.bytes_of(n.size) for n in never if n.size.micro_batches == m)
+        text = "without recomputing, M={micro_batches}: {times.least:.2f} to {times.most:.2f} times the rule"
+        results.add(text, benchmark="growth", micro_batches=m, times=times)
+    if results.options.figure:
+        draw(rule, always, never, results.options.figure)
 
 
 def draw(rule: Fit, always: Sequence[Peak], never: Sequence[Peak], file: str) -> None:
@@ -85,12 +89,12 @@ def draw(rule: Fit, always: Sequence[Peak], never: Sequence[Peak], file: str) ->
     drawing.savefig(file, dpi=150)
 
 
-def amoebanet(_figure: str | None) -> None:
+def amoebanet(results: Results) -> None:
     """Activation bytes of AmoebaNet-D in one process."""
     x, y = torch.randn(16, 3, 32, 32), torch.zeros(16, dtype=torch.long)
     for micro_batches in (2, 4, 8):
         peaks = {}
-        for policy in ("never", "always"):
+        for policy in POLICIES:
             torch.manual_seed(0)
             pipeline = Pipeline(
                 AmoebaNetD(3, 32, 10), x, F.cross_entropy, on=[CPU], costs="estimated", schedule="gpipe",
@@ -100,10 +104,12 @@ def amoebanet(_figure: str | None) -> None:
             with LiveBytes() as live:
                 pipeline.step(x, y)
             peaks[policy] = live.peak
-        share = peaks["always"] / peaks["never"]
-        print(
-            f"M={micro_batches}: {peaks['never'] / 1e6:.1f} MB without, {share:.1%} of them with recomputing",
-            flush=True,
+        results.add(
+            "M={micro_batches}: {mb:.1f} MB without, {share:.1%} of them with recomputing",
+            benchmark="amoebanet",
+            micro_batches=micro_batches,
+            mb=peaks["never"] / 1e6,
+            share=peaks["always"] / peaks["never"],
         )
 
 
@@ -119,9 +125,16 @@ def transformer_pipeline(layers: int, on: Group | list[torch.device], budget: fl
     )  # fmt: skip
 
 
-def largest(env: RankEnvironment, order: dict[str, Any]) -> None:
-    """One rank: the most layers that fit, and what a step of that model really holds on the fullest rank."""
-    group, budget = joined(env), order["budget"]
+class Largest(NamedTuple):
+    """The largest model that fits: its layers, its parameters, and the bytes held on the fullest rank."""
+
+    layers: int
+    parameters: int
+    fullest_bytes: int
+
+
+def largest(budget: float, group: Group) -> Largest:
+    """One rank: the most layers that fit, and what a step of that model really holds."""
 
     def fits(layers: int) -> Pipeline | None:
         try:
@@ -143,38 +156,40 @@ def largest(env: RankEnvironment, order: dict[str, Any]) -> None:
         pipeline.step((tokens, tokens), tokens)
     own = [sum(p.numel() for p in pipeline.parameters()), sum(p.nbytes for p in pipeline.parameters()) * 4 + live.peak]
     rows = [list(map(int, row.split())) for row in group.all_gather_bytes(f"{own[0]} {own[1]}".encode())]
-    if env.rank == 0:
-        fullest = max(held for _, held in rows) / budget
-        Path(order["file"]).write_text(f"{low} {sum(count for count, _ in rows)} {fullest}")
-    group.barrier()
-    leave_group()
+    return Largest(low, sum(count for count, _ in rows), max(held for _, held in rows))
 
 
-def transformer(_figure: str | None) -> None:
+def transformer(results: Results) -> None:
     """The largest Transformer on one, two and four devices of 24 MB."""
-    first = 0.0
+    first, budget = 0.0, 24e6
     for devices in (1, 2, 4):
-        layers, parameters, fullest = map(float, ranks(largest, [1.0] * devices, {"budget": 24e6}).split())
-        first = first or parameters
-        share = parameters / first / devices
-        size = f"{layers:.0f} layers, {parameters / 1e6:.2f} M parameters"
-        print(f"K={devices}: {size}, {share:.3f} of K times those of K=1;")
-        print(f"      weights, gradients, Adam's state and activations fill {fullest:.0%} of the fullest device")
+        found = measure_on(unpinned(*[1.0] * devices), partial(largest, budget), Largest)
+        first = first or found.parameters
+        results.add(
+            "K={devices}: {layers} layers, {parameters} parameters, {share:.3f} of K times those of K=1;\n"
+            "      weights, gradients, Adam's state and activations fill {filled:.0%} of the fullest device",
+            benchmark="transformer",
+            devices=devices,
+            layers=found.layers,
+            parameters=found.parameters,
+            share=found.parameters / first / devices,
+            filled=found.fullest_bytes / budget,
+        )
 
 
 BENCHMARKS = {"growth": growth, "amoebanet": amoebanet, "transformer": transformer}
 
 
 def main() -> None:
-    """Run the benchmarks that are named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The benchmarks that are named."""
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="+", choices=list(BENCHMARKS))
     parser.add_argument("--figure", help="of growth; needs Matplotlib")
     words = parser.parse_args()
     torch.set_num_threads(1)
-    print(hardware())
-    for name in words.names:
-        BENCHMARKS[name](words.figure)
+    with open_results(words) as results:
+        for name in words.names:
+            BENCHMARKS[name](results)
 
 
 if __name__ == "__main__":

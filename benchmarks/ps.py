@@ -1,6 +1,6 @@
 """Small synchronous updates: master and nodes as they are, against bare sockets that carry the same bytes; in one run.
 
-    python benchmarks/ps.py [--updates 5000] [--nodes 3] [--blocks 5] [--profile]
+    python benchmarks/ps.py [--updates 5000] [--nodes 3] [--blocks 5] [--profile] [--json]
 
 The model has 25 450 float32 parameters, as in the experiment of the NfNN monograph, whose C program took 232 s for 5000
 updates in a data centre. The gradient is a constant: what is measured is agreeing. Everything runs on one loopback:
@@ -12,14 +12,13 @@ and of the processor time of all processes together, which does not depend on wh
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import multiprocessing
-import os
 import platform
 import pstats
 import select
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,11 +27,13 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import psutil
+from results import Results, open_results, parser_of
+from turns import in_turn, ratios
 
 from evener.profile import DeviceProfile
 from evener.ps.config import MasterConfig, StateDir, Versions
@@ -114,7 +115,7 @@ def be_master(folder: str, tls: bool, profiled: bool, ready: Pipe) -> None:
     finally:
         master.close()
         if profile is not None:
-            pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(30)
 
 
 def be_node(name: str, address: str, token: str) -> None:
@@ -262,43 +263,47 @@ class Bare:
 
 
 def main() -> None:
-    """Run everything and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """All ways, and one table."""
+    parser = parser_of(__doc__)
     parser.add_argument("--updates", type=int, default=5000)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="show where the master's time goes")
-    given = parser.parse_args()
-    each = given.updates // given.blocks
-    print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Linux {platform.release()}")
-    print(f"Python {platform.python_version()}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
-    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as secret:
-        ways: dict[str, Any] = {
-            "bare": Bare(given.nodes, tls=False),
-            "bare tls": Bare(given.nodes, tls=True),
-            "ps": MasterAndNodes(given.nodes, plain, tls=False, profiled=given.profile),
-            "ps tls": MasterAndNodes(given.nodes, secret, tls=True),
+    words = parser.parse_args()
+    with (
+        open_results(words) as results,
+        tempfile.TemporaryDirectory() as plain,
+        tempfile.TemporaryDirectory() as secret,
+    ):
+        ways: dict[str, Bare | MasterAndNodes] = {
+            "bare": Bare(words.nodes, tls=False),
+            "bare tls": Bare(words.nodes, tls=True),
+            "ps": MasterAndNodes(words.nodes, plain, tls=False, profiled=words.profile),
+            "ps tls": MasterAndNodes(words.nodes, secret, tls=True),
         }
-        taken: dict[str, list[Measured]] = {name: [] for name in ways}
-        for block in range(given.blocks + 1):
-            for name, way in ways.items():
-                measured = way.run(each)
-                if block:  # the first one warms up
-                    taken[name].append(measured)
+        each = words.updates // words.blocks
+        taken = in_turn({name: partial(way.run, each) for name, way in ways.items()}, words.blocks)
         for way in ways.values():
             way.close()
-    published = PUBLISHED_UPDATES / PUBLISHED_SECONDS
+        show(results, taken, each)
+
+
+def show(results: Results, taken: dict[str, list[Measured]], each: int) -> None:
+    """The table of blocks of `each` updates."""
     for name, runs in taken.items():
-        rate = median(each / run.seconds for run in runs)
         bare = "bare tls" if "tls" in name else "bare"
-        pairs = list(zip(runs, taken[bare], strict=True))
-        ratio = median(a.seconds / b.seconds for a, b in pairs)
-        work = median(a.everybody / b.everybody for a, b in pairs)
-        cost = median(run.master / each / given.nodes for run in runs)
-        print(
-            f"{name:8} {rate:7.0f} updates/s  {rate / published:6.1f} x published"
-            f"  {ratio:5.2f} x the time, {work:5.2f} x the work of {bare:8}"
-            f"  {1e6 * cost:5.0f} us of the master's processor for a contribution and its answer"
+        rate = median(each / run.seconds for run in runs)
+        results.add(
+            "{way:8} {updates_per_second:7.0f} updates/s  {times_published:6.1f} x published"
+            "  {time.median:5.2f} x the time, {work.median:5.2f} x the work of {bare:8}"
+            "  {master_us:5.0f} us of the master's processor for a contribution and its answer",
+            way=name,
+            updates_per_second=rate,
+            times_published=rate * PUBLISHED_SECONDS / PUBLISHED_UPDATES,
+            bare=bare,
+            time=ratios([run.seconds for run in runs], [run.seconds for run in taken[bare]]),
+            work=ratios([run.everybody for run in runs], [run.everybody for run in taken[bare]]),
+            master_us=1e6 * median(run.master / each / results.options.nodes for run in runs),
         )
 
 

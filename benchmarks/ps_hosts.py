@@ -1,6 +1,6 @@
 """Seconds until a network recognises 97 % of MNIST's digits, over machines whose links carry 100 Mbit/s.
 
-    python benchmarks/ps_hosts.py --data FOLDER [--mbit 100] [--cores 0.6] [--target 0.97]
+    python benchmarks/ps_hosts.py --data FOLDER [--mbit 100] [--cores 0.6] [--target 0.97] [--json]
 
 Builds a master's host and three nodes' hosts (network namespaces, `tc tbf`, CPU quotas; needs root and iproute2), in
 which the real commands run: `evener up`, `evener join`, and `evener train` once for every way to agree. A run is ended
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import signal
 import sys
@@ -21,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from results import open_results, parser_of
 
-import evener
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
 from evener.record import TrainRecord, Validation
 from evener.schema import read_noun
 from hosts import Host, Machine, why_not
@@ -62,8 +62,12 @@ class Row(NamedTuple):
     computing: float
 
 
+TABLE = "{way:24} {seconds:8.1f} {ratio:5.1f}x {updates:8} {accuracy:9.2%} {megabytes:9.1f} {computing:10.0%}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """A row for every way."""
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's four files")
     parser.add_argument("--mbit", type=float, default=100.0, help="of every link, each way")
     parser.add_argument("--cores", type=float, default=0.6, help="of every node")
@@ -74,17 +78,18 @@ def main() -> None:
         sys.exit(reason)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that the hosts end as well
     chosen = [name for name in WAYS if any(name == way or name.startswith(way) for way in words.ways.split(","))]
-    print(f"Evener {evener.__version__}, Python {platform.python_version()}, {platform.machine()}; 3 nodes of ", end="")
-    print(f"{words.cores} cores and a master, links of {words.mbit:g} Mbit/s; until {words.target:.0%} of 2 000 images")
-    print(f"\n{'way':24} {'seconds':>8} {'ratio':>6} {'updates':>8} {'accuracy':>9} {'MB moved':>9} {'computing':>10}")
-    first = 0.0
-    for name, row in measure(words, chosen):
-        first = first or row.seconds
-        print(
-            f"{name:24} {row.seconds:8.1f} {first / row.seconds:5.1f}x {row.updates:8} {row.accuracy:9.2%} "
-            f"{row.megabytes:9.1f} {row.computing:10.0%}",
-            flush=True,
+    with open_results(words) as results:
+        results.say(
+            f"3 nodes of {words.cores} cores and a master, links of {words.mbit:g} Mbit/s; "
+            f"until {words.target:.0%} of 2 000 images\n"
         )
+        results.say(
+            f"{'way':24} {'seconds':>8} {'ratio':>6} {'updates':>8} {'accuracy':>9} {'MB moved':>9} {'computing':>10}"
+        )
+        first = 0.0
+        for name, row in measure(words, chosen):
+            first = first or row.seconds
+            results.add(TABLE, way=name, ratio=first / row.seconds, **row._asdict())
 
 
 def measure(words: argparse.Namespace, chosen: Sequence[str]) -> Iterator[tuple[str, Row]]:

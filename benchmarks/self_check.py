@@ -9,17 +9,17 @@ found, relative to the size of what differs.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import msgspec
+from results import open_results, parser_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from evener.errors import EvenerError
+from evener.errors import EvenerError, require
 from evener.plan import Plan
 from evener.run.commands import perform
 from evener.run.config import RunConfig
@@ -28,19 +28,22 @@ from evener.schema import read_noun
 TASKS = {"digits": "digits", "resnet50": "self_check_task.py", "transformer": "self_check_task.py"}
 
 
+ROW = "{task:12} {strategy:10} {samples:9} {precisions:12} {seconds:8.2f} {off:9.1e}"
+
+
 def main() -> None:
-    """Run every task once a strategy, and print what was checked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Every task once a strategy, and what was checked."""
+    parser = parser_of(__doc__)
     parser.add_argument("--nodes", default="1.0,0.5")
+    parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--strategies", default="data,sharded,pipeline")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     words = parser.parse_args()
-    rows = [cell(name, strategy, words.nodes) for name in TASKS for strategy in words.strategies.split(",")]
-    print(f"{'task':12} {'strategy':10} {'samples':9} {'precisions':12} {'seconds':>8} {'off':>9}")
-    for row in rows:
-        print("{task:12} {strategy:10} {samples:9} {precisions:12} {seconds:8.2f} {off:9.1e}".format_map(row))
-    if words.json:
-        print(json.dumps(rows))
+    with open_results(words) as results:
+        for name in words.tasks.split(","):
+            require(name in TASKS, "--tasks", name, "of " + ", ".join(TASKS))
+        results.say(f"{'task':12} {'strategy':10} {'samples':9} {'precisions':12} {'seconds':>8} {'off':>9}")
+        for name, strategy in product(words.tasks.split(","), words.strategies.split(",")):
+            results.add(ROW, **cell(name, strategy, words.nodes))
 
 
 def cell(name: str, strategy: str, nodes: str) -> dict[str, object]:
@@ -51,7 +54,7 @@ def cell(name: str, strategy: str, nodes: str) -> dict[str, object]:
         config = RunConfig(
             task=file, option=option, strategy=strategy, local_nodes=nodes, epochs=1, output=Path(folder) / "run"
         )
-        perform(config)
+        perform(config, to_stderr=True)
         check = read_noun(config.folder / "plan.json", Plan).check
     if check is None:
         raise EvenerError(f"{name} under {strategy} was not checked")

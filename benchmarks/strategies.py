@@ -8,34 +8,33 @@ Ranks are processes of one thread each. `filter`: mode `out` as published agains
 seconds and of the bytes sent. `spatial`: the step of one process on the whole image, the step of all ranks together,
 and, as the limit of the machine, all ranks at once with an image of their own of the height of a strip, alone and
 without exchange. `memory`: what the fullest rank holds against one process, tensors and the process's own peak.
+All three take --json.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import torchvision_operators  # noqa: F401, isort: skip
 
-import numpy as np
 import torch
 import torchvision
+from results import Results, open_results, parser_of
 from torch import Tensor, nn
+from turns import in_turn, ratios, spread
 
 from evener.benchmark.dry_run import LiveBytes
-from evener.comm.group import Group, join_group, leave_group
+from evener.comm.group import Group
+from evener.experiments.local_ranks import measure_on
 from evener.launch.nodes import LocalNode
-from evener.launch.rank_environment import RankEnvironment
-from evener.launch.ranks import run_local
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided import ShardedModel
@@ -77,84 +76,115 @@ def divided(group: Group, division: Any, order: dict[str, Any]) -> tuple[nn.Modu
     return part, stepper(part, x, y)
 
 
-def timed(group: Group, step: Callable[[], None]) -> tuple[float, float]:
-    """Seconds from the moment when all are ready until all are done, and the most processor time of a rank."""
+class Took(NamedTuple):
+    """Of one step: seconds from the moment when all are ready until all are done, and the most processor time."""
+
+    seconds: float
+    busy: float
+
+
+class Found(NamedTuple):
+    """What a comparison of ways found: every way's steps by rounds; by way bytes sent, by kind seconds waited."""
+
+    steps: dict[str, list[Took]]
+    sent: dict[str, float]
+    waited: dict[str, float]
+
+
+def timed(group: Group, step: Callable[[], None]) -> Took:
+    """One step of all ranks."""
     group.barrier()
     start, busy = time.perf_counter(), time.process_time()
     step()
-    busy = time.process_time() - busy
-    (most,) = group.all_reduce_max([busy])
-    return time.perf_counter() - start, most
+    (most,) = group.all_reduce_max([time.process_time() - busy])
+    return Took(time.perf_counter() - start, most)
 
 
-def join(env: RankEnvironment) -> Group:
-    torch.set_num_threads(1)
-    return join_group(rank=env.rank, nodes=env.names, device=env.device, store=env.store, patience=600)
+def steps_of(group: Group, ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[Took]]:
+    """All ways in turn."""
+    return in_turn({way: partial(timed, group, step) for way, step in ways.items()}, rounds)
 
 
-def in_turn(group: Group, ways: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds and processor seconds of each way in every round but the first, which warms up."""
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for _ in range(rounds + 1):
-        for way, step in ways.items():
-            found[way].append(timed(group, step))
-    for way, times in found.items():
-        del times[0]
-        wall, busy = zip(*times, strict=True)
-        if group.rank == 0:
-            print(
-                f"  {way:8} {median(wall):7.3f} s a step ({min(wall):.3f} to {max(wall):.3f}), "
-                f"{median(busy):7.3f} s of processor time ({min(busy):.3f} to {max(busy):.3f})"
-            )
-    return found
-
-
-def ratio(found: dict[str, list[tuple[float, float]]], way: str, other: str, factor: float = 1.0) -> str:
-    """Ratio of two ways: median of the rounds, and their range; of seconds and of processor seconds."""
-    texts = []
-    for kind in (0, 1):
-        rounds = sorted(factor * a[kind] / b[kind] for a, b in zip(found[way], found[other], strict=True))
-        texts.append(f"{median(rounds):.2f} ({rounds[0]:.2f} to {rounds[-1]:.2f})")
-    return f"{texts[0]}, of processor time {texts[1]}"
-
-
-def compare_filter(env: RankEnvironment, order: dict[str, Any]) -> None:
+def filters(order: dict[str, Any], group: Group) -> Found:
     """One rank: `out` and ours in turn."""
-    group = join(env)
-    sent = {}
-    steps = {}
+    sent, steps = dict[str, float](), {}
     for way in ("filter", "sharded"):
         _, steps[way] = divided(group, way, order)
         before = group.traffic.sent_bytes
         steps[way]()
         sent[way] = group.traffic.sent_bytes - before
-    found = in_turn(group, steps, order["rounds"])
-    if env.rank == 0:
-        print(f"  rank 0 sends in a step: filter {sent['filter'] / MIB:.1f} MiB, ours {sent['sharded'] / MIB:.1f} MiB")
-        print(f"  bytes of ours / filter: {sent['sharded'] / sent['filter']:.3f}")
-        print(f"  filter / ours: {ratio(found, 'filter', 'sharded')}")
-    leave_group()
+    return Found(steps_of(group, steps, order["rounds"]), sent, {})
 
 
-def compare_spatial(env: RankEnvironment, order: dict[str, Any]) -> None:
+def images(order: dict[str, Any], group: Group) -> Found:
     """One rank: one process, all together, and all at once without exchange, in turn."""
-    group = join(env)
     _, together = divided(group, "spatial", order)
     model, x, y = network(order)
     strip = stepper(model, x[:, :, : order["size"] // group.size].contiguous(), y)
-    whole = stepper(network(order)[0], x, y) if env.rank == 0 else lambda: None
-    found = in_turn(group, {"serial": whole, "together": together, "limit": strip}, order["rounds"])
-    if env.rank == 0:
-        for way in ("together", "limit"):
-            print(f"  {way} / (serial / {group.size}): {ratio(found, way, 'serial', group.size)}")
-        print(f"  together / limit: {ratio(found, 'together', 'limit')}")
-        print("  seconds waited, all rounds:", {k: round(v, 2) for k, v in group.traffic.seconds.items()})
-    leave_group()
+    whole = stepper(network(order)[0], x, y) if group.is_leader else lambda: None
+    steps = steps_of(group, {"serial": whole, "together": together, "limit": strip}, order["rounds"])
+    return Found(steps, {}, dict(group.traffic.seconds))
 
 
-def measure_memory(env: RankEnvironment, order: dict[str, Any]) -> None:
-    """One rank: bytes of weights and momentum, peak of a step's tensors beside, peak of the process."""
-    group = join(env)
+def show_steps(results: Results, found: Found) -> None:
+    """Seconds of every way."""
+    for way, steps in found.steps.items():
+        seconds, busy = (spread(values) for values in zip(*steps, strict=True))
+        text = "  {way:8} {seconds:.3f} s a step, {busy:.3f} s of processor time"
+        results.add(text, way=way, seconds=seconds, busy=busy)
+
+
+def show_ratio(results: Results, found: Found, way: str, other: str, parts: int = 1) -> None:
+    """Of two ways, by rounds; of seconds and of processor seconds; 1 is to be `parts` times as fast."""
+    own, others = found.steps[way], found.steps[other]
+    beside = "({other} / {parts})" if parts > 1 else "{other}"
+    results.add(
+        f"  {{way}} / {beside}: {{seconds:.2f}}, of processor time {{busy:.2f}}",
+        way=way,
+        other=other,
+        parts=parts,
+        seconds=ratios([parts * took.seconds for took in own], [took.seconds for took in others]),
+        busy=ratios([parts * took.busy for took in own], [took.busy for took in others]),
+    )
+
+
+def compare_filter(results: Results, ranks: int, order: dict[str, Any]) -> None:
+    """`out` and ours, their seconds and bytes."""
+    found = measure_on(nodes_of(ranks), partial(filters, order), Found)
+    show_steps(results, found)
+    own, out = found.sent["sharded"], found.sent["filter"]
+    results.add(
+        "  rank 0 sends in a step: filter {filter_mib:.1f} MiB, ours {own_mib:.1f} MiB\n"
+        "  bytes of ours / filter: {ratio:.3f}",
+        filter_mib=out / MIB,
+        own_mib=own / MIB,
+        ratio=own / out,
+    )
+    show_ratio(results, found, "filter", "sharded")
+
+
+def compare_spatial(results: Results, ranks: int, order: dict[str, Any]) -> None:
+    """All ranks together against a part of one process's seconds, and against the machine's limit."""
+    found = measure_on(nodes_of(ranks), partial(images, order), Found)
+    show_steps(results, found)
+    for way in ("together", "limit"):
+        show_ratio(results, found, way, "serial", ranks)
+    show_ratio(results, found, "together", "limit")
+    for kind, seconds in found.waited.items():
+        results.add("  waited in all rounds, {kind}: {seconds:.2f} s", kind=kind, seconds=seconds)
+
+
+class Held(NamedTuple):
+    """Bytes that the fullest rank holds."""
+
+    weights_and_momentum: float
+    peak_of_a_step: float
+    both: float
+    peak_of_the_process: float
+
+
+def measure_memory(order: dict[str, Any], group: Group) -> Held:
+    """One rank: bytes of weights and momentum, peak of a step's tensors beside them, peak of the process."""
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if group.size > 1:
@@ -167,60 +197,52 @@ def measure_memory(env: RankEnvironment, order: dict[str, Any]) -> None:
     with LiveBytes() as live:
         step()
     weights = sum(p.nbytes * 2 for p in model.parameters())
-    own = np.array([weights, live.peak, weights + live.peak, grown], dtype=np.float64)
-    rows = [np.frombuffer(row) for row in group.all_gather_bytes(own.tobytes())]
-    if group.is_leader:
-        Path(order["file"]).write_text(" ".join(str(most) for most in np.max(rows, axis=0)))
-    group.barrier()
-    leave_group()
+    return Held(*group.all_reduce_max([weights, live.peak, weights + live.peak, grown]))
 
 
-HELD = ("weights and momentum", "peak of a step beside them", "both together", "peak of the process")
-
-
-def compare_memory(ranks: int, order: dict[str, Any]) -> None:
+def compare_memory(results: Results, ranks: int, order: dict[str, Any]) -> None:
     """The fullest rank against one process, each way in processes of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = []
-        for size in (ranks, 1):
-            file = Path(folder, str(size))
-            nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(size)]
-            run_local(measure_memory, nodes, {**order, "file": str(file)}, patience=600, on_event=print)
-            found.append([float(text) for text in file.read_text().split()])
-    for what, own, whole in zip(HELD, *found, strict=True):
-        print(f"  {what:30} {own / MIB:8.0f} MiB of {whole / MIB:8.0f} MiB: {own / whole:.1%}")
+    own, whole = (measure_on(nodes_of(size), partial(measure_memory, order), Held) for size in (ranks, 1))
+    for what, part, all_of_it in zip(Held._fields, own, whole, strict=True):
+        results.add(
+            "  {what:30} {mib:8.0f} MiB of {serial_mib:8.0f} MiB: {share:.1%}",
+            what=what.replace("_", " "),
+            mib=part / MIB,
+            serial_mib=all_of_it / MIB,
+            share=part / all_of_it,
+        )
+
+
+def nodes_of(ranks: int) -> list[LocalNode]:
+    """Of one thread each."""
+    return [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)]
+
+
+BENCHMARKS = {"filter": compare_filter, "spatial": compare_spatial, "memory": compare_memory}
+DEFAULTS = {
+    "filter": {"ranks": 2, "network": "resnet152", "size": 64, "batch": 8},
+    "spatial": {"ranks": 2, "network": "resnet50", "size": 512, "batch": 1},
+    "memory": {"ranks": 4, "network": "unet", "size": 1024, "batch": 1},
+}
 
 
 def main() -> None:
-    """Measure on this machine, print a few lines."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("filter", "spatial", "memory"))
-    defaults = {
-        "filter": (2, "resnet152", 64, 8),
-        "spatial": (2, "resnet50", 512, 1),
-        "memory": (4, "unet", 1024, 1),
-    }
+    """One comparison."""
+    parser = parser_of(__doc__)
+    parser.add_argument("what", choices=list(BENCHMARKS))
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--network")
     parser.add_argument("--size", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--division", default="spatial")
-    args = parser.parse_args()
-    ranks, *rest = defaults[args.what]
-    order = dict(zip(("network", "size", "batch"), rest, strict=True))
-    order |= {key: value for key, value in vars(args).items() if value is not None}
-    ranks = args.ranks or ranks
-    print(
-        f"{args.what}: {order['network']}, {order['batch']} images of {order['size']}, {ranks} ranks, "
-        f"PyTorch {torch.__version__}"
-    )
-    if args.what == "memory":
-        compare_memory(ranks, order)
-        return
-    nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)]
-    program = compare_filter if args.what == "filter" else compare_spatial
-    run_local(program, nodes, order, patience=600, on_event=print)
+    words = parser.parse_args()
+    for option, value in DEFAULTS[words.what].items():
+        if getattr(words, option) is None:
+            setattr(words, option, value)
+    with open_results(words) as results:
+        results.say(f"{words.what}: {words.network}, {words.batch} images of {words.size}, {words.ranks} ranks")
+        BENCHMARKS[words.what](results, words.ranks, vars(words))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a machine without PyTorch has to have: disk for the base install, memory for a worker, time to import.
 
-    python benchmarks/thin.py --data DIR [--epochs 6]
+    python benchmarks/thin.py --data DIR [--epochs 6] [--json]
 
 The base install goes into a fresh virtual environment of its own (`pip install` fetches what it needs). The workers are
 `evener join --thin` of that environment and `evener join` of this one, which has PyTorch. Both work for the same run of
@@ -11,10 +11,8 @@ train. Their data, 60 000 images of 784 bytes and as many labels, is taken off.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -25,8 +23,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
 import psutil
+from results import Results, open_results, parser_of
+from turns import spread
 
 from evener.tasks.load import load_thin_task
 
@@ -62,28 +61,31 @@ def disk_bytes(folder: Path) -> int:
     return sum(512 * path.lstat().st_blocks for path in [folder, *folder.rglob("*")])
 
 
-def show_disk(packages: Path) -> None:
-    """Print what the install takes, without pip and with it, and the largest parts."""
-    sizes = {path.name: disk_bytes(path) for path in packages.iterdir()}
+def show_disk(results: Results, packages: Path) -> None:
+    """What the install takes, without pip and with it, and the largest parts."""
+    sizes = {path.name: disk_bytes(path) / MB for path in packages.iterdir()}
     tools = sum(sizes.get(name, 0) for name in ("pip", "setuptools", "pkg_resources", "_distutils_hack"))
     whole = sum(sizes.values())
-    largest = sorted(sizes.items(), key=lambda item: -item[1])[:8]
-    print(f"base install on disk: {(whole - tools) / MB:.0f} MB; with pip and setuptools {whole / MB:.0f} MB; largest:")
-    print("  " + ", ".join(f"{name} {size / MB:.0f}" for name, size in largest))
+    largest = dict(sorted(sizes.items(), key=lambda item: -item[1])[:8])
+    results.add(
+        "base install on disk: {mb:.0f} MB; with pip and setuptools {with_tools_mb:.0f} MB; largest:\n  "
+        + ", ".join(f"{name} {size:.0f}" for name, size in largest.items()),
+        what="disk",
+        mb=whole - tools,
+        with_tools_mb=whole,
+        largest_mb=largest,
+    )
 
 
-def show_import(python: Path) -> None:
-    """Print the time that importing takes in fresh interpreters, NumPy's alone beside it."""
+def show_import(results: Results, python: Path) -> None:
+    """The time that importing takes in fresh interpreters, NumPy's alone beside it."""
     subprocess.run([str(python), "-c", WARM], check=True)
-    seconds = {
-        name: [
-            float(subprocess.run([str(python), "-c", TIMED.format(name)], capture_output=True, check=True).stdout)
-            for _ in range(IMPORTS)
-        ]
-        for name in ("evener.autodiff", "numpy")
-    }
-    ours, numpy = (median(times) for times in seconds.values())
-    print(f"import evener.autodiff: {ours:.3f} s, median of {IMPORTS} fresh interpreters; NumPy alone {numpy:.3f} s")
+    for module in ("evener.autodiff", "numpy"):
+        command = [str(python), "-c", TIMED.format(module)]
+        done = (subprocess.run(command, capture_output=True, check=True) for _ in range(IMPORTS))
+        seconds = spread(float(one.stdout) for one in done)
+        text = "import {module}: {seconds:.3f} s in {interpreters} fresh interpreters"
+        results.add(text, what="import", module=module, seconds=seconds, interpreters=IMPORTS)
 
 
 @contextmanager
@@ -141,37 +143,43 @@ def worker_memory(python: Path, data: Path, epochs: int, *options: str) -> list[
                 return seen
 
 
-def show_memory(name: str, seen: list[Memory], data_bytes: int) -> None:
-    """Print what a worker had, besides its data."""
+def show_memory(results: Results, name: str, seen: list[Memory], data_bytes: int) -> None:
+    """What a worker had, besides its data."""
     most = max(seen)
     then = seen[seen.index(most) :]
     training = Memory(*(int(median(values)) for values in zip(*then, strict=True)))
-    for what, (resident, own) in (("training", training), ("at most", most)):
-        print(
-            f"{name}, {what}: {resident / MB:.0f} MB resident, {(resident - data_bytes) / MB:.0f} MB besides its data; "
-            f"its own (not shared) {own / MB:.0f} and {(own - data_bytes) / MB:.0f} MB"
+    for when, (resident, own) in (("training", training), ("at most", most)):
+        results.add(
+            "{worker}, {when}: {resident_mb:.0f} MB resident, {resident_besides_mb:.0f} MB besides its data; "
+            "its own (not shared) {own_mb:.0f} and {own_besides_mb:.0f} MB",
+            what="memory",
+            worker=name,
+            when=when,
+            resident_mb=resident / MB,
+            resident_besides_mb=(resident - data_bytes) / MB,
+            own_mb=own / MB,
+            own_besides_mb=(own - data_bytes) / MB,
         )
 
 
 def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """All figures."""
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST")
     parser.add_argument("--epochs", type=int, default=6)
-    options = parser.parse_args()
-    print(f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, NumPy {np.__version__}")
-    with tempfile.TemporaryDirectory(prefix="evener-") as folder:
-        environment = Path(folder) / "base"
-        python = make_environment(environment)
-        show_import(python)
-        show_disk(packages_of(environment))
-        task = load_thin_task("nfnn", options.data)
+    words = parser.parse_args()
+    with open_results(words) as results, tempfile.TemporaryDirectory(prefix="evener-") as folder:
+        task = load_thin_task("nfnn", words.data)
         assert task.validation_data is not None
         data_bytes = sum(array.nbytes for array in (*task.train_data(), *task.validation_data()))
-        print(f"data of a worker: {data_bytes / MB:.0f} MB")
-        data = options.data.resolve()
-        show_memory("thin worker", worker_memory(python, data, options.epochs, "--thin"), data_bytes)
-        show_memory("PyTorch worker", worker_memory(Path(sys.executable), data, options.epochs), data_bytes)
+        results.add("data of a worker: {mb:.0f} MB", what="data", mb=data_bytes / MB)
+        environment = Path(folder) / "base"
+        python = make_environment(environment)
+        show_import(results, python)
+        show_disk(results, packages_of(environment))
+        data, epochs = words.data.resolve(), words.epochs
+        show_memory(results, "thin worker", worker_memory(python, data, epochs, "--thin"), data_bytes)
+        show_memory(results, "PyTorch worker", worker_memory(Path(sys.executable), data, epochs), data_bytes)
 
 
 if __name__ == "__main__":

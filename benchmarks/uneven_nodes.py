@@ -1,17 +1,19 @@
 """Speed-up of uneven shares over the fastest node alone, and over equal shares; ways in turn, so that drift cancels.
 
-    python benchmarks/uneven_nodes.py [--speeds 1.0,0.5,0.25] [--rounds 3] [--task synthetic]
+    python benchmarks/uneven_nodes.py [--speeds 1.0,0.5,0.25] [--rounds 3] [--task synthetic] [--json]
 
 Prints for every round the median step of each way, and at the end the median of the rounds' ratios beside the ideal.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from statistics import median
 
+from results import Results, open_results, parser_of
+
+from evener.errors import require
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.launch.ranks import run_local
@@ -49,12 +51,13 @@ def run(
 def seconds_per_sample(record: TrainRecord) -> float:
     """Median over the full steps after the warm-up."""
     steps = [s for s in record.steps[WARM_UP:] if s.samples == record.plan.batch_size]
+    require(bool(steps), "--epochs", record.epochs, f"enough for full steps after the {WARM_UP} that warm up")
     return median(s.seconds / s.samples for s in steps)
 
 
 def main() -> None:
-    """Run the rounds and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """The rounds, and what came of them."""
+    parser = parser_of(__doc__)
     parser.add_argument("--speeds", default="1.0,0.5,0.25")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--task", default="synthetic")
@@ -62,32 +65,47 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int)
     words = parser.parse_args()
+    with open_results(words) as results:
+        nodes = parse_local_nodes(words.speeds)
+        best = max(nodes, key=lambda node: node.speed_at(0))
+        ideal = sum(node.speed_at(0) for node in nodes) / best.speed_at(0)
+        found = [one_round(results, number, nodes, best) for number in range(1, words.rounds + 1)]
+        for way, values in zip(("evener", "equal shares"), zip(*found, strict=True), strict=True):
+            middle = median(values)
+            results.add(
+                "{way}: {speed_up:.3f}x the fastest node alone, {of_ideal:.1%} of the ideal {ideal:.2f}x",
+                way=way,
+                speed_up=middle,
+                of_ideal=middle / ideal,
+                ideal=ideal,
+            )
+
+
+def one_round(results: Results, number: int, nodes: list[LocalNode], best: LocalNode) -> tuple[float, float]:
+    """Speed-ups over the best node alone, by our shares and by equal ones; the one alone runs before and after ours."""
+    words = results.options
     options = dict(item.split("=", 1) for item in words.option)
-    nodes = parse_local_nodes(words.speeds)
-    best = max(nodes, key=lambda node: node.speed_at(0))
-    ideal = sum(node.speed_at(0) for node in nodes) / best.speed_at(0)
-    ratios: dict[str, list[float]] = {"evener": [], "equal": []}
 
     def once(team: list[LocalNode], shares: str) -> TrainRecord:
         return run(words.task, options, team, shares, words.epochs, words.batch_size)
 
-    for i in range(words.rounds):
-        before = seconds_per_sample(once([best], "measured"))
-        ours = once(nodes, "measured")
-        after = seconds_per_sample(once([best], "measured"))
-        equal = seconds_per_sample(once(nodes, "equal"))
-        alone = (before + after) / 2
-        ratios["evener"].append(alone / seconds_per_sample(ours))
-        ratios["equal"].append(after / equal)
-        waiting = ", ".join(f"{n.name} {n.seconds_waiting / ours.seconds:.0%}" for n in ours.nodes)
-        print(
-            f"round {i + 1}: alone {before * 1e3:.3f} and {after * 1e3:.3f} ms a sample, evener "
-            f"{ratios['evener'][-1]:.3f}x, equal shares {ratios['equal'][-1]:.3f}x; waiting: {waiting}",
-            flush=True,
-        )
-    for way, values in ratios.items():
-        middle = median(values)
-        print(f"{way}: {middle:.3f}x the fastest node alone, {middle / ideal:.1%} of the ideal {ideal:.2f}x")
+    before = seconds_per_sample(once([best], "measured"))
+    ours = once(nodes, "measured")
+    after = seconds_per_sample(once([best], "measured"))
+    equal = after / seconds_per_sample(once(nodes, "equal"))
+    speed_up = (before + after) / 2 / seconds_per_sample(ours)
+    waiting = {node.name: node.seconds_waiting / ours.seconds for node in ours.nodes}
+    results.add(
+        "round {number}: alone {before_ms:.3f} and {after_ms:.3f} ms a sample, evener {speed_up:.3f}x, equal shares "
+        "{equal:.3f}x; waiting: " + ", ".join(f"{name} {share:.0%}" for name, share in waiting.items()),
+        number=number,
+        before_ms=before * 1e3,
+        after_ms=after * 1e3,
+        speed_up=speed_up,
+        equal=equal,
+        waiting=waiting,
+    )
+    return speed_up, equal
 
 
 if __name__ == "__main__":

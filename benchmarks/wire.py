@@ -1,6 +1,6 @@
 """What framing, authentication and TLS cost beside bare sockets that carry the same bytes; ways in turn, in one run.
 
-    python benchmarks/wire.py [--megabytes 400] [--rounds 5000] [--blocks 5]
+    python benchmarks/wire.py [--megabytes 400] [--rounds 5000] [--blocks 5] [--json]
 
 Every way has its own connections between the same processes on one loopback. `bare` is what one writes with Python's
 sockets alone: sendall and recv_into into memory that is there, and a select loop where one process serves three.
@@ -9,18 +9,17 @@ Ratios are medians over the blocks, each of which runs all ways once.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
-import os
-import platform
 import select
 import socket
-import ssl
 import time
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from statistics import median
 
 import msgspec
+from results import Results, open_results, parser_of
+from turns import in_turn, ratios
 
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
@@ -238,57 +237,65 @@ class Bench:
 def compare(num_nodes: int, push_bytes: int, pull_bytes: int, rounds: int, blocks: int) -> dict[str, list[Measured]]:
     """What `blocks` blocks took in every way, after one that warms up."""
     bench = Bench(num_nodes, max(push_bytes, pull_bytes))
-    taken: dict[str, list[Measured]] = {way: [] for way in WAYS}
-    for block in range(blocks + 1):
-        for way in WAYS:
-            measured = bench.run(Step(way, rounds, push_bytes, pull_bytes))
-            if block:
-                taken[way].append(measured)
+    ways = {way: partial(bench.run, Step(way, rounds, push_bytes, pull_bytes)) for way in WAYS}
+    taken = in_turn(ways, blocks)
     bench.close()
     return taken
 
 
-def ratio(taken: dict[str, list[Measured]], way: str) -> float:
-    """Median over the blocks of this way's seconds divided by those of bare sockets."""
-    return median(a.seconds / b.seconds for a, b in zip(taken[way], taken["bare"], strict=True))
+def rates(taken: dict[str, list[Measured]], units: float) -> dict[str, list[float]]:
+    """How many of `units` a second in every way, by blocks."""
+    return {way: [units / measured.seconds for measured in blocks] for way, blocks in taken.items()}
 
 
-def show_large(name: str, num_bytes: int, taken: dict[str, list[Measured]]) -> None:
+def show_large(results: Results, name: str, num_bytes: int, taken: dict[str, list[Measured]]) -> None:
     """Rates of a large transfer."""
+    rate = rates(taken, num_bytes / 1e6)
     for way in WAYS:
-        rate = median(num_bytes / m.seconds for m in taken[way]) / 1e6
-        print(f"{name:24} {way:6} {rate:8.0f} MB/s   {100 / ratio(taken, way):5.1f} % of the bare rate", flush=True)
+        results.add(
+            "{what:24} {way:6} {mb_per_second:8.0f} MB/s   {of_bare.median:7.1%} of the bare rate",
+            what=name,
+            way=way,
+            mb_per_second=median(rate[way]),
+            of_bare=ratios(rate[way], rate["bare"]),
+        )
 
 
-def show_small(name: str, rounds: int, taken: dict[str, list[Measured]]) -> None:
+def show_small(results: Results, name: str, nodes: int, rounds: int, taken: dict[str, list[Measured]]) -> None:
     """Rounds per second, and processor time that a message costs more than on a bare socket, on each side."""
-    nodes = NUM_NODES if name.startswith("3") else 1
+    rate = rates(taken, rounds)
     for way in WAYS:
-        rate = median(rounds / m.seconds for m in taken[way])
         pairs = list(zip(taken[way], taken["bare"], strict=True))
         master = median(a.master_seconds - b.master_seconds for a, b in pairs) / (2 * rounds * nodes)
         node = median(a.node_seconds - b.node_seconds for a, b in pairs) / (2 * rounds)
-        print(
-            f"{name:24} {way:6} {rate:8.0f} rounds/s {ratio(taken, way):6.2f} x the bare time"
-            f"   +{1e6 * master:.1f} us a message at the master, +{1e6 * node:.1f} us at the node",
-            flush=True,
+        results.add(
+            "{what:24} {way:6} {rounds_per_second:8.0f} rounds/s {of_bare.median:6.2f} x the bare time"
+            "   +{master_us:.1f} us a message at the master, +{node_us:.1f} us at the node",
+            what=name,
+            way=way,
+            rounds_per_second=median(rate[way]),
+            of_bare=ratios([m.seconds for m in taken[way]], [m.seconds for m in taken["bare"]]),
+            master_us=1e6 * master,
+            node_us=1e6 * node,
         )
 
 
 def main() -> None:
-    """Run everything and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """All transfers, and one table."""
+    parser = parser_of(__doc__)
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument("--blocks", type=int, default=5)
-    given = parser.parse_args()
-    large, rounds = given.megabytes * 10**6, given.rounds // given.blocks
-    print(f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Linux {platform.release()}")
-    print(f"Python {platform.python_version()}, {ssl.OPENSSL_VERSION}, msgspec {msgspec.__version__}")
-    show_large("node to master", large, compare(1, large, TINY_BYTES, 1, given.blocks))
-    show_large("master to node", large, compare(1, TINY_BYTES, large, 1, given.blocks))
-    show_small("3 x 101 800 B each way", rounds, compare(NUM_NODES, SMALL_BYTES, SMALL_BYTES, rounds, given.blocks))
-    show_small("1 x 8 B each way", rounds, compare(1, TINY_BYTES, TINY_BYTES, rounds, given.blocks))
+    words = parser.parse_args()
+    large, rounds, blocks = words.megabytes * 10**6, words.rounds // words.blocks, words.blocks
+    with open_results(words) as results:
+        show_large(results, "node to master", large, compare(1, large, TINY_BYTES, 1, blocks))
+        show_large(results, "master to node", large, compare(1, TINY_BYTES, large, 1, blocks))
+        for nodes, size, name in (
+            (NUM_NODES, SMALL_BYTES, "3 x 101 800 B each way"),
+            (1, TINY_BYTES, "1 x 8 B each way"),
+        ):
+            show_small(results, name, nodes, rounds, compare(nodes, size, size, rounds, blocks))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,18 +11,10 @@ import torch
 from numpy.typing import NDArray
 from test_merge_stream import layout, merged, sources
 
+from support.benchmarks import benchmark
 
-def _benchmark() -> Any:
-    """benchmarks/merging.py, to which the ways belong that Evener is compared with."""
-    spec = spec_from_file_location("merging", Path(__file__).parents[2] / "benchmarks" / "merging.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-merging = _benchmark()
+merging = benchmark("merging")
+"""To which the ways belong that Evener is compared with."""
 States = list[dict[str, NDArray[Any]]]
 
 

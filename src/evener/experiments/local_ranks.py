@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,16 +39,30 @@ def measure_on(
     Raises:
         EvenerError: of the rank that failed first-hand.
     """
+    return measure_ranks(nodes, partial(_of_group, measurement), result, backend)
+
+
+def measure_ranks(
+    nodes: Sequence[LocalNode],
+    measurement: Callable[[RankEnvironment, Group], R],
+    result: type[R],
+    backend: str | None = None,
+) -> R:
+    """As `measure_on`, for what needs every rank's environment, too, as a run does."""
     with tempfile.TemporaryDirectory(prefix="evener-") as folder:
         file = Path(folder, "result.json")
         run_local(_rank, nodes, (measurement, str(file), backend), patience=_PATIENCE, on_event=lambda _: None)
         return msgspec.json.decode(file.read_bytes(), type=result)
 
 
-def _rank(environment: RankEnvironment, order: tuple[Callable[[Group], Any], str, str | None]) -> None:
+def _of_group(measurement: Callable[[Group], R], _environment: RankEnvironment, group: Group) -> R:
+    return measurement(group)
+
+
+def _rank(environment: RankEnvironment, order: tuple[Callable[[RankEnvironment, Group], Any], str, str | None]) -> None:
     measurement, file, backend = order
     group = join_world(environment, backend)
-    found = measurement(group)
+    found = measurement(environment, group)
     if group.is_leader:
         atomic_write(Path(file), msgspec.json.encode(found))
     group.barrier()

@@ -1,0 +1,75 @@
+"""Every benchmark says what it takes and can print JSON; none is measured here but the quickest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import count
+
+import pytest
+
+from support.benchmarks import FOLDER, NAMES, benchmark
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> None:
+    """As the command line would."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for limit in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(limit, "1")  # `autodiff` sets them before NumPy is there
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    benchmark(name).main()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_of_results_names_its_command(name: str) -> None:
+    assert f"python benchmarks/{name}.py" in (FOLDER / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_explains_itself_and_can_print_json(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run(monkeypatch, name, "--help")
+    assert f"python benchmarks/{name}.py" in (said := capsys.readouterr().out)
+    assert "--json" in said
+
+
+def test_json_is_one_document_of_the_rows_that_people_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "oracle_search", "--devices", "64", "--json")
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["benchmark"] == "oracle_search"
+    assert found["options"] == {"json": True, "devices": [64]}
+    assert {"cpu", "cores", "os", "python", "evener", "torch", "numpy"} <= found["machine"].keys()
+    (row,) = found["rows"]
+    assert row["of_limit"] == row["seconds"] / 5
+    machine, head, shown = said.err.splitlines()
+    assert f"numpy {found['machine']['numpy']}" in machine
+    assert head.split()[:2] == ["devices", "seconds"]
+    assert shown.split()[:2] == ["64", f"{row['seconds']:.1f}"]
+
+
+def test_a_wrong_option_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "uneven_nodes", "--speeds", "fast")
+    assert capsys.readouterr().err.startswith("--local-nodes must be")
+
+
+def test_what_is_no_plain_value_is_kept_as_words(capsys: pytest.CaptureFixture[str]) -> None:
+    results, turns = benchmark("results"), benchmark("turns")
+    kept = results.Results(argparse.Namespace(json=False, data=FOLDER))
+    kept.add("{time:.2f} s", time=turns.spread([3.0, 1.0, 2.0]), rate=float("inf"))
+    assert capsys.readouterr().out == "2.00 (1.00 to 3.00) s\n"
+    found = json.loads(kept.document())
+    assert found["rows"] == [{"time": {"median": 2.0, "least": 1.0, "most": 3.0}, "rate": None}]
+    assert found["options"]["data"].endswith("benchmarks")
+
+
+def test_ways_take_turns_after_a_round_that_warms_up() -> None:
+    turns, clock = benchmark("turns"), count()
+    assert turns.in_turn({"a": lambda: next(clock), "b": lambda: next(clock)}, 2) == {"a": [2, 4], "b": [3, 5]}
+    assert turns.ratios([2.0, 6.0, 4.0], [1.0, 2.0, 4.0]) == turns.Spread(2.0, 1.0, 3.0)
