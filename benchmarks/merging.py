@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from results import Results, open_results, parser_of
 from turns import in_turn, ratios, seconds_of
 
+from evener.models.resnet import resnet152
 from evener.sync.compression import Compressor
 from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Push
@@ -95,28 +96,10 @@ def merge_flat_on_device(out: torch.Tensor, sources: Sequence[torch.Tensor], wei
 
 
 def resnet50() -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the state, as torchvision has them."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def conv(name: str, norm: str, out: int, into: int, kernel: int) -> None:
-        shapes[f"{name}.weight"] = (out, into, kernel, kernel)
-        for part in ("weight", "bias", "running_mean", "running_var"):
-            shapes[f"{norm}.{part}"] = (out,)
-        shapes[f"{norm}.num_batches_tracked"] = ()
-
-    conv("conv1", "bn1", 64, 3, 7)
-    width_in = 64
-    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=1):
-        for k in range(blocks):
-            at = f"layer{stage}.{k}"
-            conv(f"{at}.conv1", f"{at}.bn1", width, width_in, 1)
-            conv(f"{at}.conv2", f"{at}.bn2", width, width, 3)
-            conv(f"{at}.conv3", f"{at}.bn3", 4 * width, width, 1)
-            if k == 0:
-                conv(f"{at}.downsample.0", f"{at}.downsample.1", 4 * width, width_in, 1)
-            width_in = 4 * width
-    shapes["fc.weight"], shapes["fc.bias"] = (1000, 2048), (1000,)
-    return shapes
+    """Names and shapes of the state: every number of it as torchvision's, in the same order."""
+    with torch.device("meta"):
+        model = resnet152(1000, 64, depths=(3, 4, 6, 3))
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def random_state(seed: int) -> State:

@@ -16,8 +16,6 @@ import cProfile
 import multiprocessing
 import platform
 import pstats
-import select
-import socket
 import sys
 import tempfile
 import time
@@ -32,6 +30,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import psutil
+from bare_sockets import LOOPBACK, BareMaster, BareNode
 from results import Results, open_results, parser_of
 from turns import in_turn, ratios
 
@@ -52,11 +51,9 @@ from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits
 from evener.wire.identity import Address, Token, make_identity
-from evener.wire.tls import master_context, node_context
 
 PARAMETERS = 25_450
 PUBLISHED_SECONDS, PUBLISHED_UPDATES = 232.0, 5000
-LOOPBACK = "127.0.0.1"
 PATIENCE = 60.0
 VERSIONS = Versions("benchmark", platform.python_version(), "")
 
@@ -201,17 +198,11 @@ class MasterAndNodes:
 
 def be_bare_node(port: int, size: int, tls: bool, rounds: Pipe) -> None:
     """Send, then receive, as often as it is told."""
-    sock = socket.create_connection((LOOPBACK, port))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if tls:
-        sock = node_context().wrap_socket(sock)
-    memory = memoryview(bytearray(b"\1") * size)
+    node = BareNode(port, size, tls=tls)
     while (count := rounds.recv()) is not None:
         for _ in range(count):
-            sock.sendall(memory)
-            rest = memory
-            while rest:
-                rest = rest[sock.recv_into(rest) :]
+            node.push(size)
+            node.pull(size)
 
 
 class Bare:
@@ -220,22 +211,15 @@ class Bare:
     def __init__(self, num_nodes: int, *, tls: bool) -> None:
         context = multiprocessing.get_context("forkserver")
         self.size = 4 * PARAMETERS
-        door = socket.create_server((LOOPBACK, 0))
+        self.master = BareMaster(num_nodes, self.size, tls=tls)
         pairs = [context.Pipe() for _ in range(num_nodes)]
         self.pipes = [ours for ours, _ in pairs]
         self.processes = [
-            context.Process(target=be_bare_node, args=(door.getsockname()[1], self.size, tls, theirs))
-            for _, theirs in pairs
+            context.Process(target=be_bare_node, args=(self.master.port, self.size, tls, theirs)) for _, theirs in pairs
         ]
         for process in self.processes:
             process.start()
-        self.socks = [door.accept()[0] for _ in pairs]
-        for sock in self.socks:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls:
-            secret = master_context(make_identity())
-            self.socks = [secret.wrap_socket(sock, server_side=True) for sock in self.socks]
-        self.places = [memoryview(bytearray(self.size)) for _ in pairs]
+        self.master.admit()
 
     def run(self, num_updates: int) -> Measured:
         """So many rounds; this process is the master."""
@@ -243,14 +227,8 @@ class Bare:
             pipe.send(num_updates)
         begun, busy, others = time.perf_counter(), time.process_time(), sum(busy_seconds(self.processes))
         for _ in range(num_updates):
-            rests = dict(zip(self.socks, self.places, strict=True))
-            while rests:
-                for sock in select.select(list(rests), [], [])[0]:
-                    rests[sock] = rests[sock][sock.recv_into(rests[sock]) :]
-                    if not rests[sock]:
-                        del rests[sock]
-            for sock in self.socks:
-                sock.sendall(self.places[0])
+            self.master.gather(self.size)
+            self.master.scatter(self.size)
         seconds, own = time.perf_counter() - begun, time.process_time() - busy
         return Measured(seconds, own, own + sum(busy_seconds(self.processes)) - others)
 

@@ -3,21 +3,19 @@
     python benchmarks/wire.py [--megabytes 400] [--rounds 5000] [--blocks 5] [--json]
 
 Every way has its own connections between the same processes on one loopback. `bare` is what one writes with Python's
-sockets alone: sendall and recv_into into memory that is there, and a select loop where one process serves three.
-Ratios are medians over the blocks, each of which runs all ways once.
+sockets alone (bare_sockets.py). Ratios are medians over the blocks, each of which runs all ways once.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import select
-import socket
 import time
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from statistics import median
 
 import msgspec
+from bare_sockets import LOOPBACK, BareMaster, BareNode
 from results import Results, open_results, parser_of
 from turns import in_turn, ratios
 
@@ -33,7 +31,6 @@ TINY_BYTES = 8
 NUM_NODES = 3
 WAYS = ("bare", "plain", "tls")
 LIMITS = Limits(patience=60)
-LOOPBACK = "127.0.0.1"
 
 
 class Push(msgspec.Struct, tag=True):
@@ -46,25 +43,6 @@ class Weights(msgspec.Struct, tag=True):
     """From the master to a node."""
 
     round: int
-
-
-class BareNode:
-    """A node on a bare socket."""
-
-    def __init__(self, port: int, size: int) -> None:
-        self.sock = socket.create_connection((LOOPBACK, port))
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.memory = memoryview(bytearray(b"\1") * size)
-
-    def push(self, size: int) -> None:
-        """Send `size` bytes of the memory."""
-        self.sock.sendall(self.memory[:size])
-
-    def pull(self, size: int) -> None:
-        """Receive `size` bytes into the memory."""
-        rest = self.memory[:size]
-        while rest:
-            rest = rest[self.sock.recv_into(rest) :]
 
 
 class WireNode:
@@ -83,39 +61,6 @@ class WireNode:
     def pull(self, size: int) -> None:
         """Receive `size` bytes into the memory."""
         self.connection.receive(lambda *_: [self.memory[:size]])
-
-
-class BareMaster:
-    """A master that serves bare sockets with a select loop."""
-
-    def __init__(self, num_nodes: int, size: int) -> None:
-        self.door = socket.create_server((LOOPBACK, 0))
-        self.port = self.door.getsockname()[1]
-        self.memory = memoryview(bytearray(b"\2") * size)
-        self.places = [memoryview(bytearray(b"\0") * size) for _ in range(num_nodes)]
-
-    def admit(self) -> None:
-        """Take all nodes in."""
-        self.socks = [self.door.accept()[0] for _ in self.places]
-        for sock in self.socks:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def gather(self, size: int) -> None:
-        """Receive `size` bytes from every node."""
-        rests = {sock: place[:size] for sock, place in zip(self.socks, self.places, strict=True)}
-        while rests:
-            for sock in select.select(list(rests), [], [])[0]:
-                rests[sock] = rests[sock][sock.recv_into(rests[sock]) :]
-                if not rests[sock]:
-                    del rests[sock]
-
-    def scatter(self, size: int) -> None:
-        """Send `size` bytes to every node."""
-        for sock in self.socks:
-            sock.sendall(self.memory[:size])
-
-    def settle(self) -> None:
-        """All that was sent has left."""
 
 
 class WireMaster:
