@@ -69,6 +69,39 @@ def test_modes_custom_gradients_and_numbers_of_the_model_s_own_give_what_one_pro
     together(2, lambda group: hold_against(group, expected, arrangement, [2]))
 
 
+class Bounded(torch.autograd.Function):
+    """Changes nothing, but bounds the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clamp(-1e-3, 1e-3)
+
+
+class BoundsGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 5, 3), nn.Conv2d(5, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bounded: Any = Bounded
+        y = bounded.apply(self.first(x))
+        z = self.second(y)
+        z.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+        return self.last(z).flatten(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("division", ["sharded", "filter", "channel", "spatial"])
+def test_what_a_user_does_with_gradients_is_done_with_whole_ones(division: Any) -> None:
+    torch.manual_seed(0)
+    expected = train(BoundsGradients().double(), (2, 3, 6, 6))
+    arrangement = Arrangement(division=division, replicas=(Replica(shares=(2, 1)),))
+    together(2, lambda group: hold_against(group, expected, arrangement, [2]))
+
+
 class InModes(nn.Module):
     """Does other things in training than in evaluation, and sets modes by itself."""
 

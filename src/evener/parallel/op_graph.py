@@ -22,6 +22,7 @@ from evener.parallel import op_registry
 from evener.parallel.new_values import assigned, with_new_values, with_part
 from evener.parallel.op_call import At, Call, Item, OpGraph, Slot
 from evener.parallel.refusals import new_states, untraceable
+from evener.tracer.autograd_functions import has_own_backward
 from evener.tracer.ir import TracedModel, item, record
 from evener.tracer.meta_model import attribute
 from evener.tracer.nested import map_values, tensors_in, values_in
@@ -147,7 +148,8 @@ class _Builder:
             return self._add_call(node, "pointwise", _function(plain))
         if plain in op_registry.RESHAPES and op_registry.flattens(self._given(node), self._shape(node)):
             return self._add_call(node, "flatten", None)
-        return self._add_call(node, "whole" if plain in op_registry.NORMS else "other", _function(plain))
+        is_whole = plain in op_registry.NORMS or has_own_backward(plain)
+        return self._add_call(node, "whole" if is_whole else "other", _function(plain))
 
     def _constant(self, node: fx.Node) -> Slot:
         name = str(node.target)

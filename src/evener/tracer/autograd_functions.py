@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch.autograd import Function
@@ -19,6 +20,7 @@ Seen: TypeAlias = Callable[[type[Function], Apply, tuple[Any, ...]], Any]
 _BASE: Any = torch.autograd.function._SingleLevelFunction
 """`Function.apply` goes on to `apply` of this class (since PyTorch 2.0), also where a model took it long before."""
 _LOCK = threading.Lock()
+_with_own_backward: WeakSet[Apply] = WeakSet()
 _here = threading.local()
 _watching: list[Seen] = []
 
@@ -54,6 +56,7 @@ def applying(kind: Any) -> Apply:
         return kind.apply(*args)
 
     apply.__qualname__ = apply.__name__ = kind.__name__
+    _with_own_backward.add(apply)
     return apply
 
 
@@ -66,4 +69,10 @@ def hooking(hook: Callable[[torch.Tensor], Any]) -> Apply:
             made.register_hook(hook)
         return made
 
+    _with_own_backward.add(hooked)
     return hooked
+
+
+def has_own_backward(target: Any) -> bool:
+    """Whether a node's target does with gradients what the user says, who has whole ones in mind."""
+    return callable(target) and target in _with_own_backward
