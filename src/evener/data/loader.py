@@ -7,7 +7,7 @@ loads it: the result of a run does not depend on the division. The training's ow
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,9 @@ def labels_of(dataset: Dataset[Any]) -> NDArray[Any]:
 
 _PREFETCH = 2
 
+Collate = Callable[[list[Any]], Any]
+"""Samples -> a batch of them."""
+
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
@@ -70,8 +73,8 @@ def _seed_cpu(seed: int) -> None:
 class _Fetch(Dataset[Any]):
     """Fetches all samples of a micro-batch at once; what a loader's worker process runs."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: Dataset[Any], seed: int, collate: Collate) -> None:
+        self.dataset, self.seed, self.collate = dataset, seed, collate
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError("this data set is read by whole micro-batches")
@@ -79,11 +82,11 @@ class _Fetch(Dataset[Any]):
     def __getitems__(self, part: MicroBatch) -> tuple[MicroBatch, Any]:
         # A rank without samples still joins every collective: it loads the first one, which will count for nothing.
         indices = part.indices if len(part.indices) else np.zeros(1, dtype=np.int64)
-        return part, collect(self.dataset, indices, self.seed, part.epoch)
+        return part, collect(self.dataset, indices, self.seed, part.epoch, self.collate)
 
 
-def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int) -> Any:
-    """The samples `indices` of `dataset` as one collated batch (inputs, targets)."""
+def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, collate: Collate = default_collate) -> Any:
+    """The samples `indices` of `dataset` as one batch, which `collate` makes: by default (inputs, targets)."""
     if isinstance(dataset, TensorDataset):
         index = torch.from_numpy(indices)
         return tuple(tensor[index] for tensor in dataset.tensors)
@@ -92,7 +95,7 @@ def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int) -> A
         for i, own_seed in zip(indices.tolist(), sample_seeds(seed, epoch, indices).tolist(), strict=True):
             _seed_cpu(own_seed)
             samples.append(dataset[i])
-    return default_collate(samples)
+    return collate(samples)
 
 
 def sample_seeds(seed: int, epoch: int, indices: Indices) -> npt.NDArray[np.uint32]:
@@ -103,6 +106,33 @@ def sample_seeds(seed: int, epoch: int, indices: Indices) -> npt.NDArray[np.uint
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     seeds: npt.NDArray[np.uint32] = (z >> np.uint64(32)).astype(np.uint32)
     return seeds
+
+
+def open_batches(
+    dataset: Dataset[Any],
+    sampler: Sampler,
+    *,
+    first: int,
+    last: int,
+    seed: int,
+    workers: int = 0,
+    pinned: bool = False,
+    collate: Collate = default_collate,
+) -> Iterator[tuple[MicroBatch, Any]]:
+    """The micro-batches of the steps `first` to `last` of one rank, loaded ahead by so many processes.
+
+    A rank without samples is given one all the same, which is to count for nothing: it takes part in what all do.
+    """
+    loader = DataLoader(
+        _Fetch(dataset, seed, collate),
+        batch_sampler=stream(sampler, first, last),  # type: ignore[arg-type]
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        prefetch_factor=_PREFETCH if workers else None,
+        generator=torch.Generator().manual_seed(seed),
+        pin_memory=pinned,
+    )
+    return iter(loader)
 
 
 class Loader:
@@ -130,16 +160,10 @@ class Loader:
         workers: int = 0,
     ) -> None:
         self._device = device
-        loader = DataLoader(
-            _Fetch(dataset, seed),
-            batch_sampler=stream(sampler, first, last),  # type: ignore[arg-type]
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            prefetch_factor=_PREFETCH if workers else None,
-            generator=torch.Generator().manual_seed(seed),
-            pin_memory=device.type == "cuda",
+        pinned = device.type == "cuda"
+        self._batches = open_batches(
+            dataset, sampler, first=first, last=last, seed=seed, workers=workers, pinned=pinned
         )
-        self._batches = iter(loader)
 
     @staticmethod
     def lead(workers: int) -> int:

@@ -7,7 +7,7 @@ learns from, and a run continued on other nodes goes on with the very next sampl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,6 +127,31 @@ class ShuffledSampler:
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, permutation(self._count, self._seed, epoch))
         return self._order[1]
+
+
+class OrderedSampler:
+    """Samples in the order of the data set, a batch a step, each once: what a validation goes through.
+
+    Args:
+        count: samples in the data set.
+        batch_size: samples of one step; the last one may have fewer.
+        rank: whose part this is.
+        sizes: (samples of a step) -> samples of it for every rank, in order.
+    """
+
+    def __init__(self, *, count: int, batch_size: int, rank: int, sizes: Callable[[int], Sequence[int]]) -> None:
+        require(count > 0, "samples", count, "at least one")
+        self.steps_per_epoch = -(-count // batch_size)
+        self._count, self._batch_size, self._rank, self._sizes = count, batch_size, rank, sizes
+
+    def step(self, step: int) -> tuple[MicroBatch, ...]:
+        """This rank's part of step `step`, from 1."""
+        begin = (step - 1) * self._batch_size
+        total = min(self._count, begin + self._batch_size) - begin
+        sizes = self._sizes(total)
+        start = begin + sum(sizes[: self._rank])
+        own = np.arange(start, start + sizes[self._rank], dtype=np.int64)
+        return (MicroBatch(epoch=0, step=step, indices=own, total=total, is_last=True),)
 
 
 class StationarySampler:

@@ -50,7 +50,7 @@ _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*$", re.IGNORECASE)
 
 def train(config: RunConfig, *, as_json: bool) -> None:
     """`evener train`: as a rank if torchrun started this process, else on nodes of this machine."""
-    if _is_torchrun(config):
+    if is_torchrun(config):
         _train_as_rank(config, as_json)
         return
     config.sizes_of(load_task(config.task, config.data, config.option), read_plan(config))
@@ -68,13 +68,13 @@ def perform(config: RunConfig, nodes: Sequence[LocalNode] | None = None, *, to_s
         to_stderr: keep stdout free.
     """
     with RunView(run_folder(config.folder), to_stderr=to_stderr) as view:
-        _launch(train_rank, config, view, nodes)
+        launch(train_rank, config, view, nodes)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
 
 
-def _launch(
+def launch(
     program: Program, config: NodesConfig, show: Callable[[RunEvent], None], nodes: Sequence[LocalNode] | None = None
 ) -> None:
     """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process."""
@@ -85,7 +85,7 @@ def _launch(
         run_local(program, chosen, config, patience=config.patience, on_event=show)
 
 
-def _is_torchrun(config: NodesConfig) -> bool:
+def is_torchrun(config: NodesConfig) -> bool:
     """Whether torchrun started this process. Raises InvalidInput: nodes are named all the same."""
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return False
@@ -94,7 +94,8 @@ def _is_torchrun(config: NodesConfig) -> bool:
     return True
 
 
-def _torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvironment:
+def torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvironment:
+    """The rank that torchrun made this process, in a run that shows events by `show`."""
     env = torchrun_environment(os.environ, patience, show)
     assert env is not None
     return env
@@ -103,11 +104,16 @@ def _torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvi
 def _train_as_rank(config: RunConfig, as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
     with RunView(run_folder(config.folder), to_stderr=as_json) as view:
-        env = _torchrun_env(config.patience, view)
+        env = torchrun_env(config.patience, view)
         env.stop_on(signal.SIGTERM, signal.SIGINT)
         run_rank(env, train_rank, config)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))
+    end_rank(env)
+
+
+def end_rank(env: RankEnvironment) -> None:
+    """End a process that torchrun started."""
     sys.stdout.flush()
     sys.stderr.flush()
     if len(env.nodes) > 1:
@@ -128,10 +134,10 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
             if as_json:
                 print_line(msgspec.json.encode(event).decode())
 
-    if _is_torchrun(config):
-        run_rank(_torchrun_env(config.patience, show), benchmark_rank, config)
+    if is_torchrun(config):
+        run_rank(torchrun_env(config.patience, show), benchmark_rank, config)
     else:
-        _launch(benchmark_rank, config, show)
+        launch(benchmark_rank, config, show)
 
 
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:

@@ -31,12 +31,13 @@ class RunView:
     Args:
         output: folder for plan, record and scalars.
         to_stderr: keep stdout free for `--json`.
+        shows_steps: whether to show steps and validations, too; no where something else does.
     """
 
-    def __init__(self, output: Path, *, to_stderr: bool = False) -> None:
+    def __init__(self, output: Path, *, to_stderr: bool = False, shows_steps: bool = True) -> None:
         self.console = open_console(to_stderr)
         self.record: TrainRecord | None = None
-        self._output = output
+        self._output, self._shows_steps = output, shows_steps
         self._plan: Plan | None = None
         self._scalars: ScalarWriter | None = None
         self._bar: Progress | None = None
@@ -76,6 +77,8 @@ class RunView:
         if self._scalars is not None:
             self._scalars.step(step)
         rate = step.samples / step.seconds if step.seconds else 0.0
+        if not self._shows_steps:
+            return
         self._rate = rate if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * rate
         line = self._line(step)
         if self.console.is_terminal:
@@ -103,6 +106,8 @@ class RunView:
     def _on_validation(self, validation: Validation) -> None:
         if self._scalars is not None:
             self._scalars.validation(validation)
+        if not self._shows_steps:
+            return
         accuracy = "" if validation.accuracy is None else f"  accuracy {validation.accuracy:.2%}"
         self.console.print(
             f"epoch {validation.epoch + 1}  step {validation.step}  validation loss {validation.loss:.4f}{accuracy}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,10 +14,12 @@ from torch import nn
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.benchmark.task_timing import affine, time_task
+from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
 from evener.errors import DoesNotFit, TrainingFailed
 from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
 from evener.memory import usable_memory
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
@@ -30,8 +32,9 @@ from evener.run.context import RankContext
 from evener.tracer.model_graph import trace_model_graph
 from evener.tracer.nested import call
 
-_MEASURE_SECONDS = 1.5
-_CALIBRATION_SECONDS = 0.5
+MEASURE_SECONDS = 1.5
+CALIBRATION_SECONDS = 0.5
+"""For timing steps that slowed nodes are held to."""
 _UNBOUNDED = 1 << 62
 
 Ring = tuple[float, float]
@@ -64,10 +67,10 @@ def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> Meas
     if misfit:
         return MeasuredCosts(misfit=misfit)
     timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows)
-    return MeasuredCosts(timings=timings, workers=tuple(_worker(one, accumulate) for one in timings))
+    return MeasuredCosts(timings=timings, workers=tuple(worker_of(one, accumulate) for one in timings))
 
 
-def _worker(timing: TaskTiming, accumulate: int) -> Worker:
+def worker_of(timing: TaskTiming, accumulate: int = 1) -> Worker:
     """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
     fixed, each = affine(timing)
     fixed -= timing.update_seconds * (1 - 1 / accumulate)
@@ -76,49 +79,54 @@ def _worker(timing: TaskTiming, accumulate: int) -> Worker:
 
 def measure_ring(context: RankContext) -> Ring:
     """What it costs to sum the gradients of the whole model over all ranks."""
-    return measure_all_reduce(context.group, _gradient_bytes(context.model))
+    return measure_all_reduce(context.group, gradient_bytes(context.model))
 
 
-def gradient_sync(context: RankContext, ring: Ring, accumulate: int) -> GradientSync:
+def gradient_sync(group: Group, model: nn.Module, ring: Ring, accumulate: int = 1) -> GradientSync:
     """What whole models exchange in a step of so many micro-batches."""
-    statistics, statistics_bytes = statistics_exchanges(context.model)
+    statistics, statistics_bytes = statistics_exchanges(model)
     return GradientSync(
-        gradient_bytes=_gradient_bytes(context.model),
+        gradient_bytes=gradient_bytes(model),
         statistics=statistics * accumulate,
         statistics_bytes=statistics_bytes * accumulate,
-        message_seconds=measure_small_exchange(context.group),
+        message_seconds=measure_small_exchange(group),
         alpha=ring[0],
         beta=ring[1],
     )
 
 
-def _gradient_bytes(model: nn.Module) -> int:
+def gradient_bytes(model: nn.Module) -> int:
+    """Of all weights that are trained."""
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def node_memories(context: RankContext) -> list[int]:
     """Bytes that every rank may use."""
-    own = str(memory_limit(context) or _UNBOUNDED).encode()
+    own = str(memory_limit(context.env) or _UNBOUNDED).encode()
     return [int(row) for row in context.group.all_gather_bytes(own)]
 
 
-def memory_limit(context: RankContext) -> int | None:
+def memory_limit(env: RankEnvironment) -> int | None:
     """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
-    env = context.env
     if env.node.memory_bytes is not None or env.device.type != "cpu":
         return env.node.memory_bytes
     return usable_memory(str(env.device))[1] // sum(n.device == "cpu" and n.host == env.node.host for n in env.nodes)
 
 
 def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:
+    """`calibrate` by steps of the run's task."""
+    time_alone = partial(_time, context, micro, speed=1.0, seconds=CALIBRATION_SECONDS)
+    calibrate(context.env, context.group, time_alone, accumulate)
+
+
+def calibrate(env: RankEnvironment, group: Group, time_alone: Callable[[], TaskTiming], accumulate: int = 1) -> None:
     """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed."""
-    for rank, node in enumerate(context.env.nodes):
+    for rank, node in enumerate(env.nodes):
         if min(speed for _, speed in node.speeds) == 1.0:
             continue
-        if rank == context.env.rank:
-            alone = affine(_time(context, micro, speed=1.0, seconds=_CALIBRATION_SECONDS))
-            context.group.timer.pace.reference = partial(_step_seconds, *alone, accumulate)
-        context.group.barrier()
+        if rank == env.rank:
+            group.timer.pace.reference = partial(_step_seconds, *affine(time_alone()), accumulate)
+        group.barrier()
 
 
 def _step_seconds(fixed: float, each: float, accumulate: int, samples: int) -> float:
@@ -132,7 +140,7 @@ def time_here(context: RankContext, micro: int) -> TaskTiming:
         DoesNotFit: this node cannot hold the model and one sample.
     """
     context.group.barrier()
-    return _time(context, micro, speed=context.group.timer.pace.speed, seconds=_MEASURE_SECONDS)
+    return _time(context, micro, speed=context.group.timer.pace.speed, seconds=MEASURE_SECONDS)
 
 
 def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> TaskTiming:
@@ -153,7 +161,7 @@ def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> 
             task=context.task.name,
             precision=context.arithmetic.precision,
             largest=micro,
-            memory_limit=memory_limit(context),
+            memory_limit=memory_limit(context.env),
             seconds=seconds,
         )
 

@@ -84,7 +84,7 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     exchange = None
     if chosen == "data":
         calibrate_pace(context, shape.samples, accumulate)
-        exchange = gradient_sync(context, ring, accumulate)
+        exchange = gradient_sync(context.group, context.model, ring, accumulate)
     plan = divide(shape, nodes, costs.workers, batch_size, exchange)
     return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
 

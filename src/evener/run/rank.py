@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
-from evener.comm.group import leave_group
+from evener.comm.group import Group, leave_group
 from evener.errors import CannotWrite, InvalidInput, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
@@ -139,7 +139,7 @@ def build_record(training: Training, history: History, startup: float) -> TrainR
     context, plan = training.context, training.plan
     history.events[:0] = [Event(step=0, kind="left out", message=f"{r.what}: {r.reason}") for r in plan.rejected]
     return history.record(
-        list(_node_summaries(training, history)),
+        list(node_summaries(training.group, plan, history)),
         task=context.task.name,
         plan=plan,
         seed=context.seed,
@@ -151,13 +151,13 @@ def build_record(training: Training, history: History, startup: float) -> TrainR
     )
 
 
-def _node_summaries(training: Training, history: History) -> Iterator[NodeSummary]:
-    """What every node did, from the steps that all know and from each rank's own counts."""
-    group, works = training.group, list(history.totals.values())
+def node_summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeSummary]:
+    """What every node did, from the steps that all know and from each rank's own counts; all ranks call this."""
+    works = list(history.totals.values())
     samples = sum(entry.samples for entry in history.steps())
     own = [group.traffic.sent_bytes, group.traffic.received_bytes, _peak_memory(group.device)]
     rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
-    for work, assignment, (sent, received, peak) in zip(works, training.plan.assignments, rows, strict=True):
+    for work, assignment, (sent, received, peak) in zip(works, plan.assignments, rows, strict=True):
         yield NodeSummary(
             name=assignment.node,
             device=assignment.device,

@@ -73,7 +73,7 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Traini
     seed_update(context, 0)
     optimizer = ModelOptimizer(context.make_optimizer, model.held())
     is_balanced = config.shares == "measured" and not config.stationary and plan.strategy in WHOLE_MODEL
-    workers = _workers(plan, is_balanced)
+    workers = division_workers(plan, is_balanced)
     division = None if config.stationary else Division(workers)
     training = Training(
         context=context,
@@ -95,7 +95,7 @@ def seed_update(context: RankContext, step: int) -> None:
     seed_all(context.seed, step, 0, 1, device=context.group.device)
 
 
-def _workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
+def division_workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
     """What batches are divided by, one a replica: measured costs if shares follow them, else the plan's shares."""
     firsts = [plan.assignments[ranks[0]] for ranks in plan.replica_ranks]
     if not is_balanced or not all(a.sample_seconds for a in firsts):

@@ -1,0 +1,166 @@
+"""How steps went on every rank, and what follows from it: the history, new shares, an end. The same on all ranks.
+
+A rank's report of a step travels while the next one computes. What is decided here is decided from the reports of all
+ranks, which all have, so nobody has to be told.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTiming
+from evener.data.sampler import Division
+from evener.errors import NonFiniteLoss
+from evener.history import History
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Balance
+from evener.record import Event, Step, Validation
+from evener.run.step import Reports, StepReport, StepResult, entry_of
+
+WARM_UP = 6
+"""Steps that say nothing of a node's speed: they fill memory and caches, up to a fifth slower than all later ones."""
+
+
+class Monitor:
+    """Reports of this rank's steps to all others, and what all of them make of everybody's.
+
+    Args:
+        env: shows events to the user; knows whether a rank was asked to stop.
+        group: the ranks.
+        division: of samples; None if shares are fixed by where the data is.
+        balance: what re-balancing starts from; None to leave shares alone.
+        micro_batches: of a step.
+        lead: steps that are loaded ahead, at most.
+        warm_up: steps after the first that nothing is learnt from.
+        advice: what a loss that is not finite is told with; None if such a loss is somebody else's affair.
+        is_due: whether it is time for a checkpoint, on this rank.
+
+    Attributes:
+        history: of the run.
+        is_stopping: whether a rank was asked to stop.
+        is_saving: whether it is time for a checkpoint, on any rank; whoever saves one says that it is not any more.
+    """
+
+    def __init__(
+        self,
+        env: RankEnvironment,
+        group: Group,
+        *,
+        division: Division | None,
+        balance: Balance | None,
+        micro_batches: int = 1,
+        lead: int = 0,
+        warm_up: int = WARM_UP,
+        advice: Callable[[], str] | None = str,
+        is_due: Callable[[], bool] = bool,
+    ) -> None:
+        self._env, self._group, self._division, self._balance = env, group, division, balance
+        self._micro_batches, self._lead, self._warm_up = micro_batches, lead, warm_up
+        self._advice, self._is_due = advice, is_due
+        self._reports = Reports(group)
+        self._unsent: deque[tuple[int, StepResult, float]] = deque()
+        self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
+        self.history = History()
+        self._columns = [str(rank) for rank in range(group.size)]
+        for column in self._columns:
+            self.history.add_node(column)
+        self._sent_before = 0
+        self._first = 1
+        self._mark = time.perf_counter()
+        self.is_stopping = self.is_saving = False
+        self._lag = 1 if group.device.type == "cuda" else 0
+
+    def start(self, first: int) -> None:
+        """The next step is number `first`, and begins now."""
+        self._first = first
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """The next step begins now: what was done since the last one belongs to none."""
+        self._mark = time.perf_counter()
+
+    def add(self, step: int, outcome: StepResult) -> None:
+        """`step` is over on this rank: report it, and receive the reports of the step before."""
+        self._timings.extend(self._group.timer.close_step(outcome.samples))
+        now = time.perf_counter()
+        self._unsent.append((step, outcome, now - self._mark))
+        self._mark = now
+        if len(self._unsent) > self._lag:
+            self._send()
+        if len(self._reports) > 1:
+            self._receive()
+
+    def settle(self) -> None:
+        """Receive everything up to this step, so that what is saved or measured now is known to be sound."""
+        while self._unsent:
+            self._send()
+        while len(self._reports):
+            self._receive()
+
+    def emit(self, what: Step | Validation | Event) -> None:
+        """Keep an event, and have the leader show it."""
+        if isinstance(what, Event):
+            self.history.events.append(what)
+        if isinstance(what, Validation):
+            self.history.validations.append(what)
+        if self._group.is_leader:
+            self._env.notify(what)
+
+    def _send(self) -> None:
+        step, outcome, wall = self._unsent.popleft()
+        timing, sent = self._timings[0], self._group.traffic.sent_bytes
+        self._reports.send(
+            StepReport(
+                step=step,
+                samples=outcome.samples,
+                total=outcome.total,
+                epoch=outcome.epoch,
+                loss=float(outcome.loss),
+                wall=wall,
+                timed_samples=timing.samples,
+                io=timing.io,
+                fb=timing.fb,
+                wu=timing.wu,
+                sent=sent - self._sent_before,
+                stop=int(self._env.stop_requested),
+                save=int(self._is_due()),
+            )
+        )
+        self._sent_before = sent
+
+    def _receive(self) -> None:
+        """Read the reports of the oldest step and act on them."""
+        reports = self._reports.receive()
+        self._refuse_non_finite(reports)
+        self.is_stopping = self.is_stopping or any(report.stop for report in reports)
+        self.is_saving = self.is_saving or any(report.save for report in reports)
+        self._rebalance(reports)
+        entry = entry_of(reports)
+        self.history.add(entry)
+        self.emit(entry.as_step(self._columns))
+
+    def _refuse_non_finite(self, reports: Sequence[StepReport]) -> None:
+        if self._advice is None:
+            return
+        for report, node in zip(reports, self._group.nodes, strict=True):
+            if not math.isfinite(report.loss):
+                raise NonFiniteLoss(node, report.step, report.loss, self._advice())
+
+    def _rebalance(self, reports: Sequence[StepReport]) -> None:
+        if self._balance is None or self._division is None or reports[0].step < self._first + self._warm_up:
+            return
+        seconds = [report.computing / self._micro_batches for report in reports]
+        samples = [-(-report.timed_samples // self._micro_batches) for report in reports]
+        decision = self._balance.observe(samples, seconds).decide()
+        self._balance = decision.balance
+        if decision.shares is None:
+            return
+        start = reports[0].step + 3 + self._lag + self._lead
+        self._division.change(start, decision.balance.workers)
+        shares = ", ".join(f"{node} {n}" for node, n in zip(self._group.nodes, decision.shares, strict=True))
+        message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"
+        self.emit(Event(step=reports[0].step, kind="rebalanced", message=message))
