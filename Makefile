@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check coverage docs clean
+.PHONY: demo test test-slow test-yolo check coverage docs clean
 
 # $(call install,EXTRAS,STAMP)
 define install
@@ -30,6 +30,13 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 600
+
+# Ultralytics is under the AGPL-3.0 and takes 450 MB: who works on evener.yolo installs it, and nobody else has to.
+$(VENV)/.yolo: $(VENV)/.dev
+	$(call install,dev$(comma)ultralytics,$@)
+
+test-yolo: $(VENV)/.yolo
+	$(BIN)/python -m pytest tests/yolo -m 'slow or not slow' --timeout 600
 
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

@@ -87,3 +87,11 @@ def test_a_samples_seed_depends_on_seed_epoch_and_sample_alone() -> None:
     assert sample_seeds(3, 0, np.array([4711])).tolist() == [every[4711]]
     assert not np.intersect1d(every[:100], sample_seeds(3, 1, np.arange(100))).size
     assert not np.intersect1d(every[:100], sample_seeds(4, 0, np.arange(100))).size
+
+
+def test_a_batch_is_what_its_own_function_makes_of_the_samples() -> None:
+    indices = np.array([3, 1], dtype=np.int64)
+    samples = collect(Noisy(), indices, 7, 0, lambda samples: samples)
+    inputs, targets = collect(Noisy(), indices, 7, 0)
+    assert [target for _, target in samples] == targets.tolist() == [3, 1]
+    assert torch.equal(torch.stack([tensor for tensor, _ in samples]), inputs)

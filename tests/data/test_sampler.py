@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.data.sampler import Division, ShuffledSampler, StationarySampler, stream
+from evener.data.sampler import Division, OrderedSampler, ShuffledSampler, StationarySampler, stream
 from evener.oracle.apportion import Worker, weights_to_workers
 
 
@@ -94,3 +94,15 @@ def test_stationary_data_is_taken_exactly_once_and_never_leaves_its_rank(
 def test_no_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="training samples must be at least one"):
         samplers(0, 4, [1.0])
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(sum))
+def test_a_validation_goes_through_the_data_in_their_order(count: int, batch: int, weights: list[int]) -> None:
+    division = Division(team(*weights))
+    ranks = [
+        OrderedSampler(count=count, batch_size=batch, rank=rank, sizes=lambda total: division.sizes(1, total))
+        for rank in range(len(weights))
+    ]
+    steps = range(1, ranks[0].steps_per_epoch + 1)
+    assert [i for step in steps for rank in ranks for i in rank.step(step)[0].indices] == list(range(count))
+    assert sum(ranks[0].step(step)[0].total for step in steps) == count

@@ -27,11 +27,16 @@ from evener.run.options import (
     TraceConfig,
     UpConfig,
 )
+from evener.yolo.words import YoloConfig, is_yolo
 
 
 def train(config: RunConfig, as_json: bool) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
-    if config.agreement is not None:
+    if is_yolo(config):
+        from evener.yolo import command
+
+        command.train(config, as_json=as_json)
+    elif config.agreement is not None:
         from evener.run.ps_train import train_on_master
 
         train_on_master(config, as_json=as_json)
@@ -39,6 +44,13 @@ def train(config: RunConfig, as_json: bool) -> None:
         from evener.run import commands
 
         commands.train(config, as_json=as_json)
+
+
+def yolo(config: YoloConfig, as_json: bool) -> None:
+    """Train a model of Ultralytics: `evener yolo detect train model=yolov8n.pt data=coco8.yaml epochs=100`."""
+    from evener.yolo import command
+
+    command.run(config, as_json=as_json)
 
 
 def plan(config: PlanConfig, as_json: bool) -> None:
@@ -152,6 +164,7 @@ experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done
 
 for _command in (
     command_of(RunConfig, train, TRAIN),
+    command_of(YoloConfig, yolo),
     command_of(PlanConfig, plan, PLAN),
     command_of(BenchmarkConfig, benchmark),
     command_of(TraceConfig, trace),

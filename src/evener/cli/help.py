@@ -37,6 +37,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "evener train my_task.py --agreement average --local-nodes 1.0,0.5 --local-steps 50",
         "evener train my_task.py --resume --checkpoint runs/my_task-20260131-120000/checkpoints",
     ),
+    "yolo": (
+        "evener yolo detect train model=yolov8n.pt data=coco8.yaml epochs=100 imgsz=640",
+        "evener yolo train model=yolov8n-seg.yaml data=my.yaml batch=16 --local-nodes 1,0.5",
+    ),
     "plan": (
         "evener plan resnet152 --machines 4xv100-node --network infiniband",
         "evener plan my_task.py --profile cluster.json --save plan.json",

@@ -46,7 +46,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         InvalidInput: options do not go together; says what to type.
     """
 
-    task: Annotated[str, Meta(description="digits, mnist, tiny-imagenet, synthetic, or path/to/my_task.py.")]
+    task: Annotated[
+        str, Meta(description="digits, mnist, tiny-imagenet, synthetic, path/to/my_task.py, or yolov8n.pt.")
+    ]
     data: DataFolder = None
     option: TaskOptions = {}
     strategy: Annotated[

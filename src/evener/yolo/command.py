@@ -1,0 +1,91 @@
+"""`evener yolo`, and `evener train` of a model of Ultralytics: from what is asked for to what is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from evener.errors import MissingExtra, TrainingFailed
+from evener.events import RunEvent
+from evener.launch.rank_environment import run_rank
+from evener.record import TrainRecord
+from evener.report.html import write_page
+from evener.report.tables import summary
+from evener.run.commands import is_torchrun, launch, torchrun_env
+from evener.run.config import RunConfig
+from evener.run.console import RunView, print_line, run_folder
+from evener.yolo.rank import alone, yolo_rank
+from evener.yolo.words import YoloConfig, read_words, yolo_config
+
+LICENCE = (
+    "Ultralytics is under the AGPL-3.0, and so is what is made with it, models included, "
+    "unless you have another licence of theirs: https://ultralytics.com/license"
+)
+
+
+def train(config: RunConfig, *, as_json: bool) -> None:
+    """`evener train` of a model of Ultralytics."""
+    run(yolo_config(config), as_json=as_json)
+
+
+def run(config: YoloConfig, *, as_json: bool) -> None:
+    """`evener yolo`: as a rank if torchrun started this process, else on nodes of this machine.
+
+    Raises:
+        MissingExtra: Ultralytics is not installed.
+        InvalidInput: what is asked for cannot be done.
+    """
+    read_words(config.words)
+    if importlib.util.find_spec("ultralytics") is None:
+        raise MissingExtra("YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'")
+    config = msgspec.structs.replace(config, to_stderr=as_json)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        record = _as_rank(config) if is_torchrun(config) else _on_local_nodes(config)
+    if as_json and record is not None:
+        print_line(json.dumps(summary(record)))
+
+
+def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:
+    return _shown(config, lambda config, show: launch(yolo_rank, config, show))
+
+
+def _as_rank(config: YoloConfig) -> TrainRecord | None:
+    """One rank of torchrun's; the first one shows the run."""
+
+    def perform(config: YoloConfig, show: Callable[[RunEvent], None]) -> None:
+        env = torchrun_env(config.patience, show)
+        env.stop_on(signal.SIGTERM, signal.SIGINT)
+        run_rank(env, yolo_rank, config)
+
+    if os.environ["RANK"] == "0":
+        return _shown(config, perform)
+    perform(config, lambda _: None)
+    return None
+
+
+def _shown(config: YoloConfig, perform: Callable[[YoloConfig, Callable[[RunEvent], None]], None]) -> TrainRecord:
+    """The record of a run that `perform` performs, shown and kept in the folder that Ultralytics chooses."""
+    folder = _folder_of(config)
+    words = (*(word for word in config.words if not word.startswith("save_dir=")), f"save_dir={folder}")
+    with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False) as view:
+        view.console.print(LICENCE)
+        perform(msgspec.structs.replace(config, words=words), view)
+    if view.record is None:
+        raise TrainingFailed("the run ended without a record")
+    write_page(folder / "report.html", {folder.name: view.record}, title=f"YOLO: {folder.name}")
+    return view.record
+
+
+def _folder_of(config: YoloConfig) -> Path:
+    with alone():
+        from evener.yolo.settings import read_training
+
+        return read_training(config.words).folder

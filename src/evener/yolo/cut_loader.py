@@ -1,0 +1,120 @@
+"""Stands for the DataLoader of one process: as many batches, of each this rank's part.
+
+What is drawn for an image follows from the seed, the epoch and the image, so it looks the same on whichever rank it is
+loaded. Mosaics choose their other images from the whole data set: Ultralytics chooses among those that this process
+loaded lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from evener.comm.step_timing import StepTimer
+from evener.data.loader import open_batches
+from evener.data.sampler import MicroBatch, Sampler
+
+_UNBOUNDED = 1 << 40
+"""Steps: a trainer may go on for as many as it likes."""
+
+
+class CutLoader:
+    """A rank's part of every batch of a data set, epoch by epoch.
+
+    Args:
+        plain: the DataLoader of one process, which is asked what to do and is not run.
+        sampler: (nothing) -> of this rank's parts; asked whenever the first step of a row of them is loaded.
+        seed: of random transforms.
+        epoch: that comes now, from 0; None where all epochs are alike: each is loaded anew.
+        timer: of this rank, for a training; begins to time forward and backward with every batch.
+
+    Attributes:
+        dataset: of it.
+        sampler: indices of all samples, in order.
+        batch_size: samples of a batch over all ranks.
+        collate: samples -> a batch.
+        part: what was loaded last.
+    """
+
+    drop_last = False
+
+    def __init__(
+        self,
+        plain: Any,
+        sampler: Callable[[], Sampler],
+        *,
+        seed: int,
+        epoch: Callable[[], int] | None = None,
+        timer: StepTimer | None = None,
+    ) -> None:
+        self.dataset, self.batch_size = plain.dataset, plain.batch_size
+        self.sampler, self.num_workers = range(len(plain.dataset)), plain.num_workers
+        self.part: MicroBatch | None = None
+        self.collate = plain.collate_fn
+        self._plain, self._make_sampler, self._seed, self._epoch, self._timer = plain, sampler, seed, epoch, timer
+        self._batches: Iterator[tuple[MicroBatch, Any]] | None = None
+        self._next = 1
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        batches: int = -(-len(self.sampler) // self.batch_size)
+        return batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of the epoch that comes now."""
+        first = self._epoch() * len(self) + 1 if self._epoch is not None else 1
+        if self._batches is None or self._next != first or self._epoch is None:
+            self._open(first)
+        assert self._batches is not None
+        for _ in range(len(self)):
+            self._time("io")
+            self.part, batch = next(self._batches)
+            self._next += 1
+            self._time("fb")
+            yield batch
+
+    def reset(self) -> None:
+        """The data set has changed: what was loaded ahead is not used."""
+        self._batches = None
+
+    def close(self) -> None:
+        """End the processes that load."""
+        self._batches = None
+
+    def _open(self, first: int) -> None:
+        self._batches = None  # its processes end before others start
+        _draw_from_all(self.dataset)
+        self._next = first
+        self._batches = open_batches(
+            self.dataset,
+            self._make_sampler(),
+            first=first,
+            last=_UNBOUNDED if self._epoch is not None else len(self),
+            seed=self._seed,
+            workers=self.num_workers,
+            pinned=self._plain.pin_memory,
+            collate=self.collate,
+        )
+
+    def _time(self, phase: str) -> None:
+        if self._timer is None:
+            return
+        self._timer.pause()
+        if phase == "fb":
+            assert self.part is not None
+            self._timer.pace.expect(len(self.part.indices))
+            self._timer.resume("fb")
+        else:
+            self._timer.resume("io")
+
+
+def _draw_from_all(dataset: Any) -> None:
+    """Have no transform of `dataset` choose among the images that this process loaded lately."""
+    waiting: list[Any] = [getattr(dataset, "transforms", None)]
+    while waiting:
+        transform = waiting.pop()
+        if hasattr(transform, "buffer_enabled"):
+            transform.buffer_enabled = False
+        waiting += getattr(transform, "transforms", None) or []
+        if (inner := getattr(transform, "pre_transform", None)) is not None:
+            waiting.append(inner)

@@ -1,0 +1,72 @@
+"""From the words of a user to settings that Ultralytics takes, and the folder of a run, as `yolo` would choose it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ultralytics.cfg import get_cfg, get_save_dir, smart_value
+from ultralytics.models.yolo.model import YOLO
+
+from evener.errors import InvalidInput, first_line
+from evener.yolo.words import TASKS, read_words
+
+_AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
+
+
+class YoloTraining(NamedTuple):
+    """What is asked of Ultralytics.
+
+    Attributes:
+        model: of it, not yet in training.
+        settings: by name, with their values.
+        folder: where the results go.
+    """
+
+    model: Any
+    settings: dict[str, Any]
+    folder: Path
+
+
+def read_training(words: tuple[str, ...]) -> YoloTraining:
+    """The training that `words` ask for.
+
+    Raises:
+        InvalidInput: Ultralytics does not know a setting, a value or the model, or it is of another task.
+    """
+    found = read_words(words)
+    settings = {key: value if key in _AS_THEY_ARE else smart_value(value) for key, value in found.items()}
+    task = settings.pop("task", None)
+    last = _checkpoint(settings)
+    if last is not None:
+        settings |= {"model": str(last), "resume": str(last), "save_dir": str(last.parents[1])}
+    name = settings.pop("model")
+    try:
+        get_cfg(overrides=dict(settings))
+        model = YOLO(name, task=task)
+    except (SyntaxError, TypeError, ValueError, OSError, AssertionError) as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
+    if model.task not in TASKS:
+        raise InvalidInput(f"the task of {name} is {model.task}; Evener trains {', '.join(TASKS)}")
+    if task is not None and task != model.task:
+        raise InvalidInput(f"{name} is a model to {model.task}, not to {task}")
+    settings["save_dir"] = str(get_save_dir(get_cfg(overrides={**settings, "task": model.task, "mode": "train"})))
+    return YoloTraining(model, settings, Path(settings["save_dir"]))
+
+
+def _checkpoint(settings: dict[str, Any]) -> Path | None:
+    """What to go on from; None for a new run. Raises InvalidInput: it is not there."""
+    resume = settings.get("resume", False)
+    if not resume:
+        return None
+    path = Path(str(settings.get("model", "")) if resume is True else str(resume))
+    if not path.is_file():
+        raise InvalidInput(f"there is no checkpoint to go on from at {path}: name it by model=PATH/weights/last.pt")
+    return path.resolve()
+
+
+def plain_sentence(error: BaseException) -> str:
+    """What `error` says in its first line, without the signs that Ultralytics puts between its words."""
+    words = re.sub(r"[^\x20-\x7e]|\[\d+m", "", first_line(error)).split()
+    return " ".join(words).removesuffix(".")

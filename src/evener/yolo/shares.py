@@ -1,0 +1,120 @@
+"""Who takes how many images of a batch: each rank times the model on images of its own, and what its memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from evener.benchmark.dry_run import dry_run_of
+from evener.benchmark.exchanges import measure_all_reduce
+from evener.benchmark.task_timing import time_task
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.data.loader import collect
+from evener.errors import DoesNotFit
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker, apportion
+from evener.oracle.data_parallel import GradientSync
+from evener.plan import Plan
+from evener.profile import TaskTiming
+from evener.run.costs import (
+    CALIBRATION_SECONDS,
+    MEASURE_SECONDS,
+    calibrate,
+    gradient_bytes,
+    gradient_sync,
+    memory_limit,
+    worker_of,
+)
+from evener.run.planning import Shape, divide, relative_shares
+
+TimeSteps = Callable[[float, float], TaskTiming]
+"""Times steps at a speed, for so many seconds."""
+
+
+def share_plan(
+    env: RankEnvironment, group: Group, trainer: Any, model: nn.Module, batch_size: int, shares: str
+) -> Plan:
+    """The plan of a training, in which all ranks take part; the same on every rank.
+
+    Args:
+        env: of this rank.
+        group: all ranks.
+        trainer: with data and device.
+        model: that it trains.
+        batch_size: images of a batch, over all ranks.
+        shares: `measured`, `equal`, or relative ones.
+
+    Raises:
+        DoesNotFit: the nodes together cannot hold a batch.
+        InvalidValue: `shares` are not for so many ranks.
+    """
+    given = relative_shares(shares, group.size)
+    rows = tuple((rank,) for rank in range(group.size))
+    is_free = all(node.memory_bytes is None and node.device == "cpu" for node in env.nodes)
+    if is_free and (group.size == 1 or given is not None):  # nothing to find out
+        shape = Shape("data", rows, 1, batch_size, given or [1.0])
+        return divide(shape, env.nodes, (), batch_size, GradientSync(gradient_bytes=gradient_bytes(model)))
+    time_steps = partial(_time, env, trainer, model, batch_size)
+    workers = _measure(env, group, time_steps)
+    calibrate(env, group, partial(time_steps, 1.0, CALIBRATION_SECONDS))
+    sizes = given or [float(size) for size in apportion(batch_size, workers)]
+    exchange = gradient_sync(group, model, measure_all_reduce(group, gradient_bytes(model)))
+    return divide(Shape("data", rows, 1, batch_size, sizes), env.nodes, workers, batch_size, exchange)
+
+
+def _measure(env: RankEnvironment, group: Group, time_steps: TimeSteps) -> tuple[Worker, ...]:
+    """What a batch costs every rank, all measuring at the same time. Raises DoesNotFit on all if it does on one."""
+    group.barrier()
+    try:
+        own = b"+" + msgspec.json.encode(time_steps(group.timer.pace.speed, MEASURE_SECONDS))
+    except DoesNotFit as error:
+        own = b"-" + f"node {env.node.name}: {error}".encode()
+    rows = group.all_gather_bytes(own)
+    for row in rows:
+        if row.startswith(b"-"):
+            raise DoesNotFit(row[1:].decode())
+    return tuple(worker_of(msgspec.json.decode(row[1:], type=TaskTiming)) for row in rows)
+
+
+def _time(
+    env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, speed: float, seconds: float
+) -> TaskTiming:
+    """Seconds of forward and backward by number of images, at a `speed`. Raises DoesNotFit."""
+    dataset, collate = trainer.train_loader.dataset, trainer.train_loader.collate
+
+    def loss_step(twin: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast(env.device.type, enabled=bool(trainer.amp), dtype=_half(trainer)):
+            loss: Tensor = twin(batch)[0].sum()
+        return loss
+
+    def fetch(count: int) -> Any:
+        indices = np.arange(count, dtype=np.int64) % len(dataset)
+        return trainer.preprocess_batch(collect(dataset, indices, trainer.args.seed, 0, collate))
+
+    def make_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        kept = [parameter for parameter in parameters if parameter.requires_grad]
+        adaptive = "betas" in trainer.optimizer.defaults
+        return AdamW(kept, lr=1e-3) if adaptive else SGD(kept, lr=1e-3, momentum=0.9)
+
+    with dry_run_of(model, make_optimizer, loss_step, fetch, env.device) as trial:
+        return time_task(
+            trial,
+            StepTimer(env.device, speed),
+            task=trainer.args.task,
+            precision="fp16" if trainer.amp else "fp32",
+            largest=largest,
+            memory_limit=memory_limit(env),
+            seconds=seconds,
+        )
+
+
+def _half(trainer: Any) -> torch.dtype:
+    return torch.bfloat16 if trainer.args.amp == "bf16" else torch.float16

@@ -1,0 +1,113 @@
+"""A training of Ultralytics as it is asked for: `detect train model=yolov8n.pt data=coco8.yaml epochs=100`.
+
+Nothing here needs Ultralytics or PyTorch: what can be refused is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import UNSET, Meta, field
+from msgspec.structs import fields
+
+from evener.errors import InvalidInput, require
+from evener.run.config import RunConfig, option_name
+from evener.run.options import NodesConfig
+
+TASKS = ("detect", "segment", "classify", "pose", "obb")
+MODEL_SUFFIXES = (".pt", ".yaml", ".yml")
+"""Of what `evener train` takes for a model of Ultralytics."""
+_REFUSED = {
+    "device": "nodes are named by --devices or --local-nodes",
+    "mode": "Evener trains; for the rest there is the command yolo itself",
+    "rect": "its batches are not shuffled, and nodes share out shuffled ones",
+    "compile": "compiled models are not divided yet",
+    "time": "nodes have clocks of their own: say how many epochs",
+    "quantize": "training for int8 is for one process",
+    "distill_model": "a teacher is for one process",
+    "save_json": "validate best.pt afterwards: yolo val save_json=True",
+}
+"""Settings of Ultralytics that are not taken, and what to do instead."""
+_TAKEN = ("task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output")
+"""Options of `evener train` that a training of Ultralytics knows."""
+
+
+class YoloConfig(NodesConfig, frozen=True, kw_only=True):
+    """What is asked of a training of Ultralytics; travels to every rank.
+
+    Attributes:
+        to_stderr: keep stdout free.
+        started: when, in seconds since 1970.
+    """
+
+    words: Annotated[
+        tuple[str, ...], Meta(description="detect, segment, classify, pose or obb; train; and key=value as for `yolo`.")
+    ]
+    shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
+    to_stderr: bool = False
+    started: float = field(default_factory=time.time)
+
+
+def read_words(words: tuple[str, ...]) -> dict[str, str]:
+    """Settings by name, the task among them if it is named.
+
+    Raises:
+        InvalidInput: a word is not known, or asks for something else than a training.
+        InvalidValue: a setting has a value that nodes cannot share.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if separator:
+            found[key.strip()] = value.strip()
+        elif word in TASKS:
+            found["task"] = word
+        elif word == "resume":
+            found["resume"] = "True"
+        elif word != "train":
+            raise InvalidInput(f"{word!r} is neither train, nor one of {', '.join(TASKS)}, nor key=value")
+    _refuse(found)
+    return found
+
+
+def _refuse(found: dict[str, str]) -> None:
+    for key, advice in _REFUSED.items():
+        if found.get(key, "").lower() not in ("", "none", "false") and (key, found[key]) != ("mode", "train"):
+            raise InvalidInput(f"{key}={found[key]} does not go with Evener: {advice}")
+    for key, value in found.items():
+        require(bool(value), key, value, "key=value")
+    require(found.get("task", "detect") in TASKS, "task", found.get("task"), f"one of {', '.join(TASKS)}")
+    batch = found.get("batch", "16")
+    if not (batch.isdecimal() and int(batch) > 0):
+        advice = "images of one step over all nodes; each is given what its speed and memory allow"
+        require(False, "batch", batch, f"a number of {advice}")
+    if "model" not in found and found.get("resume", "False").lower() in ("", "true", "false"):
+        raise InvalidInput("name a model, such as model=yolov8n.pt")
+
+
+def is_yolo(config: RunConfig) -> bool:
+    """Whether `evener train` is given a model of Ultralytics."""
+    return Path(config.task).suffix in MODEL_SUFFIXES
+
+
+def yolo_config(config: RunConfig) -> YoloConfig:
+    """The same training in the words of Ultralytics. Raises InvalidInput: an option does not belong to it."""
+    known = {one.name for one in fields(YoloConfig)} | {"started", *_TAKEN}
+    for one in fields(RunConfig):
+        given = getattr(config, one.name)
+        if one.name == "resume" and given:
+            raise InvalidInput("--resume: go on with evener train PATH/weights/last.pt --option resume=True")
+        if one.name not in known and given != (UNSET if one.required else one.default) and given != {}:
+            raise InvalidInput(f"{option_name(one.name)} does not go with a model of Ultralytics: leave it out")
+    named = {"model": config.task, "data": config.data, "batch": config.batch_size, "epochs": config.epochs}
+    named |= {"seed": config.seed or None, "workers": config.workers or None, "save_dir": config.output}
+    words = ["train", *(f"{key}={value}" for key, value in named.items() if value is not None)]
+    words += [f"{key}={value}" for key, value in config.option.items()]
+    return YoloConfig(
+        words=tuple(words),
+        shares=config.shares,
+        started=config.started,
+        **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},
+    )

@@ -1,0 +1,169 @@
+"""Trainings of Ultralytics on drawn images, on one rank and on several: what the tests of `evener.yolo` compare.
+
+Ultralytics is imported in the ranks' processes alone: it changes the environment of the process that imports it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from evener.comm.group import leave_group
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
+from evener.run.context import join_world
+from evener.yolo.rank import alone
+
+needs_ultralytics = pytest.mark.skipif(
+    importlib.util.find_spec("ultralytics") is None, reason="pip install 'evener[ultralytics]'"
+)
+OBJECTS = (5, 0, 1, 9, 2, 3, 4, 1)
+"""On the images, again and again: uneven, one of them has none."""
+SIZE = 64
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A training.
+
+    Attributes:
+        model: yaml of a model.
+        settings: of Ultralytics.
+        out: folder of what each rank has at the end.
+        shares: of the ranks.
+        dtype: of all numbers; validation is left out in float64, which Ultralytics cannot validate in.
+    """
+
+    model: str
+    settings: dict[str, Any]
+    out: str
+    shares: str = "equal"
+    dtype: str = "float64"
+
+
+def train(case: Case, ranks: int) -> list[dict[str, Any]]:
+    """What each rank has after the training of `case`."""
+    Path(case.out).mkdir(parents=True)
+    nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)]
+    run_local(train_case, nodes, case, patience=60, on_event=lambda _: None)
+    return [torch.load(Path(case.out) / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def train_case(env: RankEnvironment, case: Case) -> None:
+    import torchvision_operators  # noqa: F401
+
+    group = join_world(env)
+    with alone():
+        from ultralytics import YOLO
+
+        from evener.yolo.seat import Seat
+        from evener.yolo.trainer import even_trainer
+
+        logging.getLogger("ultralytics").setLevel(logging.ERROR)
+        torch.set_default_dtype(getattr(torch, case.dtype))
+        seat = Seat(env, group, case.shares)
+        base = YOLO(case.model)._smart_load("trainer")
+        trainer = even_trainer(exact(base) if case.dtype == "float64" else base, seat)(
+            overrides={
+                "model": case.model,
+                "device": "cpu",
+                "plots": False,
+                "save_dir": f"{case.out}/run{env.rank}",
+                **case.settings,
+            }
+        )
+        trainer.train()
+    model = trainer.model.module
+    found = {
+        "weights": {name: value.clone() for name, value in model.state_dict().items()},
+        "ema": {name: value.clone() for name, value in trainer.ema.ema.state_dict().items()},
+        "items": torch.stack([value.double() for value in trainer.tloss.values()]),
+        "metrics": {name: float(value) for name, value in (trainer.metrics or {}).items()},
+    }
+    torch.save(found, Path(case.out) / f"{env.rank}.pt")
+    group.barrier()
+    leave_group()
+
+
+def exact(base: Any) -> Any:
+    """The trainer `base` in float64."""
+
+    class Exact(base):  # type: ignore[misc]
+        def preprocess_batch(self, batch: Any) -> Any:
+            batch = super().preprocess_batch(batch)
+            return {
+                name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+                for name, value in batch.items()
+            }
+
+        def validate(self) -> Any:
+            return {}, 0.0
+
+        def final_eval(self) -> None:
+            pass
+
+    return Exact
+
+
+def draw_detection(folder: Path, count: int = 8, task: str = "detect") -> Path:
+    """Images of coloured boxes on noise, with labels for `task`; the file that describes them."""
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        (folder / "images" / split).mkdir(parents=True)
+        (folder / "labels" / split).mkdir(parents=True)
+        for index in range(count):
+            image = Image.fromarray(generator.integers(0, 80, (SIZE, SIZE, 3), dtype=np.uint8))
+            lines = [_draw_object(image, generator, task) for _ in range(OBJECTS[index % len(OBJECTS)])]
+            image.save(folder / "images" / split / f"{index:03}.png")
+            (folder / "labels" / split / f"{index:03}.txt").write_text("\n".join(lines))
+    data = {"path": str(folder), "train": "images/train", "val": "images/val", "names": {0: "dark", 1: "light"}}
+    if task == "pose":
+        data["kpt_shape"] = [4, 3]
+    file = folder / "data.yaml"
+    file.write_text(json.dumps(data))  # JSON is YAML
+    return file
+
+
+def _draw_object(image: Image.Image, generator: np.random.Generator, task: str) -> str:
+    w, h = generator.uniform(0.15, 0.5, 2)
+    x, y = generator.uniform(w / 2, 1 - w / 2), generator.uniform(h / 2, 1 - h / 2)
+    kind = int(generator.integers(2))
+    corners = [(x - w / 2, y - h / 2), (x + w / 2, y - h / 2), (x + w / 2, y + h / 2), (x - w / 2, y + h / 2)]
+    colour = tuple(int(value) for value in generator.integers(90 + 80 * kind, 150 + 100 * kind, 3))
+    ImageDraw.Draw(image).polygon([(a * SIZE, b * SIZE) for a, b in corners], fill=colour)
+    return f"{kind} {_numbers(_label(x, y, w, h, corners, task))}"
+
+
+def _label(x: float, y: float, w: float, h: float, corners: Sequence[tuple[float, float]], task: str) -> list[float]:
+    flat = [value for corner in corners for value in corner]
+    if task in ("segment", "obb"):
+        return flat
+    if task == "pose":
+        return [x, y, w, h, *(value for a, b in corners for value in (a, b, 2.0))]
+    return [x, y, w, h]
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.5f}" for value in values)
+
+
+def draw_classes(folder: Path, count: int = 8) -> Path:
+    """Images of two classes, in a folder for each."""
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for index in range(count):
+            place = folder / split / ("dark", "light")[index % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = generator.integers(0, 120 + 120 * (index % 2), (SIZE, SIZE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(place / f"{index:03}.png")
+    return folder

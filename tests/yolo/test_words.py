@@ -1,0 +1,93 @@
+"""What is asked of a training of Ultralytics: its own words, and the options of `evener train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evener.errors import InvalidInput
+from evener.run.config import RunConfig
+from evener.yolo.words import YoloConfig, is_yolo, read_words, yolo_config
+
+
+def test_the_words_of_yolo_are_settings_by_name() -> None:
+    words = ("segment", "train", "model=yolov8n-seg.yaml", "data = coco8-seg.yaml", "epochs=3", "lr0=0.01")
+    assert read_words(words) == {
+        "task": "segment",
+        "model": "yolov8n-seg.yaml",
+        "data": "coco8-seg.yaml",
+        "epochs": "3",
+        "lr0": "0.01",
+    }
+
+
+def test_a_training_goes_on_from_a_checkpoint() -> None:
+    assert read_words(("train", "resume", "model=last.pt")) == {"resume": "True", "model": "last.pt"}
+    assert read_words(("train", "resume=last.pt")) == {"resume": "last.pt"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("detect", "train"), "name a model, such as model=yolov8n.pt"),
+        (("detekt", "train", "model=a.pt"), "'detekt' is neither train, nor one of detect, segment"),
+        (("val", "model=a.pt"), "'val' is neither train"),
+        (
+            ("train", "model=a.pt", "task=depth"),
+            "task must be one of detect, segment, classify, pose, obb, got 'depth'",
+        ),
+        (("train", "model=a.pt", "batch=-1"), "batch must be a number of images of one step over all nodes"),
+        (("train", "model=a.pt", "batch=0.7"), "batch must be a number of images"),
+        (("train", "model=a.pt", "device=0,1"), "device=0,1 does not go with Evener: nodes are named by --devices"),
+        (("train", "model=a.pt", "mode=val"), "mode=val does not go with Evener"),
+        (("train", "model=a.pt", "rect=True"), "rect=True does not go with Evener: its batches are not shuffled"),
+        (("train", "model=a.pt", "time=2"), "time=2 does not go with Evener"),
+        (("train", "model=a.pt", "compile=default"), "compile=default does not go with Evener"),
+        (("train", "model=a.pt", "epochs="), "epochs must be key=value, got ''"),
+    ],
+)
+def test_what_nodes_cannot_do_is_refused_in_a_sentence(words: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_words(words)
+    assert sentence in str(caught.value)
+
+
+def test_settings_at_their_defaults_are_no_reason_to_refuse() -> None:
+    read_words(("train", "mode=train", "model=a.pt", "rect=False", "compile=false", "time=None"))
+
+
+def test_models_are_told_from_tasks_by_their_suffix() -> None:
+    assert is_yolo(RunConfig(task="yolov8n.pt"))
+    assert is_yolo(RunConfig(task="path/to/yolov8n.yaml"))
+    assert not is_yolo(RunConfig(task="digits"))
+    assert not is_yolo(RunConfig(task="path/to/task.py"))
+
+
+def test_options_of_train_are_put_into_the_words_of_ultralytics() -> None:
+    config = RunConfig(
+        task="yolov8n.yaml",
+        data=Path("coco8.yaml"),
+        epochs=3,
+        batch_size=16,
+        option={"imgsz": "640"},
+        local_nodes="1,0.5",
+        shares="2,1",
+    )
+    asked = yolo_config(config)
+    assert asked.words == ("train", "model=yolov8n.yaml", "data=coco8.yaml", "batch=16", "epochs=3", "imgsz=640")
+    assert (asked.local_nodes, asked.shares) == ("1,0.5", "2,1")
+
+
+def test_an_option_that_ultralytics_does_not_know_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="--strategy does not go with a model of Ultralytics: leave it out"):
+        yolo_config(RunConfig(task="yolov8n.pt", strategy="filter"))
+    with pytest.raises(InvalidInput, match="--option resume=True"):
+        yolo_config(RunConfig(task="last.pt", resume=True))
+
+
+def test_a_configuration_travels_as_json() -> None:
+    import msgspec
+
+    config = YoloConfig(words=("train", "model=a.pt"), local_nodes="1,1")
+    assert msgspec.json.decode(msgspec.json.encode(config), type=YoloConfig) == config

@@ -1,0 +1,171 @@
+"""The commands that train a model of Ultralytics: what they refuse, what they write, and that plain YOLO reads it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.commands import command, evener, evener_here, last_json
+from support.yolo_cases import draw_detection, needs_ultralytics
+
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "yolo.md"
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(TESTS / "support" / "torchvision_site"), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    ),
+    "YOLO_OFFLINE": "true",
+    "YOLO_AUTOINSTALL": "false",
+}
+PLAIN = """
+import json, sys
+sys.modules["evener"] = None
+from ultralytics import YOLO
+model = YOLO(sys.argv[1])
+print(json.dumps([model.task, sorted({type(m).__name__ for m in model.model.modules() if "Norm" in str(type(m))})]))
+"""
+
+
+def yolo(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    home = {"YOLO_CONFIG_DIR": str(cwd / "home")}
+    (cwd / "home").mkdir(exist_ok=True)
+    return evener(*words, cwd=cwd, timeout=240, **ENVIRONMENT, **home)
+
+
+def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
+    for words, sentence in (
+        ("yolo detekt train model=yolov8n.yaml", "evener: 'detekt' is neither train, nor one of detect, segment"),
+        ("yolo train model=yolov8n.yaml batch=-1", "evener: batch must be a number of images of one step"),
+        ("yolo train model=yolov8n.yaml device=0", "evener: device=0 does not go with Evener: nodes are named by"),
+        ("train yolov8n.yaml --strategy filter", "evener: --strategy does not go with a model of Ultralytics"),
+    ):
+        done = evener_here(*words.split(" "), cwd=tmp_path)
+        assert (done.returncode, done.stderr.startswith(sentence)) == (2, True), done.stderr
+
+
+def test_without_ultralytics_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = evener_here("yolo", "train", "model=yolov8n.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "evener: YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'\n"
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: Path) -> None:
+    data = draw_detection(tmp_path / "data")
+    words = f"model=yolov8n.yaml data={data} epochs=2 imgsz=64 batch=8 project={tmp_path} name=run plots=False"
+    done = yolo("yolo", "detect", "train", *words.split(" "), "--local-nodes", "1,0.5", "--json", cwd=tmp_path)
+    assert last_json(done)["nodes"][0]["name"] == "node-0"
+    assert done.stderr.count("AGPL-3.0, and so is") == 1
+    assert {file.name for file in (tmp_path / "run").iterdir()} >= {
+        "args.yaml", "plan.json", "record.json", "report.html", "results.csv", "weights",
+    }  # fmt: skip
+    assert len((tmp_path / "run" / "results.csv").read_text().splitlines()) == 3
+    for name in ("last.pt", "best.pt"):
+        read = subprocess.run(
+            [sys.executable, "-c", PLAIN, str(tmp_path / "run" / "weights" / name)],
+            env={**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(read.stdout.splitlines()[-1]) == ["detect", ["BatchNorm2d"]]
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
+    draw_detection(tmp_path / "data").rename(tmp_path / "my-data.yaml")
+    lines = [line.strip() for line in PAGE.read_text().splitlines() if line.startswith("    evener ")]
+    asked = [shlex.split(line, comments=True)[1:] for line in lines if " resume " not in line]  # there is a test of it
+    assert len(asked) == 3
+    for words in asked:
+        small = ["epochs=1", "imgsz=64"] if words[0] == "yolo" else ["--epochs", "1", "--option", "imgsz=64"]
+        done = yolo(*words, *small, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert sorted(tmp_path.glob("runs/detect/*/weights/best.pt"))
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_torchrun_starts_ranks(tmp_path: Path) -> None:
+    data = draw_detection(tmp_path / "data")
+    words = f"model=yolov8n.yaml data={data} epochs=1 imgsz=64 batch=8 project={tmp_path} name=run plots=False"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            "0",
+            "-m",
+            "evener",
+            "yolo",
+            "train",
+            *words.split(" "),
+            "--json",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert len(last_json(done)["nodes"]) == 2
+    assert (tmp_path / "run" / "weights" / "best.pt").is_file()
+    assert not (tmp_path / "run2").exists()
+
+
+@needs_ultralytics
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("model=yolov8n.yaml data=no.yaml", "Ultralytics: Dataset 'no.yaml'"),
+        ("model=no.yaml data=no.yaml", "Ultralytics: "),
+        ("model=yolov8n.yaml epoch=3", "Ultralytics: 'epoch' is not a valid YOLO argument"),
+        ("model=yolov8n.yaml lr0=high", "Ultralytics: 'lr0=high' is of invalid type str"),
+        ("segment model=yolov8n.yaml", "yolov8n.yaml is a model to detect, not to segment"),
+        ("model=last.pt resume=True", "there is no checkpoint to go on from at last.pt"),
+    ],
+)
+def test_what_ultralytics_does_not_know_is_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
+    done = yolo("yolo", "train", *words.split(" "), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr.splitlines()[-1]
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_a_training_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    data = draw_detection(tmp_path / "data")
+    words = ["yolo", "train", "model=yolov8n.yaml", f"data={data}", "imgsz=64", "batch=4", "plots=False"]
+    words += [f"project={tmp_path}", "name=run", "--local-nodes", "1,1"]
+    results = tmp_path / "run" / "results.csv"
+    environment: dict[str, Any] = {**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(tmp_path)}
+    process = subprocess.Popen(
+        command(*words, "epochs=200"), cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    while not (results.exists() and len(results.read_text().splitlines()) > 2) and process.poll() is None:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=100)
+    assert process.returncode == 130, told.decode()
+    assert "go on with: evener yolo detect train resume model=" in told.decode().splitlines()[-1]
+    last, lines = tmp_path / "run" / "weights" / "last.pt", len(results.read_text().splitlines())
+    done = yolo("yolo", "train", "resume", f"model={last}", "patience=1", "--local-nodes", "1,0.5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(results.read_text().splitlines()) > lines

@@ -1,0 +1,93 @@
+"""Weights after trainings of Ultralytics on several ranks and on one: mosaics on and closed, warm-up, averages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.yolo_cases import Case, draw_classes, draw_detection, needs_ultralytics, train
+
+pytestmark = needs_ultralytics
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 3,
+    "batch": 8,
+    "nbs": 8,
+    "imgsz": 64,
+    "close_mosaic": 1,
+    "warmup_epochs": 1,
+    "optimizer": "SGD",
+    "seed": 1,
+}
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+
+
+def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest difference of a tensor, relative to its own largest value."""
+    worst = 0.0
+    for name, value in wanted.items():
+        if value.is_floating_point():
+            difference = (found[name].double() - value.double()).abs().max()
+            worst = max(worst, float(difference / value.double().abs().max().clamp(min=1e-6)))
+    return worst
+
+
+def assert_equal(
+    tmp_path: Path, task: str, model: str, shares: tuple[str, ...], dtype: str = "float64", **settings: Any
+) -> None:
+    data = draw_classes(tmp_path / "data") if task == "classify" else draw_detection(tmp_path / "data", task=task)
+    asked = {**SETTINGS, "data": str(data), **settings}
+    one = train(Case(model=model, settings=asked, out=str(tmp_path / "one"), dtype=dtype), 1)[0]
+    for share in shares:
+        case = Case(model=model, settings=asked, out=str(tmp_path / share), shares=share, dtype=dtype)
+        ranks = train(case, len(share.split(",")))
+        for rank in ranks:
+            assert off(rank["weights"], one["weights"]) < TOLERANCE[dtype]
+            assert off(rank["ema"], one["ema"]) < TOLERANCE[dtype]
+            assert torch.allclose(rank["items"], one["items"], rtol=TOLERANCE[dtype])
+            assert rank["metrics"] == ranks[0]["metrics"]
+            assert rank["metrics"] == pytest.approx(one["metrics"], abs=2e-3)
+
+
+def test_detection_with_uneven_shares(tmp_path: Path) -> None:
+    assert_equal(tmp_path, "detect", "yolov8n.yaml", ("5,3",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nbs", [8, 32], ids=["accumulate 1", "accumulate 4"])
+@pytest.mark.parametrize("model", ["yolov8n.yaml", "yolo26n.yaml"])
+def test_detection_with_all_kinds_of_shares(tmp_path: Path, model: str, nbs: int) -> None:
+    assert_equal(tmp_path, "detect", model, ("3,3", "7,1", "1,0", "4,3,1"), nbs=nbs, epochs=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        ("segment", "yolov8n-seg.yaml"),
+        ("classify", "yolov8n-cls.yaml"),
+        ("classify", "yolo26n-cls.yaml"),
+        ("pose", "yolov8n-pose.yaml"),
+        ("obb", "yolov8n-obb.yaml"),
+        ("obb", "yolo26n-obb.yaml"),
+    ],
+)
+def test_other_tasks(tmp_path: Path, task: str, model: str) -> None:
+    assert_equal(tmp_path, task, model, ("5,3", "1,0"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        ("detect", "yolov8n.yaml"),
+        ("segment", "yolo26n-seg.yaml"),
+        ("classify", "yolov8n-cls.yaml"),
+    ],
+)
+def test_single_precision_with_validation(tmp_path: Path, task: str, model: str) -> None:
+    """Of some parts of a loss Ultralytics computes no float64; a larger learning rate would magnify rounding."""
+    assert_equal(tmp_path, task, model, ("5,3",), "float32", epochs=2, warmup_epochs=0, lr0=1e-4)
