@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from exact.divisions import WAYS
@@ -35,14 +34,15 @@ def main() -> None:
     found: list[Verdict] = []
     begin = time.perf_counter()
     with worlds(asked.limit) as made:
-        for one in _verdicts(made, names, ways, is_checked=not asked.no_check):
-            found.append(one)
-            if one.verdict != "equal":
+        for name in names:
+            own = _verdicts(made, name, ways, is_checked=not asked.no_check)
+            found += own
+            for one in [one for one in own if one.verdict != "equal"]:
                 beneath = _beneath(made, one) if asked.beneath and one.verdict == BY_CHECK else ""
                 sys.stdout.write(f"{one.verdict:20} {one.recipe:40} {one.way:14} {beneath}{one.symptom}\n")
                 sys.stdout.flush()
-    if asked.save is not None:
-        _save(asked.save, found)
+            if asked.save is not None:
+                _save(asked.save, own)  # at once: it takes long, and may be ended
     if asked.known:
         write_known(found)
     sys.stdout.write(f"\n{table(found)}\n\n{len(found)} checks in {time.perf_counter() - begin:.0f} s\n")
@@ -52,12 +52,12 @@ def _of_kind(kind: str) -> list[str]:
     return [f"{kind}/{name}" for name in recipes_of(kind)]
 
 
-def _verdicts(made: Worlds, names: list[str], ways: list[str], is_checked: bool) -> Iterator[Verdict]:
-    for name in names:
-        try:
-            yield from judge(made, name, ways, is_checked)
-        except IllegalRecipe as error:
-            sys.stdout.write(f"ILLEGAL {error}\n")
+def _verdicts(made: Worlds, name: str, ways: list[str], is_checked: bool) -> list[Verdict]:
+    try:
+        return judge(made, name, ways, is_checked)
+    except IllegalRecipe as error:
+        sys.stdout.write(f"ILLEGAL {error}\n")
+        return []
 
 
 def _beneath(made: Worlds, refused: Verdict) -> str:
