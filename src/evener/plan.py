@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from evener.errors import require, require_not_negative, require_positive
-from evener.schema import Noun, Part
+from evener.schema import Amount, Finite, Noun, Part
 
 Strategy = Literal[
     "serial",
@@ -56,19 +56,19 @@ class Assignment(Part, frozen=True, kw_only=True):
         memory_bytes: that it is predicted to need at its peak; 0 where that was not predicted.
     """
 
-    rank: int
+    rank: Amount
     node: str
     device: str
-    samples: int
-    fixed_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    max_samples: int | None = None
+    samples: Amount
+    fixed_seconds: Finite = 0.0
+    sample_seconds: Finite = 0.0
+    max_samples: Amount | None = None
     reason: str = ""
-    replica: int | None = None
-    share: float = 1.0
-    stage: int = 0
+    replica: Amount | None = None
+    share: Finite = 1.0
+    stage: Amount = 0
     first_layer: str = ""
-    memory_bytes: int = 0
+    memory_bytes: Amount = 0
 
     def __post_init__(self) -> None:
         require_not_negative(self, "rank", "stage", "memory_bytes", "samples")
@@ -89,7 +89,7 @@ class Rejected(Part, frozen=True, kw_only=True):
 
     what: str
     reason: str
-    step_seconds: float | None = None
+    step_seconds: Finite | None = None
 
 
 class Prediction(Part, frozen=True, kw_only=True):
@@ -105,12 +105,12 @@ class Prediction(Part, frozen=True, kw_only=True):
         bottleneck: what takes longest, in words.
     """
 
-    step_seconds: float
-    compute_seconds: float
-    communication_seconds: float
-    sent_bytes: int
-    alone_seconds: float | None = None
-    waiting_seconds: float = 0.0
+    step_seconds: Finite
+    compute_seconds: Finite
+    communication_seconds: Finite
+    sent_bytes: Amount
+    alone_seconds: Finite | None = None
+    waiting_seconds: Finite = 0.0
     bottleneck: str = ""
 
 
@@ -128,8 +128,8 @@ class Check(Part, frozen=True, kw_only=True):
     samples: tuple[int, ...]
     precisions: tuple[str, ...]
     where: str
-    off: float
-    seconds: float
+    off: Finite
+    seconds: Finite
 
 
 class Plan(Noun, frozen=True, kw_only=True):
@@ -148,12 +148,12 @@ class Plan(Noun, frozen=True, kw_only=True):
     """
 
     strategy: Strategy
-    batch_size: int
-    accumulate: int = 1
+    batch_size: Amount
+    accumulate: Amount = 1
     assignments: tuple[Assignment, ...]
     prediction: Prediction | None = None
     rejected: tuple[Rejected, ...] = ()
-    local_steps: int = 1
+    local_steps: Amount = 1
     advice: str = ""
     check: Check | None = None
 

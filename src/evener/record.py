@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evener.errors import require
 from evener.plan import Plan
-from evener.schema import Noun, Part
+from evener.schema import Amount, Finite, Noun, Part, Whole
 
 
 class NodeStep(Part, frozen=True, kw_only=True):
@@ -19,12 +19,12 @@ class NodeStep(Part, frozen=True, kw_only=True):
         sent_bytes: handed to collectives by this node (payload of a ring all-reduce: 2 (p-1)/p of the buffer).
     """
 
-    samples: int
-    io_seconds: float
-    compute_seconds: float
-    wait_seconds: float
-    update_seconds: float
-    sent_bytes: int
+    samples: Amount
+    io_seconds: Finite
+    compute_seconds: Finite
+    wait_seconds: Finite
+    update_seconds: Finite
+    sent_bytes: Amount
 
 
 class Step(Part, frozen=True, kw_only=True):
@@ -41,13 +41,13 @@ class Step(Part, frozen=True, kw_only=True):
             those that it changed; mean over the contributions.
     """
 
-    step: int
-    epoch: int
-    samples: int
-    loss: float
-    seconds: float
+    step: Amount
+    epoch: Amount
+    samples: Amount
+    loss: Finite
+    seconds: Finite
     nodes: tuple[NodeStep, ...]
-    staleness: float = 0.0
+    staleness: Finite = 0.0
 
 
 class Validation(Part, frozen=True, kw_only=True):
@@ -61,18 +61,18 @@ class Validation(Part, frozen=True, kw_only=True):
         seconds: it took.
     """
 
-    step: int
-    epoch: int
-    loss: float
-    accuracy: float | None
-    seconds: float
+    step: Amount
+    epoch: Amount
+    loss: Finite
+    accuracy: Finite | None
+    seconds: Finite
 
 
 class Event(Part, frozen=True, kw_only=True):
     """Something that happened: `rebalanced`, `checkpoint`, `left out`, `node lost`, `interrupted`, `resumed` ...
 
     On the parameter-server plane: `joined`, `away`, `benched`, `back`, `passed over`, `replaced`, `left`, `refused`,
-    `master restarted`.
+    `expelled`, `master restarted`.
 
     Attributes:
         step: at which.
@@ -80,7 +80,7 @@ class Event(Part, frozen=True, kw_only=True):
         message: one sentence.
     """
 
-    step: int
+    step: Amount
     kind: str
     message: str
 
@@ -102,21 +102,23 @@ class NodeSummary(Part, frozen=True, kw_only=True):
         late: that came when others had been given the work.
         staleness: of its contributions, mean, in versions of the weights.
         most_stale: of one of them.
+        clipped: that were much longer than is usual, and shortened.
     """
 
     name: str
     device: str
-    share: float
-    seconds_computing: float
-    seconds_waiting: float
-    bytes_sent: int
-    bytes_received: int
-    peak_memory_bytes: int
-    contributions: int = 0
-    refused: int = 0
-    late: int = 0
-    staleness: float = 0.0
-    most_stale: int = 0
+    share: Finite
+    seconds_computing: Finite
+    seconds_waiting: Finite
+    bytes_sent: Amount
+    bytes_received: Amount
+    peak_memory_bytes: Amount
+    contributions: Amount = 0
+    refused: Amount = 0
+    late: Amount = 0
+    staleness: Finite = 0.0
+    most_stale: Amount = 0
+    clipped: Amount = 0
 
 
 class TrainRecord(Noun, frozen=True, kw_only=True):
@@ -145,22 +147,22 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
 
     task: str
     plan: Plan
-    seed: int
-    epochs: int
+    seed: Whole
+    epochs: Amount
     precision: str
-    seconds: float
-    samples_per_second: float
-    final_loss: float | None
-    validation_accuracy: float | None
-    startup_seconds: float
-    every: int = 1
+    seconds: Finite
+    samples_per_second: Finite
+    final_loss: Finite | None
+    validation_accuracy: Finite | None
+    startup_seconds: Finite
+    every: Amount = 1
     steps: tuple[Step, ...] = ()
     validations: tuple[Validation, ...] = ()
     events: tuple[Event, ...] = ()
     nodes: tuple[NodeSummary, ...] = ()
     environment: dict[str, str] = {}
     agreement: str = ""
-    bytes_saved: int = 0
+    bytes_saved: Amount = 0
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "1 or more")

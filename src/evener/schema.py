@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -24,8 +25,10 @@ LONGEST_TEXT = 4000
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 """Of anything."""
 Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
-Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
-"""No NaN, no infinity, and no sum of a few that is one."""
+Amount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+"""That a float holds exactly, and whatever draws it."""
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""No NaN, no infinity."""
 MOST_LOSS = 1e100
 Loss = Annotated[float, Meta(ge=-MOST_LOSS, le=MOST_LOSS)]
 """Of any number of samples, summed, it stays finite."""
@@ -74,7 +77,12 @@ N = TypeVar("N", bound=Noun)
 
 def write_noun(noun: Noun, path: Path) -> None:
     """Write `noun` to `path` as indented JSON, whole or not at all."""
-    atomic_write(path, msgspec.json.format(msgspec.json.encode(noun), indent=1))
+    atomic_write(path, encode_noun(noun))
+
+
+def encode_noun(noun: Noun) -> bytes:
+    """The JSON file of `noun`."""
+    return msgspec.json.format(msgspec.json.encode(noun), indent=1)
 
 
 def read_noun(path: Path, kind: type[N]) -> N:

@@ -198,6 +198,10 @@ def log_of(ps: Plane) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def refusals(ps: Plane) -> list[dict[str, str]]:
+    return [line for line in log_of(ps) if line["what"] == "refused"]
+
+
 def test_whatever_a_peer_sends_closes_that_peer_is_logged_and_an_honest_run_beside_it_is_exact() -> None:
     with plane("honest", patience=1) as ps:
         ps.nodes[0].mood.seconds = 0.002
@@ -206,7 +210,7 @@ def test_whatever_a_peer_sends_closes_that_peer_is_logged_and_an_honest_run_besi
         running.start()
         wait_until(lambda: ps.version() > 0)
         for name, attack in REFUSED.items():
-            before = len(log_of(ps))
+            before = len(refusals(ps))
             with stranger(ps) as connection:
                 try:
                     attack(connection)
@@ -214,9 +218,8 @@ def test_whatever_a_peer_sends_closes_that_peer_is_logged_and_an_honest_run_besi
                     pass  # closed while it was still sending
                 else:
                     told_until_closed(connection, name)
-            wait_until(lambda before=before: len(log_of(ps)) > before, f"that {name} is logged")  # type: ignore[misc]
-            line = log_of(ps)[-1]
-            assert line["what"] == "refused", line
+            wait_until(lambda before=before: len(refusals(ps)) > before, f"that {name} is logged")  # type: ignore[misc]
+            line = refusals(ps)[-1]
             assert line["time"]
             assert line["address"]
         running.join()
@@ -374,5 +377,13 @@ def test_more_right_answers_than_samples_are_refused() -> None:
             lease = header.answer.lease
         evil.send(m.Validated(run="linear-1", number=header.number, loss=0.0, correct=header.size + 1.0))
         told_until_closed(evil)
-        wait_until(lambda: log_of(ps))
-        assert "22 right answers for 21 samples" in log_of(ps)[-1]["detail"]
+        wait_until(lambda: refusals(ps))
+        assert "22 right answers for 21 samples" in refusals(ps)[-1]["detail"]
+
+
+def test_a_run_of_a_name_that_there_was_gets_another_and_overwrites_nothing() -> None:
+    with plane("a") as ps:
+        for _ in range(2):
+            ps.run(job(SYNC), weights())
+        wait_until(lambda: (ps.home.runs / "linear-1-2" / "end.json").exists())
+        assert sorted(path.name for path in ps.home.runs.iterdir()) == ["linear-1", "linear-1-2"]

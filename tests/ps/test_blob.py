@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.errors import EvenerError, InvalidFile, InvalidValue, MissingFile
+from evener.errors import EvenerError, InvalidFile, InvalidInput, InvalidValue, MissingFile
 from evener.ps.blob import Blob, BlobWriter, blob_folder, whole_folder
 
 FILES = {"a.bin": b"0123456789", "empty": b"", "sub/b.bin": bytes(range(256)) * 20, "sub/last": b""}
@@ -119,6 +119,20 @@ def test_an_empty_data_folder_and_hidden_files_do_not_travel(tmp_path: Path) -> 
     (tmp_path / ".hidden").write_bytes(b"1")
     with pytest.raises(MissingFile, match="there are no files in the data folder"):
         whole_folder(tmp_path)
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused_by_name(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "data", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"1")
+    (inside / "within").symlink_to(inside / "file")
+    assert sorted(whole_folder(inside)) == ["file", "within"]
+    for target in (outside, outside / "file"):
+        (inside / "way-out").symlink_to(target)
+        with pytest.raises(InvalidInput, match=r"way-out is a link to .*outside"):
+            whole_folder(inside)
+        (inside / "way-out").unlink()
 
 
 def receive(folder: Path, files: Any, contents: bytes) -> None:

@@ -53,7 +53,7 @@ def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> N
     assert submissions.chunk(9, piece, memoryview(data)) is None  # of a stranger
     found = submissions.chunk(3, piece, memoryview(data))
     assert found is not None
-    assert (tmp_path / "blobs" / own.digest / "task.py").read_text() == "task = 1\n"
+    assert (tmp_path / "blobs" / own.digest).read_bytes() == own.read(0, own.num_bytes)
 
 
 def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_goes_on(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from evener.errors import InvalidInput, MissingFile
 from evener.profile import DeviceProfile
-from evener.ps.config import Versions
+from evener.ps.config import StateDir, Versions
 from evener.run.console import run_folder
 from evener.run.options import JoinConfig
-from evener.run.ps_master import join_line, reachable_address
+from evener.run.ps_master import invitation, reachable_address
 from evener.run.ps_node import (
     KNOWN_SECONDS,
     check_security,
@@ -25,7 +25,7 @@ from evener.run.ps_node import (
     known_profile,
     own_name,
 )
-from evener.wire.identity import Address, Token
+from evener.wire.identity import ROLES, Address, Token
 
 
 def profile(cores: int = 1) -> DeviceProfile:
@@ -137,7 +137,17 @@ def test_an_error_inside_frees_the_name_and_passes(tmp_path: Path) -> None:
 def test_the_address_that_is_printed_can_be_reached_from_elsewhere() -> None:
     assert reachable_address(Address("", 7117)).host not in ("", "0.0.0.0")
     assert reachable_address(Address("10.0.0.5", 7)) == Address("10.0.0.5", 7)
-    assert join_line(Address("10.0.0.5", 7), "T") == "evener join 10.0.0.5:7 --token T"
+
+
+def test_the_line_to_type_on_a_node_does_not_hold_the_token(tmp_path: Path) -> None:
+    home = StateDir(tmp_path)
+    identity = home.identity(insecure=True)
+    text = invitation(Address("10.0.0.5", 7), home)
+    (typed,) = [line for line in text.splitlines() if "evener join" in line]
+    assert typed.strip() == "evener join 10.0.0.5:7"
+    assert identity.token_of("node").text in text
+    assert identity.token.text not in text
+    assert {path.name: path.stat().st_mode & 0o777 for path in home.tokens.iterdir()} == dict.fromkeys(ROLES, 0o600)
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

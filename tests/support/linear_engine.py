@@ -85,6 +85,7 @@ class Mood:
         seconds: that every call takes.
         step_seconds: that every local step takes besides.
         unit_seconds: that it says that a sample takes.
+        lies: whether it says that everything is right, without looking.
         gate: closed while the engine is to stand still.
         calls: made so far.
         made: engines made so far.
@@ -97,6 +98,7 @@ class Mood:
     seconds: float = 0.001
     step_seconds: float = 0.0
     unit_seconds: float = 1e-3
+    lies: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     calls: int = 0
     made: int = 0
@@ -153,6 +155,8 @@ class LinearEngine:
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
         x, y = (part[first : first + size] for part in self._validation)
         state = weights.views()
+        if self._mood.lies:
+            return 0.0, float(size)
         residual = x @ state["w"] + state["b"][0] - y
         return float((residual**2).sum() / 2), float((abs(residual) < 0.5).sum())
 

@@ -109,6 +109,8 @@ class Plane:
     def stop_master(self) -> None:
         """As Ctrl-C does."""
         self._stopping.set()
+        with socket.socket(socket.AF_UNIX) as caller:  # so that something happens there
+            caller.connect(self.address.path)
         self._serving.join(WAIT_SECONDS)
 
     def join(self, name: str, mood: Mood | None = None, data: Path | None = None) -> Stand:
@@ -130,8 +132,8 @@ class Plane:
     def watch(self, job: Job, weights: Flat, blobs: Any = ()) -> tuple[RunResult, list[RunEvent]]:
         words: list[RunEvent] = []
         with self.control() as control:
-            control.submit(job, weights, blobs)
-            return control.watch(job.run, words.append, lambda: None), words
+            run = control.submit(job, weights, blobs)
+            return control.watch(run, words.append, lambda: None), words
 
     def ask(self) -> Any:
         with self.control() as control:

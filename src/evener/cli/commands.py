@@ -23,6 +23,7 @@ from evener.run.options import (
     DemoConfig,
     JoinConfig,
     MasterAccess,
+    NodesAccess,
     PlanConfig,
     TraceConfig,
     UpConfig,
@@ -113,7 +114,7 @@ def join(config: JoinConfig) -> None:
     ps_node.join(config)
 
 
-def nodes(access: MasterAccess, as_json: bool) -> None:
+def nodes(access: NodesAccess, as_json: bool) -> None:
     """Show the nodes of a master, and the run that goes on."""
     from evener.run import ps_master
 
@@ -173,7 +174,7 @@ for _command in (
     version,
     command_of(UpConfig, up),
     command_of(JoinConfig, join),
-    command_of(MasterAccess, nodes),
+    command_of(NodesAccess, nodes),
     command_of(MasterAccess, down),
 ):
     app.command(epilog=epilog(_command.__name__))(_command)

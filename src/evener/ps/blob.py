@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from evener.errors import InvalidFile, MissingFile, require
+from evener.errors import InvalidFile, InvalidInput, MissingFile, require
 
 CHUNK_BYTES = 1 << 20
 """Of the stream, in one message."""
@@ -99,10 +99,13 @@ def whole_folder(root: Path) -> list[str]:
 
     Raises:
         MissingFile: there is no such folder, or nothing in it.
+        InvalidInput: a link leads out of the folder.
     """
     found = []
     for folder, folders, names in os.walk(root, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in (*folders, *names):
+            _refuse_a_way_out(Path(folder) / name, root)
         inside = Path(folder).relative_to(root).as_posix()
         found += [str(PurePosixPath(inside) / name) for name in names if not name.startswith(".")]
     if not found:
@@ -234,6 +237,13 @@ def blob_folder(blobs: Path, digest: str) -> Path:
 def _is_safe(path: str) -> bool:
     pure = PurePosixPath(path)
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not set(path) & set("\\:\0")
+
+
+def _refuse_a_way_out(path: Path, root: Path) -> None:
+    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+        raise InvalidInput(
+            f"{path} is a link to {path.resolve()}, outside of the folder that is sent: put a copy there instead"
+        )
 
 
 def _size(file: Path) -> int:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from evener.errors import EvenerError, MissingFile
-from evener.ps.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder, whole_folder
+from evener.ps.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder
+from evener.ps.blob_stream import BlobStream, StreamWriter
 from evener.ps.messages import BlobChunk, FetchBlob
 
 _AHEAD = 8
@@ -22,12 +23,13 @@ class BlobReceiver:
 
     Args:
         folder: of the blobs that are there.
+        writer: what each is received into: a folder of its files, or one file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, writer: type[BlobWriter] | type[StreamWriter] = BlobWriter) -> None:
+        self._folder, self._writer = folder, writer
         self._wanted: list[str] = []
-        self._arrival: BlobWriter | None = None
+        self._arrival: BlobWriter | StreamWriter | None = None
         self._asked = 0
 
     @property
@@ -38,14 +40,14 @@ class BlobReceiver:
     def request(self, digests: Iterable[str]) -> list[FetchBlob]:
         """Want these blobs and no others; what to ask for first."""
         self.close()
-        self._wanted = [digest for digest in digests if not self.path_of(digest).is_dir()]
+        self._wanted = [digest for digest in digests if not self.path_of(digest).exists()]
         return self.resume()
 
     def resume(self) -> list[FetchBlob]:
         """What to ask for over a new connection."""
         if not self._wanted:
             return []
-        self._arrival = self._arrival or BlobWriter(self._wanted[0], self._folder)
+        self._arrival = self._arrival or self._writer(self._wanted[0], self._folder)
         self._asked = self._arrival.received
         return [self._next() for _ in range(_AHEAD)]
 
@@ -88,13 +90,13 @@ class BlobSender:
     """Gives pieces of blobs to whoever asks.
 
     Args:
-        folder: of blobs that have been received, if there is one.
+        folder: of blobs that have been received, each as one file, if there is one.
         blobs: others that may be sent.
     """
 
     def __init__(self, folder: Path | None = None, blobs: Iterable[Blob] = ()) -> None:
         self._folder = folder
-        self._blobs = {blob.digest: blob for blob in blobs}
+        self._blobs: dict[str, Blob | BlobStream] = {blob.digest: blob for blob in blobs}
 
     def chunk(self, fetch: FetchBlob) -> tuple[BlobChunk, bytes]:
         """The piece that was asked for; empty if it is not to be had."""
@@ -105,10 +107,9 @@ class BlobSender:
             return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=0), b""
         return BlobChunk(digest=fetch.digest, offset=fetch.offset, total=blob.num_bytes), data
 
-    def _blob(self, digest: str) -> Blob:
+    def _blob(self, digest: str) -> Blob | BlobStream:
         if digest not in self._blobs:
             if self._folder is None:
                 raise MissingFile(f"blob {digest[:12]} is not here")
-            folder = blob_folder(self._folder, digest)
-            self._blobs[digest] = Blob(folder, whole_folder(folder), digest)
+            return BlobStream(blob_folder(self._folder, digest), digest)
         return self._blobs[digest]

@@ -17,8 +17,8 @@ from evener import __version__
 from evener.atomic import atomic_write, remove_drafts
 from evener.errors import InvalidFile, InvalidInput, MissingFile
 from evener.host import version_of
-from evener.schema import Part
-from evener.wire.identity import Identity, make_identity
+from evener.schema import NOT_DECODED, Part
+from evener.wire.identity import ROLES, Identity, make_identity
 
 _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
 _BEACON = "master.json"
@@ -57,6 +57,8 @@ class StateDir:
         aside: folder of runs that could not be gone on with, or whose results could not be written.
         profile: file of all nodes' ClusterProfile.
         audit: file of the audit log.
+        members: file of the nodes' names and who was expelled.
+        tokens: folder of the tokens, one file for each role.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,6 +69,8 @@ class StateDir:
         self.blobs = folder / "blobs"
         self.profile = folder / "cluster.json"
         self.audit = folder / "audit.jsonl"
+        self.members = folder / "members.json"
+        self.tokens = folder / "tokens"
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -91,12 +95,21 @@ class StateDir:
         for draft in self.blobs.glob(".*"):
             shutil.rmtree(draft)
 
-    def identity(self, *, insecure: bool) -> Identity:
-        """The identity of this home, made when it is first asked for."""
+    def identity(self, *, insecure: bool, rotate: bool = False) -> Identity:
+        """The identity of this home, made when it is first asked for; with `rotate`, with another secret from now on.
+
+        The token of each role is written where its user can take it from, for this user only.
+        """
         path = self.folder / _IDENTITY[insecure]
         if not path.exists():
             make_identity(insecure=insecure).save(path)
-        return Identity.load(path)
+        identity = Identity.load(path)
+        if rotate:
+            identity = identity.rotated()
+            identity.save(path)
+        for role in ROLES:
+            atomic_write(self.tokens / role, identity.token_of(role).text.encode() + b"\n", private=True)
+        return identity
 
     def announce(self, beacon: Beacon) -> None:
         """Write down how to reach the master."""
@@ -118,7 +131,7 @@ class StateDir:
                 f"no master was ever started in {self.folder}: start one with `evener up`, "
                 "or name one with --master ADDRESS --token T"
             ) from error
-        except msgspec.DecodeError as error:
+        except NOT_DECODED as error:
             raise InvalidFile(f"{path} is damaged: {error}; start `evener up` again") from error
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from evener.ps.audit import AuditLog
 from evener.ps.config import MasterConfig
+from evener.ps.members import Members
 from evener.ps.messages import Dismiss, Header, Quarantine
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes
@@ -39,11 +41,16 @@ class Effects:
         scheduler: of the run in progress.
         server: of the connections.
         config: of the master.
+
+    Attributes:
+        members: whose name is whose, and who was expelled.
+        audit: where is written who did what.
     """
 
     def __init__(self, nodes: Nodes, scheduler: Scheduler, server: Server[Header], config: MasterConfig) -> None:
         self._nodes, self._scheduler, self._server = nodes, scheduler, server
         self._clock, self._notify = config.clock, config.notify
+        self.members, self.audit = Members(config.home.members), AuditLog(config.home.audit, config.notify)
 
     def of(self, what: Occurrence, node: NodeRecord) -> None:
         """Something happened to a node."""
@@ -63,6 +70,8 @@ class Effects:
             what, node = observations.popleft()
             if what != "contributed" or not self._nodes.is_well(node):
                 self.of(what, node)
+        while run.liars:
+            self.expel(*run.liars.pop())
         if (number := run.server.version + 1) != self._nodes.round:
             self._nodes.open_round(number, self._clock())
 
@@ -85,6 +94,18 @@ class Effects:
                 reason = f"node {transition.node}: {transition.reason}"
                 self._scheduler.run.note(EVENTS[transition.kind], reason)
             self._do(transition)
+
+    def expel(self, node: NodeRecord, reason: str) -> None:
+        """Have a node go for good; the record of the run in progress says why."""
+        self.members.expel(node.name, reason)
+        self._notify(f"node {node.name} is expelled: {reason}")
+        self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)
+        if (run := self._scheduler.run) is not None:
+            run.note("expelled", f"node {node.name}: {reason}")
+            run.lose(node)
+        if node.peer is not None:
+            self.turn_away(node.peer, f"it was expelled: {reason}")
+        self.of("goodbye", node)
 
     def turn_away(self, peer: int, reason: str) -> None:
         """Close the connection of a node that may not take part."""

@@ -21,12 +21,14 @@ from evener.ps.effects import Effects
 from evener.ps.messages import PROTOCOL, Header, Join
 from evener.ps.node_state import Transition
 from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.quotas import IDLE_PATIENCES, MOST_NAMES, MOST_WAITING, MOST_WAITING_IN_ALL
 from evener.ps.scheduler import Scheduler
 from evener.ps.status import ClusterStatus, RunStatus, encode_status
 from evener.ps.training_run import TrainingRun
-from evener.schema import write_noun
+from evener.schema import shown, write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
+from evener.wire.identity import Role
 from evener.wire.server import Server
 
 CLOCK_SECONDS = 3.0
@@ -55,20 +57,31 @@ class Handlers:
         self._config, self._nodes, self._scheduler, self._effects = config, nodes, scheduler, effects
         self._server, self._send = server, server.send
         self._origins: dict[int, str] = {}
+        self._heard: dict[int, float] = {}
+        self._roles: dict[int, Role] = {}
         self.address = ""
         self.is_ending = False
 
-    def on_connected(self, peer: int, origin: str) -> None:
-        """Somebody has connected, from the address `origin`."""
-        self._origins[peer] = origin
+    def on_connected(self, peer: int, origin: str, role: Role) -> None:
+        """Somebody has connected, from the address `origin`, whose token allows what `role` says."""
+        self._origins[peer], self._heard[peer], self._roles[peer] = origin, self._config.clock(), role
 
     def on_disconnected(self, peer: int) -> None:
         """A connection is gone."""
         self._origins.pop(peer, None)
+        self._heard.pop(peer, None)
+        self._roles.pop(peer, None)
         self._scheduler.disconnected(peer)
         node = self._nodes.disconnect(peer)
         if node is not None:
             self._effects.of("disconnected", node)
+
+    def tick(self, now: float) -> None:
+        """Leave those who say nothing and hear nothing: connections are few."""
+        most = IDLE_PATIENCES * self._config.patience
+        for peer, heard in list(self._heard.items()):
+            if now - heard > most and self._nodes.at(peer) is None and not self._scheduler.is_watching(peer):
+                self._server.disconnect(peer, f"it said nothing for {most:g} s")
 
     def who(self, peer: int) -> tuple[str, str]:
         """Name and address of somebody who is connected; the name is empty unless it is a node."""
@@ -89,6 +102,7 @@ class Handlers:
             run = self._scheduler.run
             inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
             return None if inbox is None else (inbox,)
+        self._require_role(peer, type(header))
         if type(header) is m.SubmitRun:
             return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
         if lengths and not (type(header) is m.BlobChunk and len(lengths) == 1 and lengths[0] <= CHUNK_BYTES):
@@ -115,15 +129,42 @@ class Handlers:
         node, handler = self._nodes.at(peer), HANDLERS.get(type(header))
         if node is not None:
             self._effects.of_hearing(node)
+        elif peer in self._heard:
+            self._heard[peer] = self._config.clock()
+        kind = type(header)
+        role = self._require_role(peer, kind)
+        if kind in AUDITED:
+            detail = shown(repr(header))
+            self._effects.audit.write(AUDITED[kind], name=role, address=self._origins[peer], detail=detail)
+        if (most := MOST_WAITING.get(kind)) is not None:
+            self._require_room(peer, most)
         if handler is not None and (node is not None or type(header) in FROM_ANYBODY):
             handler(self, peer, node, header, buffers)
         elif not isinstance(header, m.Heartbeat):
             self._server.disconnect(peer, "it has to join first")
         self._effects.of_run()
 
+    def _require_role(self, peer: int, kind: type[Header]) -> Role:
+        """What the token of somebody allows. Raises BadFrame: not a message of this kind."""
+        role = self._roles.get(peer, "node")
+        if role not in MAY.get(kind, NODES):
+            raise BadFrame(f"the token of a {role} does not allow {kind.__name__}")
+        return role
+
+    def _require_room(self, peer: int, most: int) -> None:
+        """Raise BadFrame if somebody asks for more than it takes, or all do."""
+        if self._server.num_waiting(peer) >= most:
+            raise BadFrame(f"it asks for more than it takes: {most} answers wait for it")
+        if self._server.num_waiting() >= MOST_WAITING_IN_ALL:
+            raise BadFrame("too many answers wait for others to take them: try again")
+
     def _join(self, peer: int, _: NodeRecord | None, join: Join, __: object) -> None:
         admission = admission_of(join, self._config.versions, time.time())
         transitions: tuple[Transition, ...] = ()
+        if not admission.refusal:
+            join, admission = self._named(join, admission)
+        if not admission.refusal and not self._nodes.has_room(join.name, self._config.clock()):
+            admission = Admission(f"the master knows {MOST_NAMES} nodes, which is the limit")
         if not admission.refusal:
             node = self._nodes.record(join.name)
             transitions = self._nodes.decide("joined", node, self._config.clock(), join.incarnation)
@@ -138,8 +179,33 @@ class Handlers:
         node.doing, node.peak_memory_bytes, node.steps = "waits", 0, 0
         if earlier is not None:
             self._effects.turn_away(earlier, "a later process of that name has taken its place")
-        self._send(peer, m.Welcome(patience=self._nodes.patience, remarks=admission.remarks))
+        self._effects.members.bind(node.name, join.key)
+        self._effects.audit.write("joined", name=node.name, address=node.origin)
+        self._send(peer, m.Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
         self._effects.follow(transitions)
+
+    def _named(self, join: Join, admission: Admission) -> tuple[Join, Admission]:
+        """A node as it may be called, or why it may not join."""
+        if reason := self._effects.members.why_expelled(join.name, join.key):
+            return join, Admission(f"it was expelled: {reason}")
+        name = self._effects.members.name_for(join.name, join.key, is_named=join.is_named)
+        if not name:
+            return join, Admission(
+                f"the name {join.name} belongs to another node: choose another one with --name, "
+                f"or have an admin type `evener nodes --forget {join.name}`"
+            )
+        profile = None if join.profile is None else replace(join.profile, node=name)
+        return replace(join, name=name, profile=profile), admission
+
+    def _expel(self, peer: int, _: object, header: m.ExpelNode, __: object) -> None:
+        if (node := self._nodes.by_name.get(header.name)) is None:
+            raise BadFrame(f"there is no node {header.name}")
+        self._effects.expel(node, "an admin said so")
+        self._get_status(peer, None, m.GetStatus(), None)
+
+    def _forget(self, peer: int, _: object, header: m.ForgetNode, __: object) -> None:
+        self._effects.members.forget(header.name)
+        self._get_status(peer, None, m.GetStatus(), None)
 
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
         if node.profile is not None:
@@ -155,7 +221,9 @@ class Handlers:
 
     def _heartbeat(self, _: int, node: NodeRecord, header: m.Heartbeat, __: object) -> None:
         node.peak_memory_bytes = header.peak_memory_bytes
-        if header.steps != node.steps and self._scheduler.run is not None:
+        done = header.steps - node.steps
+        if done > 0 and node.steps_left > 0 and self._scheduler.run is not None:
+            node.steps_left = max(0, node.steps_left - done)
             self._scheduler.run.progress(node)
         node.steps = header.steps
 
@@ -225,6 +293,8 @@ FROM_ANYBODY: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]]
     m.WatchRun: Handlers._watch,
     m.StopRun: Handlers._stop,
     m.GetStatus: Handlers._get_status,
+    m.ExpelNode: Handlers._expel,
+    m.ForgetNode: Handlers._forget,
     m.ShutDown: Handlers._shut_down,
 }
 """What a command sends; a node may fetch blobs, too, and joins."""
@@ -238,6 +308,29 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = F
     m.Validated: Handlers._validated,
 }
 """Who deals with a message: of anybody, or of a node that has joined."""
+
+
+NODES: tuple[Role, ...] = ("node", "admin")
+_SUBMITTERS: tuple[Role, ...] = ("submitter", "admin")
+MAY: dict[type[Header], tuple[Role, ...]] = {
+    m.GetStatus: _SUBMITTERS,
+    m.SubmitRun: _SUBMITTERS,
+    m.BlobChunk: _SUBMITTERS,
+    m.WatchRun: _SUBMITTERS,
+    m.StopRun: _SUBMITTERS,
+    m.ExpelNode: ("admin",),
+    m.ForgetNode: ("admin",),
+    m.ShutDown: ("admin",),
+}
+"""Whose token allows a message; what is not here, is a node's."""
+AUDITED: dict[type[Header], str] = {
+    m.SubmitRun: "submitted",
+    m.StopRun: "stopped",
+    m.ExpelNode: "asked to expel",
+    m.ForgetNode: "forgot",
+    m.ShutDown: "ended",
+}
+"""What the audit log calls the acts of commands."""
 
 
 class Admission(NamedTuple):

@@ -11,6 +11,7 @@ import msgspec
 
 from evener.errors import EvenerError, InvalidFile, require
 from evener.memory import usable_memory
+from evener.ps.blob_stream import StreamWriter
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.messages import BlobChunk, FetchBlob, RunRejected, Send
 from evener.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
@@ -108,7 +109,7 @@ class Submissions:
     """
 
     def __init__(self, blobs: Path, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
-        self._receiver, self._send, self._clock = BlobReceiver(blobs), send, clock
+        self._receiver, self._send, self._clock = BlobReceiver(blobs, StreamWriter), send, clock
         self._open: Submission | None = None
         self._bringing: int | None = None
 
@@ -162,6 +163,10 @@ class Submissions:
             self.close()
             self._send(peer, RunRejected(reason=shown(str(error))))
         return self._complete()
+
+    def is_of(self, peer: int) -> bool:
+        """Whether a connection is submitting a run."""
+        return self._bringing == peer or (self._open is not None and self._open.peer == peer)
 
     def left(self, peer: int) -> None:
         """A connection is gone, and with it what it was submitting."""

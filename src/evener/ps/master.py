@@ -14,15 +14,15 @@ from typing import Any
 
 from evener.errors import Interrupted, first_line
 from evener.heartbeat import is_due
-from evener.ps.audit import AuditLog, trace_of
+from evener.ps.audit import trace_of
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
 from evener.ps.handlers import Handlers
 from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, ToMaster
 from evener.ps.nodes import Nodes
+from evener.ps.quotas import connection_limits
 from evener.ps.scheduler import Scheduler
 from evener.wire.errors import BadFrame
-from evener.wire.frame import Limits
 from evener.wire.identity import Address
 from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed, PeerRefused, Server
 
@@ -43,10 +43,10 @@ class Master:
     def __init__(self, config: MasterConfig) -> None:
         self._patience, self._notify, self._clock = config.patience, config.notify, config.clock
         self.nodes = Nodes(config.patience)
-        self.server: Server[Header] = Server(ToMaster, config.identity, Limits(patience=config.patience))
+        self.server: Server[Header] = Server(ToMaster, config.identity, connection_limits(config.patience))
         self._scheduler = Scheduler(config, self.nodes, self.server.send)
         self._effects = Effects(self.nodes, self._scheduler, self.server, config)
-        self._audit = AuditLog(config.home.audit, config.notify)
+        self._audit = self._effects.audit
         self._handlers = Handlers(config, self.nodes, self._scheduler, self._effects, self.server)
         self.server.place, self.server.on_part = self._handlers.place, self._handlers.on_part
         self._ticked = self._beaten = config.clock()
@@ -63,7 +63,12 @@ class Master:
         return bound
 
     def serve(self) -> None:
-        """Be the master until a command ends it; go on with the run that the last one had in progress."""
+        """Be the master until a command ends it; go on with the run that the last one had in progress.
+
+        Raises:
+            InvalidInput: the list of its nodes cannot be read.
+        """
+        self._effects.members.load()
         try:
             self._scheduler.resume()
         except Exception as error:  # whatever lies there, the master is up
@@ -90,7 +95,7 @@ class Master:
             except Exception as error:  # whatever it is, it is this peer's, and nobody else's
                 self.server.fail(event.peer, error)
         elif isinstance(event, PeerConnected):
-            self._handlers.on_connected(event.peer, event.origin)
+            self._handlers.on_connected(event.peer, event.origin, event.role)
         elif isinstance(event, PeerFailed):
             self._on_failed(event.peer, event.error)
         elif isinstance(event, PeerDisconnected):
@@ -127,6 +132,7 @@ class Master:
             self._effects.of_run()
         except Exception as error:  # of the run: the nodes by themselves are a few numbers
             self._set_aside(error)
+        self._handlers.tick(now)
         if is_due(self._beaten, now, self._patience):
             self._beaten = now
             for peer in self.server.peers:

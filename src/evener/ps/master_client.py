@@ -15,7 +15,9 @@ from evener.ps.blob_transfer import BlobSender
 from evener.ps.config import StateDir
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
+    ExpelNode,
     FetchBlob,
+    ForgetNode,
     GetStatus,
     Header,
     RunAccepted,
@@ -84,6 +86,11 @@ class MasterClient:
         self._connection.send(GetStatus())
         return decode_status(self._await(StatusReply).buffers[0])
 
+    def change(self, message: ExpelNode | ForgetNode) -> ClusterStatus:
+        """Send a node away for good, or free its name; who is here afterwards. Raises ConnectionLost: it may not be."""
+        self._connection.send(message)
+        return decode_status(self._await(StatusReply).buffers[0])
+
     def down(self) -> None:
         """End the master and its nodes; returns when the master has gone."""
         self._connection.send(ShutDown())
@@ -93,8 +100,8 @@ class MasterClient:
         except ConnectionLost:
             return
 
-    def submit(self, job: Job, weights: Flat, blobs: Sequence[Blob]) -> None:
-        """Have a run begin; returns when the master has it and all that belongs to it.
+    def submit(self, job: Job, weights: Flat, blobs: Sequence[Blob]) -> str:
+        """Have a run begin; returns its name when the master has it and all that belongs to it.
 
         Raises:
             InvalidInput: the master does not want it; says why.
@@ -107,6 +114,7 @@ class MasterClient:
                 self._connection.send(chunk, [data])
             elif isinstance(frame.header, RunRejected):
                 raise InvalidInput(frame.header.reason)
+        return frame.header.run
 
     def watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         """Follow a run until it is over, also if the master is killed and comes back.

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from evener.profile import DeviceProfile
-from evener.schema import Count, Digest, Finite, Loss, RunName, Seconds, Text, UnitSeconds, Word
+from evener.schema import Count, Digest, Finite, Loss, Name, RunName, Seconds, Text, UnitSeconds, Word
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
@@ -39,6 +39,9 @@ class Join(Header, frozen=True, kw_only=True):
         device: that computes there.
         run: for which it has model and data ready, if any.
         profile: of its device, once that is measured.
+        key: 32 random bytes, hexadecimal, that nobody else has: a name belongs to the key that first joined with it.
+            Empty for a node that is content with a name that nobody owns.
+        is_named: whether its user chose the name; else, if it belongs to another one, it is called otherwise.
     """
 
     protocol: Count
@@ -51,6 +54,8 @@ class Join(Header, frozen=True, kw_only=True):
     device: Word
     run: RunName = ""
     profile: DeviceProfile | None = None
+    key: Digest = ""
+    is_named: bool = True
 
 
 class Profiled(Header, frozen=True, kw_only=True):
@@ -149,10 +154,12 @@ class Welcome(Header, frozen=True, kw_only=True):
     Attributes:
         patience: seconds of silence after which either side gives the other up.
         remarks: sentences for the node's user: clocks or versions that differ.
+        name: that it is called by.
     """
 
     patience: Seconds
     remarks: tuple[Text, ...] = ()
+    name: Name = ""
 
 
 class Dismiss(Header, frozen=True, kw_only=True):
@@ -214,6 +221,18 @@ class ShutDown(Header, frozen=True, kw_only=True):
     """A command ends the master and all its nodes."""
 
 
+class ExpelNode(Header, frozen=True, kw_only=True):
+    """A command sends a node away for good."""
+
+    name: Name
+
+
+class ForgetNode(Header, frozen=True, kw_only=True):
+    """A command frees a node's name, and lets it come back if it was expelled."""
+
+    name: Name
+
+
 class SubmitRun(Header, frozen=True, kw_only=True):
     """A command wants a run; two buffers: the job, and the weights to begin with."""
 
@@ -259,7 +278,7 @@ class RunFinished(Header, frozen=True, kw_only=True):
 
 
 FromNode: TypeAlias = Join | Profiled | Heartbeat | Leave | Ready | NotReady | Contribution | Validated
-FromCommand: TypeAlias = GetStatus | ShutDown | SubmitRun | WatchRun | StopRun
+FromCommand: TypeAlias = GetStatus | ShutDown | ExpelNode | ForgetNode | SubmitRun | WatchRun | StopRun
 ToMaster: TypeAlias = FromNode | FromCommand | FetchBlob | BlobChunk
 ToNode: TypeAlias = (
     Welcome | Dismiss | Quarantine | Heartbeat | Prepare | ServerReply | Validate | Release | FetchBlob | BlobChunk

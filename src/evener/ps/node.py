@@ -61,7 +61,7 @@ class Node:
     """
 
     def __init__(self, config: NodeConfig, dial: Dial, log: Callable[[str], None]) -> None:
-        self._config, self._log = config, log
+        self._config, self._log, self._name = config, log, config.name
         self._incarnation = time.time_ns() // 10**6
         self._profile: DeviceProfile | None = None
         self._session: WorkerSession | None = None
@@ -134,6 +134,9 @@ class Node:
 
     def _on_welcome(self, welcome: Welcome, _: Buffers) -> None:
         self._client.patience = welcome.patience
+        if welcome.name not in ("", self._name):
+            self._name = welcome.name
+            self._log(f"the name {self._config.name} belongs to another node: this one is called {self._name}")
         for remark in welcome.remarks:
             self._log(f"warning: {remark}")
         if self._profile is None:
@@ -183,7 +186,7 @@ class Node:
 
     def _on_dismiss(self, dismiss: Dismiss) -> None:
         if dismiss.is_error:
-            raise NodeLost(f"the master refuses node {self._config.name}: {dismiss.reason}")
+            raise NodeLost(f"the master refuses node {self._name}: {dismiss.reason}")
         self._log(f"the master says goodbye: {dismiss.reason}")
 
     def _end_session(self) -> None:
@@ -202,7 +205,7 @@ class Node:
         own, session = self._config, self._session
         return Join(
             protocol=PROTOCOL,
-            name=own.name,
+            name=self._name,
             incarnation=self._incarnation,
             evener=own.versions.evener,
             python=own.versions.python,
@@ -211,6 +214,8 @@ class Node:
             device=own.device,
             run=session.job.run if session is not None and session.is_ready else "",
             profile=self._profile,
+            key=own.key,
+            is_named=own.is_named,
         )
 
     def _heartbeat(self) -> Heartbeat:

@@ -9,6 +9,7 @@ from evener.history import NodeWork
 from evener.profile import DeviceProfile
 from evener.ps import membership
 from evener.ps.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
+from evener.ps.quotas import MOST_NAMES
 from evener.ps.status import NodeStatus
 from evener.sync.worker_record import WorkerRecord
 
@@ -33,6 +34,7 @@ class NodeRecord:
         doing: in words.
         peak_memory_bytes: of its process.
         steps: that it has done since its process started.
+        steps_left: of its work, whose beats count as getting on.
         progress_at: when it last gave a sign of getting on with its work.
         worker: its leases, speed and counts in the run in progress; None if it has had no part in it.
     """
@@ -49,6 +51,7 @@ class NodeRecord:
     doing: str = "waits"
     peak_memory_bytes: int = 0
     steps: int = 0
+    steps_left: int = 0
     progress_at: float = 0.0
     worker: WorkerRecord | None = None
 
@@ -56,6 +59,11 @@ class NodeRecord:
     def is_present(self) -> bool:
         """Whether it is a member with a connection."""
         return self.state is not None and self.state.presence == "present"
+
+    def is_forgettable(self, now: float) -> bool:
+        """Whether nothing is lost with it: it has no part in anything, nor a cool-down before it."""
+        is_gone = self.state is None or (not self.state.is_member and self.state.until <= now)
+        return is_gone and self.peer is None and self.worker is None
 
 
 class Nodes:
@@ -104,6 +112,15 @@ class Nodes:
         if record is None:
             record = self.by_name[name] = NodeRecord(name)
         return record
+
+    def has_room(self, name: str, now: float) -> bool:
+        """Whether a node of this name may be remembered; who left, and did not have to, is forgotten for that."""
+        if name in self.by_name or len(self.by_name) < MOST_NAMES:
+            return True
+        gone = [one.name for one in self.by_name.values() if one.is_forgettable(now)]
+        for one in gone:
+            del self.by_name[one]
+        return bool(gone)
 
     def connect(self, record: NodeRecord, peer: int) -> int | None:
         """Know a node by its new connection; the one that it had before, if it is still there."""

@@ -96,6 +96,7 @@ def _summary(name: str, node: NodeRecord | None, history: History) -> NodeSummar
         late=totals.late,
         staleness=totals.staleness / totals.applied if totals.applied else 0.0,
         most_stale=totals.most_stale,
+        clipped=totals.clipped,
     )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted, first_line
 from evener.events import encode_events
@@ -110,6 +113,10 @@ class Scheduler:
         if self.run is not None and self.run.job.run == stop.run:
             self.end(Interrupted(f"stopped after update {self.run.server.version} as asked"))
 
+    def is_watching(self, peer: int) -> bool:
+        """Whether a command watches the run, or is submitting one."""
+        return peer in self._subscribers or self._submissions.is_of(peer)
+
     def disconnected(self, peer: int) -> None:
         """A connection is gone."""
         self._submissions.left(peer)
@@ -200,7 +207,7 @@ class Scheduler:
         """Begin with a run of which nothing is missing any more."""
         if submission is None:
             return
-        job = submission.job
+        job = replace(submission.job, run=self._free_name(submission.job.run))
         server = ParameterServer(
             job.agreement, job.workload, submission.weights, cores=self._cores, first_number=time.time_ns()
         )
@@ -211,6 +218,11 @@ class Scheduler:
         self._notify(f"run {job.run} begins")
         for node in self._nodes.present:
             self.admit(node)
+
+    def _free_name(self, wanted: str) -> str:
+        """The name of a new run: the wanted one, or with a number behind it if there are results of that name."""
+        names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
+        return next(name for name in names if not (self._home.runs / name).exists())
 
     def _record(self, run: TrainingRun) -> bytes:
         """What is written down of a run in which somebody had a part."""
@@ -267,6 +279,9 @@ class Subscribers:
         self.flush(run)
         self._peers.add(peer)
         self._add_plan(run)
+
+    def __contains__(self, peer: int) -> bool:
+        return peer in self._peers
 
     def remove(self, peer: int) -> bool:
         """A connection is gone; whether it watched."""

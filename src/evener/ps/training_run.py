@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from math import ceil, inf
+from random import SystemRandom
+from statistics import median
 
 from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
 from evener.events import RunEvent
@@ -18,11 +20,12 @@ from evener.ps.job import Job, encode_job
 from evener.ps.messages import Contribution, Prepare, Send, ServerReply, Validated
 from evener.ps.node_state import Occurrence
 from evener.ps.nodes import NodeRecord, Nodes, stragglers
+from evener.ps.quotas import MOST_EVENTS
 from evener.ps.validation import SliceForNode, Validations
-from evener.record import Event
+from evener.record import Event, Validation
 from evener.sync.messages import Judgement, ServerOutput, Update
 from evener.sync.parameter_server import ParameterServer
-from evener.sync.worker_record import seconds_of
+from evener.sync.worker_record import WorkerRecord, seconds_of
 from evener.wire.errors import BadFrame
 
 _MOST_REFUSALS = 3
@@ -45,6 +48,7 @@ class TrainingRun:
         observations: of nodes, for membership: what, and whose.
         events: that nobody was shown yet.
         failure: why the run cannot go on, if it cannot.
+        liars: nodes that were found to lie, with what they said; to be expelled.
         has_begun: whether work is given out.
         used: samples used of each epoch that has begun and not ended.
         submitted: when it was asked for.
@@ -69,7 +73,8 @@ class TrainingRun:
         self.submitted = clock()
         self.begun: float | None = None
         self._nodes, self._send, self._clock = nodes, send, clock
-        self._validations = Validations(job)
+        self._validations = Validations(job, SystemRandom().randrange)
+        self.liars: list[tuple[NodeRecord, str]] = []
         self._bytes_saved = job.layout.num_bytes - server.push_bytes
         self._refused_in_a_row = 0
         self._first_ready = inf
@@ -132,6 +137,8 @@ class TrainingRun:
     def ready(self, node: NodeRecord, unit_seconds: float) -> None:
         """A node is ready."""
         self.server.worker(node.name).speed.benchmark(unit_seconds)
+        if self.has_begun:
+            self._bound_claims([*self.server.members, self.server.worker(node.name)])
         node.ready = self.job.run
         self._first_ready = min(self._first_ready, self._clock())
         self.admit(node)
@@ -153,6 +160,7 @@ class TrainingRun:
         waited = self._clock() - self._first_ready
         if ready and not self.has_begun and (len(ready) == len(able) or waited > self._nodes.patience):
             self.has_begun, self.server.quorum = True, len(ready)
+            self._bound_claims([self.server.worker(node.name) for node in ready])
             for node in ready:
                 self.admit(node)
             self.server.quorum = 1  # whoever comes or goes from now on, the others go on
@@ -196,11 +204,19 @@ class TrainingRun:
         is_news, validation = self._validations.answer(header, now)
         if is_news:
             self.progress(node)
+        self._send_slices(self._validations.compare(node.name, header, list(self.costs)))
+        for name, lie in self._validations.liars:
+            self.liars.append((self._nodes.by_name[name], lie))
+        self._validations.liars.clear()
+        self._conclude(validation or self._validations.finished(now))
+
+    def _conclude(self, validation: Validation | None) -> None:
+        """A validation has ended, if it has; the next one begins, if epochs are shorter than their validation."""
         if validation is not None:
-            self._updated_at = now  # the time of validation is nobody's update
+            self._updated_at = self._clock()  # the time of validation is nobody's update
             self.history.validations.append(validation)
             self.events.append(validation)
-            self._give_out()  # of the next one, if epochs are shorter than their validation
+            self._give_out()
 
     def progress(self, node: NodeRecord) -> None:
         """A node has done a part of its work."""
@@ -230,8 +246,13 @@ class TrainingRun:
     def note(self, kind: str, message: str) -> None:
         """Write an event down, and have it shown."""
         event = Event(step=self.server.version, kind=kind, message=message)
-        self.history.events.append(event)
-        self.events.append(event)
+        if len(self.history.events) < MOST_EVENTS:
+            self.history.events.append(event)
+            self.events.append(event)
+        elif len(self.history.events) == MOST_EVENTS:
+            more = Event(step=event.step, kind="more events", message=f"only the first {MOST_EVENTS} are kept")
+            self.history.events.append(more)
+            self.events.append(more)
 
     def _begin_work(self, node: NodeRecord) -> None:
         if not self.server.members:
@@ -241,6 +262,12 @@ class TrainingRun:
         self._follow(self.server.admit(node.name))
         self._send_slices(self._validations.slices_of(node.name))
         self._give_out()
+
+    def _bound_claims(self, workers: Sequence[WorkerRecord]) -> None:
+        """Believe nobody who has shown nothing yet to be much faster than the others."""
+        usual = median(seconds_of([one.speed for one in workers]))
+        for one in workers:
+            one.speed.bound_claim(usual)
 
     def _step_seconds(self) -> dict[NodeRecord, float]:
         """What a step is believed to take everybody who is at work."""
@@ -265,6 +292,8 @@ class TrainingRun:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:
                 node.progress_at = self._progress_at = self._clock()
+                steps = answer.lease.num_steps  # a beat of a step counts as far as leases go, this one and the last
+                node.steps_left = (node.steps_left if node.steps_left < steps else steps) + steps
             if image is not None and (work := self.history.totals.get(reply.worker)) is not None:
                 work.received += len(image)
                 work.saved += self.job.layout.num_bytes - len(image)
@@ -317,7 +346,10 @@ class TrainingRun:
     def _give_out(self, *, also_of_the_late: bool = False) -> None:
         if self._validations.due:
             self._send_slices(self._validations.give_out(self.costs, self._clock(), also_of_the_late=also_of_the_late))
+            self._conclude(self._validations.finished(self._clock()))
 
     def _send_slices(self, slices: Iterable[SliceForNode]) -> None:
         for name, header, weights in slices:
-            self._send(self._nodes.by_name[name].peer, header, [weights])
+            node = self._nodes.by_name[name]
+            node.steps_left += ceil(header.size / self.job.agreement.batch)
+            self._send(node.peer, header, [weights])

@@ -41,6 +41,8 @@ class NodeConfig(NamedTuple):
         versions: of what runs on it.
         measure: the profile of its device; takes a few seconds.
         build: makes engines.
+        key: by which a master knows it again; empty for none.
+        is_named: whether its user chose its name.
     """
 
     name: str
@@ -51,6 +53,8 @@ class NodeConfig(NamedTuple):
     versions: Versions
     measure: Callable[[], DeviceProfile]
     build: Build
+    key: str = ""
+    is_named: bool = True
 
 
 class SendToMaster(Protocol):

@@ -29,7 +29,7 @@ from evener.run.options import (
     TokenFile,
     refuse_two_tokens,
 )
-from evener.sync.protocol import Compression
+from evener.sync.protocol import Compression, Robust
 from evener.task import Task, ThinTask
 
 LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
@@ -99,6 +99,10 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     outer_lr: Annotated[float | None, Meta(description="Of diloco: learning rate of the common weights.")] = None
     outer_momentum: Annotated[float | None, Meta(description="Of diloco: their Nesterov momentum.")] = None
     compress: Annotated[Compression | None, Meta(description="With --agreement: none, bf16 or int8.")] = None
+    robust: Annotated[
+        Robust | None,
+        Meta(description="With --agreement: how contributions are merged: mean, clip, trimmed, median or krum."),
+    ] = None
     overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
     ship_data: Annotated[bool, Meta(description="With --agreement: send --data to the nodes.")] = False
     home: Home = None
@@ -163,6 +167,7 @@ def _one_of(name: str, choices: Sequence[str]) -> tuple[str, Callable[[Any], boo
 _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     _one_of("agreement", get_args(Protocol)),
     _one_of("compress", get_args(Compression)),
+    _one_of("robust", get_args(Robust)),
     _one_of("strategy", STRATEGIES),
     _one_of("schedule", get_args(ScheduleName)),
     _one_of("rematerialise", get_args(Rematerialise)),
@@ -224,7 +229,9 @@ _CONFLICTS = (
         lambda c, _: c.agreement != "diloco",
         "{option} belongs to --agreement diloco",
     ),
-    Conflict(("compress",), lambda c, _: c.agreement is None, f"{{option}} belongs to --agreement {_PROTOCOLS}"),
+    Conflict(
+        ("compress", "robust"), lambda c, _: c.agreement is None, f"{{option}} belongs to --agreement {_PROTOCOLS}"
+    ),
     Conflict(_MASTER, lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
     Conflict(
         _COLLECTIVE,

@@ -81,6 +81,7 @@ class UpConfig(Part, frozen=True, kw_only=True):
         str | None, Meta(description=f"HOST:PORT, or :PORT for all interfaces; as the last time, or :{PORT}.")
     ] = None
     insecure: Annotated[bool, Meta(description="Without encryption.")] = False
+    rotate: Annotated[bool, Meta(description="New tokens: all that were given out are worth nothing.")] = False
     home: Home = None
     patience: Annotated[
         float | None,
@@ -126,6 +127,13 @@ class MasterAccess(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         refuse_two_tokens(self.token, self.token_file)
+
+
+class NodesAccess(MasterAccess, frozen=True, kw_only=True):
+    """What `evener nodes` is asked besides."""
+
+    expel: Annotated[str | None, Meta(description="Send the node of this name away for good.")] = None
+    forget: Annotated[str | None, Meta(description="Free a node's name; expelled, it may come back.")] = None
 
 
 def refuse_two_tokens(token: str | None, token_file: Path | None) -> None:

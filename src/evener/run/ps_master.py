@@ -14,11 +14,12 @@ from evener.host import environment, own_address
 from evener.ps.config import Beacon, MasterConfig, StateDir, default_state_dir, versions_here
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
+from evener.ps.messages import ExpelNode, ForgetNode
 from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
 from evener.report.text import human_bytes, table_of
 from evener.run.config import RunConfig
 from evener.run.console import open_console
-from evener.run.options import PATIENCE, PORT, MasterAccess, UpConfig
+from evener.run.options import PATIENCE, PORT, MasterAccess, NodesAccess, UpConfig
 from evener.run.ps_node import given_token, print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
@@ -33,7 +34,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
     with place.occupied(), sigterm_is_ctrl_c():
-        identity = place.identity(insecure=insecure)
+        identity = place.identity(insecure=insecure, rotate=config.rotate)
         wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))
         master = Master(MasterConfig(place, identity, versions_here(), environment(), patience, print_notice))
         try:
@@ -42,7 +43,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
             place.announce(
                 Beacon(address=str(reachable), listen=str(bound), token=token, pid=os.getpid(), patience=patience)
             )
-            _announce(reachable, token, insecure, as_json)
+            _announce(reachable, place, token, insecure, as_json)
             master.serve()
         except KeyboardInterrupt:
             print_notice("the master stops; its nodes wait for `evener up`")
@@ -50,11 +51,11 @@ def up(config: UpConfig, *, as_json: bool) -> None:
             master.close()
 
 
-def _announce(address: Address, token: str, insecure: bool, as_json: bool) -> None:
+def _announce(address: Address, place: StateDir, token: str, insecure: bool, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps({"address": str(address), "token": token, "pid": os.getpid()}) + "\n")
     else:
-        sys.stdout.write(f"The master is up. On every node type:\n\n    {join_line(address, token)}\n\n")
+        sys.stdout.write(invitation(address, place))
     sys.stdout.flush()
     if insecure:
         print_notice(
@@ -62,9 +63,14 @@ def _announce(address: Address, token: str, insecure: bool, as_json: bool) -> No
         )
 
 
-def join_line(address: Address, token: str) -> str:
-    """What to type on a node."""
-    return f"evener join {address} --token {token}"
+def invitation(address: Address, place: StateDir) -> str:
+    """What to type on a node; the token does not stand on a command line, which `ps` shows to everybody."""
+    return (
+        f"The master is up. On every node type:\n\n    evener join {address}\n\n"
+        f"and give it this token when it asks (or with --token-file, or in $EVENER_TOKEN):\n\n"
+        f"    {(place.tokens / 'node').read_text().strip()}\n\n"
+        f"It lets a machine compute. Who submits runs from elsewhere needs {place.tokens / 'submitter'}.\n"
+    )
 
 
 def open_master(access: MasterAccess | RunConfig) -> MasterClient:
@@ -73,10 +79,14 @@ def open_master(access: MasterAccess | RunConfig) -> MasterClient:
     return MasterClient(*find_master(StateDir(access.home or default_state_dir(os.environ)), access.master, given))
 
 
-def nodes(access: MasterAccess, *, as_json: bool) -> None:
+def nodes(access: NodesAccess, *, as_json: bool) -> None:
     """`evener nodes`: who is here, and what goes on."""
     with open_master(access) as client:
         status = client.ask()
+        if access.expel is not None:
+            status = client.change(ExpelNode(name=access.expel))
+        if access.forget is not None:
+            status = client.change(ForgetNode(name=access.forget))
     if as_json:
         sys.stdout.write(msgspec.json.encode(status).decode() + "\n")
         return

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import fcntl
+import getpass
 import hashlib
 import importlib.util
 import os
+import re
+import secrets
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import IO
 
+from evener.atomic import atomic_write
 from evener.benchmark.numpy_device import profile_numpy
-from evener.errors import InvalidInput, InvalidValue, MissingFile, require
+from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.ps.config import default_cache, versions_here
 from evener.ps.messages import Header, ToNode
@@ -44,6 +48,8 @@ KNOWN_SECONDS = 24 * 3600.0
 def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
     """`evener join`: be a node of a master until that dismisses it, Ctrl-C or SIGTERM."""
     given = given_token(config.token, config.token_file, environment)
+    if given is None and sys.stdin.isatty():
+        given = getpass.getpass("token of the master, as `evener up` shows it: ")
     if given is None:
         raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
     master, token = Address.parse(config.address), Token.parse(given)
@@ -62,6 +68,8 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                 versions=versions_here(),
                 measure=partial(known_profile, name, device, config.speed, thin=thin, cache=cache),
                 build=build_thin_engine if thin else build_engine,
+                key=own_key(cache),
+                is_named=config.name is not None,
             )
             Node(node, dial, print_notice).serve()
 
@@ -110,6 +118,21 @@ def _lock(file: Path) -> IO[str] | None:
         opened.close()
         return None
     return opened
+
+
+def own_key(cache: Path) -> str:
+    """What the masters know this machine by: random, made when it first joins one, and readable for this user only."""
+    file = cache / "key"
+    if not file.exists():
+        own = cache / f"key-{secrets.token_hex(8)}"
+        atomic_write(own, secrets.token_hex(32).encode(), private=True)
+        with suppress(FileExistsError):  # another node of this machine was sooner
+            os.link(own, file)
+        own.unlink()
+    key = file.read_text(encoding="ascii", errors="replace").strip()
+    if re.fullmatch("[0-9a-f]{64}", key) is None:
+        raise InvalidFile(f"{file} is not the key of a node: remove it for a new one")
+    return key
 
 
 def choose_device(device: str | None) -> str:

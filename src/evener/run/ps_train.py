@@ -6,6 +6,7 @@ load the task -> how to agree -> pack code and data -> submit -> watch -> record
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -44,8 +45,8 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     folder = run_folder(config.folder)
     with RunView(folder, to_stderr=as_json) as view:
         with connect_master(config) as (client, check):
-            client.submit(job, backend.initial_weights(), list(blobs.values()))
-            result = client.watch(job.run, view, check)
+            run = client.submit(job, backend.initial_weights(), list(blobs.values()))
+            result = client.watch(run, view, check)
         if result.record:
             backend.write_weights(result.weights, folder / "model.safetensors")
             view(parse_noun(result.record, TrainRecord, source="the master's record"))
@@ -62,7 +63,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
     steps = epochs * -(-backend.num_samples // batch_size)
     digests = {what: blob.digest for what, blob in blobs.items()}
     return Job(
-        run=f"{Path(config.task).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        run=f"{_plain(Path(config.task).stem)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         task=Path(config.task).name if "code" in blobs else config.task,
         title=backend.name,
         data_dir=str(config.data.resolve()) if config.data else "",
@@ -78,6 +79,11 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
         has_accuracy=backend.has_accuracy,
         **digests,
     )
+
+
+def _plain(name: str) -> str:
+    """`name` as it may stand in the name of a run, which is that of a folder too."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:60] or "run"
 
 
 def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, batch: int) -> SyncProtocol:
@@ -108,7 +114,8 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
     given = {name: value for name, value in knobs.items() if value is not None}
     agreement = PROTOCOLS[config.agreement or ""](batch=batch, **given)
     compression = config.compress or "none"
-    return replace(agreement, push=compression, pull=compression, is_overlapped=config.overlap)
+    robust = config.robust or agreement.robust
+    return replace(agreement, push=compression, pull=compression, is_overlapped=config.overlap, robust=robust)
 
 
 @contextmanager

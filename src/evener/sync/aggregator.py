@@ -12,6 +12,7 @@ from evener.sync.data_assigner import DataAssigner
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
 from evener.sync.protocol import Compression, SyncProtocol, Workload
+from evener.sync.robust import NormClipper, merge_robustly
 from evener.sync.snapshot import Snapshot
 from evener.sync.threads import BLOCK_BYTES, ThreadPool
 from evener.sync.update import Merging, is_finite
@@ -28,6 +29,7 @@ class ReceiveBuffers:
         layout: of the weights.
         compression: of the contributions.
         cores: that unpack them.
+        is_streamed: whether they may be merged while they arrive.
 
     Attributes:
         num_bytes: of every contribution, exactly.
@@ -35,13 +37,15 @@ class ReceiveBuffers:
             is.
     """
 
-    def __init__(self, layout: StateLayout, compression: Compression, cores: ThreadPool) -> None:
+    def __init__(
+        self, layout: StateLayout, compression: Compression, cores: ThreadPool, *, is_streamed: bool = True
+    ) -> None:
         self._packing = compressor_for(layout, compression, cores)
         self._shelf = BufferPool(layout)
         self._pages: dict[str, Buffer] = {}
         self._images: dict[str, Bytes] = {}
         self.num_bytes = layout.num_bytes if self._packing is None else self._packing.num_bytes
-        self.comes_in_parts = self._packing is None and self.num_bytes > BLOCK_BYTES
+        self.comes_in_parts = is_streamed and self._packing is None and self.num_bytes > BLOCK_BYTES
 
     def open(self, worker: str) -> memoryview:
         """Where the next bytes of `worker` belong: `num_bytes` of them; memory that nobody else writes to."""
@@ -129,11 +133,14 @@ class Aggregator:
         self.agreement, self.workload, self.quorum = agreement, workload, quorum
         self.common = CommonWeights(weights, agreement.outer, cores)
         self.assigner = DataAssigner(agreement, workload, first_number)
-        self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores)
+        is_streamed = agreement.robust == "mean"  # else nothing can be merged before all of it is here
+        self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores, is_streamed=is_streamed)
         self.pulls = Broadcast(agreement, self.common, cores)
         self.workers: dict[str, WorkerRecord] = {}
         self.members: list[WorkerRecord] = []
         self._merged, self._cores = Flat(weights.layout), cores
+        self._clipper = NormClipper() if agreement.robust == "clip" else None
+        self._is_mean = agreement.robust in ("mean", "clip")
 
     def resume(self, snapshot: Snapshot) -> None:
         """Go on from `snapshot`, of which the weights are here already.
@@ -178,6 +185,8 @@ class Aggregator:
             What was done, None if nothing could be; and a judgement by worker.
         """
         kept = list(contributions)
+        if self._clipper is not None:
+            self._clip(self._clipper, kept)
         judged: dict[str, Judgement] = {}
         while kept and (bad := self._merge(kept, merging)):
             for i in reversed(bad):
@@ -221,8 +230,22 @@ class Aggregator:
         """Merge; returns which contributions have to be left out."""
         if len(kept) == 1:
             return () if is_finite(kept[0].page.flat, self._cores) else (0,)
+        if not self._is_mean:
+            return self._merge_robustly([one.page.flat for one in kept])
         merging = merging or self.merging([one.page.flat for one in kept], [one.num_samples for one in kept])
         return merging.finish()
+
+    def _merge_robustly(self, flats: Sequence[Flat]) -> tuple[int, ...]:
+        bad = tuple([i for i, flat in enumerate(flats) if not is_finite(flat, self._cores)])
+        if not bad:
+            merge_robustly(self.agreement.robust, self._merged, flats, self._cores)
+        return bad
+
+    def _clip(self, clipper: NormClipper, kept: Sequence[Received]) -> None:
+        """Shorten what is much longer than is usual; what is not finite is refused later on."""
+        for one in kept:
+            if clipper.clip(one.page.flat) < 1:
+                one.worker.totals.clipped += 1
 
     def _advance(self, kept: Sequence[Received]) -> Update:
         version, staleness = self.common.version, dict[str, int]()

@@ -128,6 +128,7 @@ class WorkerTotals(msgspec.Struct, kw_only=True):
         dismissed: how often it was sent away or lost.
         staleness: of all its contributions together.
         most_stale: of one contribution.
+        clipped: contributions that were much longer than is usual, and shortened.
     """
 
     applied: int = 0
@@ -139,6 +140,7 @@ class WorkerTotals(msgspec.Struct, kw_only=True):
     dismissed: int = 0
     staleness: int = 0
     most_stale: int = 0
+    clipped: int = 0
 
 
 class Judgement(msgspec.Struct, frozen=True):

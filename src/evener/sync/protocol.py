@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Annotated, Literal
-
-from msgspec import Meta
+from typing import Literal
 
 from evener.errors import require
-from evener.schema import Finite, Part, Whole
+from evener.schema import Amount, Finite, Part, Whole
 
 Compression = Literal["none", "bf16", "int8"]
+Robust = Literal["mean", "clip", "trimmed", "median", "krum"]
+"""How contributions are merged; see `robust`."""
 Rate = Finite | tuple[Finite, ...]
 """A learning rate, or one for every version of the weights, from 0; the last one holds for all later versions."""
 
@@ -94,6 +94,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         push: how contributions are written on the way to the server.
         pull: how changes of the weights are written on the way to the workers.
         is_overlapped: whether a worker goes on with its next steps while its contribution travels.
+        robust: how contributions are merged; the mean, weighted by samples, is what one process does.
     """
 
     batch: Whole
@@ -105,6 +106,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
     push: Compression = "none"
     pull: Compression = "none"
     is_overlapped: bool = False
+    robust: Robust = "mean"
 
     def __post_init__(self) -> None:
         require(self.batch > 0, "batch", self.batch, "positive")
@@ -114,6 +116,8 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         require(is_delta or self.local_steps == 1, "contribution", self.contribution, "delta after several local steps")
         require(is_delta or not self.is_overlapped, "contribution", self.contribution, "delta if is_overlapped")
         waits = self.local_steps != "epoch" or self.staleness == 0
+        needs_several = self.robust in ("trimmed", "median", "krum")
+        require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")
         require(waits, "staleness", self.staleness, "0 if a worker's local steps are an epoch's")
 
     @property
@@ -135,24 +139,24 @@ def synchronous(*, batch: int, outer: Outer) -> SyncProtocol:
 
 def asynchronous(*, batch: int, outer: Outer) -> SyncProtocol:
     """Every gradient is an update of its own, as soon as it comes, however old the weights are that it was taken at."""
-    return SyncProtocol(batch=batch, outer=outer, staleness=None)
+    return SyncProtocol(batch=batch, outer=outer, staleness=None, robust="clip")
 
 
 def bounded(*, batch: int, outer: Outer, staleness: int = 4) -> SyncProtocol:
     """Like `asynchronous`, but nobody begins more than `staleness` updates ahead of the slowest (Ho et al., 2013)."""
-    return SyncProtocol(batch=batch, outer=outer, staleness=staleness)
+    return SyncProtocol(batch=batch, outer=outer, staleness=staleness, robust="clip")
 
 
 def averaging(*, batch: int, local_steps: int | Literal["epoch"] = "epoch") -> SyncProtocol:
     """Each worker trains by itself, then all go on from the mean of their weights, weighted by samples."""
     outer = Sgd(learning_rate=1.0)
-    return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps)
+    return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
 
 
 def diloco(*, batch: int, local_steps: int = 500, learning_rate: float = 0.7, momentum: float = 0.9) -> SyncProtocol:
     """Averaging with Nesterov momentum on the server; few exchanges (values of Douillard et al., 2023)."""
     outer = Sgd(learning_rate=learning_rate, momentum=momentum, is_nesterov=True)
-    return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps)
+    return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
 
 
 PROTOCOLS: dict[str, Callable[..., SyncProtocol]] = {
@@ -165,9 +169,6 @@ PROTOCOLS: dict[str, Callable[..., SyncProtocol]] = {
 """Makes the agreement of a name."""
 
 
-Bounded = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-
-
 class Workload(Part, frozen=True, kw_only=True):
     """The data of a run, and when it ends: by epochs, by updates, or by whichever comes first.
 
@@ -178,9 +179,9 @@ class Workload(Part, frozen=True, kw_only=True):
         seed: of the order of the samples.
     """
 
-    num_samples: Bounded
-    num_epochs: Bounded | None = None
-    num_updates: Bounded | None = None
+    num_samples: Amount
+    num_epochs: Amount | None = None
+    num_updates: Amount | None = None
     seed: Whole = 0
 
     def __post_init__(self) -> None:

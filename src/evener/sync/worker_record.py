@@ -21,6 +21,8 @@ NEWEST = 0.25
 """Weight of the newest measurement: one slow report moves a share by a quarter of what a slow worker would lose."""
 MOST_SLOWING = 4.0
 """By which one measurement may exceed what is known of a node's seconds a sample: it may have been stopped once."""
+MOST_CLAIM = 10.0
+"""How much faster than the median of all a node can be by its own word; each measurement then adds a third at most."""
 LATE_SLOWING = 2.0
 """By which a node is taken to be slower that was late."""
 
@@ -43,6 +45,11 @@ class SpeedEstimate:
         """Take the node's own benchmark for true, if it makes sense and nothing was measured yet."""
         if not self._is_measured and 0 < seconds < inf:
             self.seconds = seconds
+
+    def bound_claim(self, usual: float) -> None:
+        """Take a node of which nothing was measured yet for no more than `MOST_CLAIM` times as fast as is usual."""
+        if not self._is_measured and self.seconds is not None:
+            self.seconds = max(self.seconds, usual / MOST_CLAIM)
 
     def observe(self, num_samples: int, seconds: float) -> float:
         """Learn that `num_samples` took `seconds`; returns the seconds that can be believed."""

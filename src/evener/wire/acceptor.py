@@ -22,7 +22,7 @@ from evener.wire.handshake import (
     MasterHandshake,
     refuse,
 )
-from evener.wire.identity import Address, Identity
+from evener.wire.identity import ROLES, Address, Identity, Role, Token
 from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, explain, tune
 
 _MAPPED = "::ffff:"
@@ -103,7 +103,7 @@ class Acceptor:
         limits: how many may be pending, and how long each of them.
         poller: of the server.
         is_full: whether nobody more may be welcomed.
-        welcome: gets the transport and origin of everybody who has proved the secret.
+        welcome: gets the transport and origin of everybody who has proved a secret, and what its token allows.
         refuse: gets origin and reason of everybody who has not.
     """
 
@@ -113,10 +113,11 @@ class Acceptor:
         limits: Limits,
         poller: Poller,
         is_full: Callable[[], bool],
-        welcome: Callable[[Transport, str], None],
+        welcome: Callable[[Transport, str, Role], None],
         refuse: Callable[[str, str], None],
     ) -> None:
         self._token, self._limits, self._poller = identity.token, limits, poller
+        self._others: dict[Role, Token] = {role: identity.token_of(role) for role in ROLES if role != "admin"}
         self._is_full, self._welcome, self._refuse = is_full, welcome, refuse
         self._wrap = _wrapper(identity)
         self._listeners: list[socket.socket] = []
@@ -185,7 +186,7 @@ class Acceptor:
         except OSError:  # it has left already
             sock.close()
             return
-        handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES))
+        handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES), self._others)
         peer = PendingPeer(self._wrap(sock), handshake, origin)
         self._pending[peer] = None
         self._poller.watch(sock, partial(self._hear, peer))
@@ -199,7 +200,7 @@ class Acceptor:
             return
         del self._pending[peer]
         self._poller.forget(peer.transport.sock)
-        self._welcome(peer.transport, peer.origin.words)
+        self._welcome(peer.transport, peer.origin.words, reply.role)
 
     def _send_away(self, peer: PendingPeer, reason: str) -> None:
         del self._pending[peer]

@@ -208,6 +208,11 @@ class Peer(Generic[H]):
         """Whether anything waits for the socket to take more."""
         return bool(self._queue) or self.transport.has_unsent
 
+    @property
+    def num_waiting(self) -> int:
+        """Frames that wait for the socket to take more."""
+        return len(self._queue)
+
     def send(self, header: msgspec.Struct, buffers: Sequence[Buffer]) -> bool:
         """Send a frame, or put it into the queue; whether anything waits now, whose memory is referred to until then.
 

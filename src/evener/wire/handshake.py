@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import hmac
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from evener.wire.errors import (
@@ -27,7 +29,7 @@ from evener.wire.errors import (
     VersionDiffers,
     WrongSecret,
 )
-from evener.wire.identity import FINGERPRINT_BYTES, Token
+from evener.wire.identity import FINGERPRINT_BYTES, Role, Token
 
 VERSION = 1
 NONCE_BYTES = 32
@@ -72,11 +74,13 @@ class HandshakeReply(NamedTuple):
         message: to be sent.
         welcome: whether the peer has proved the secret.
         refusal: why the connection is to be closed, or empty.
+        role: of the token whose secret it proved.
     """
 
     message: bytes
     welcome: bool = False
     refusal: str = ""
+    role: Role = "admin"
 
 
 def refuse(kind: HandshakeType) -> HandshakeReply:
@@ -90,10 +94,12 @@ class MasterHandshake:
     Args:
         token: of this master.
         nonce: 32 fresh random bytes.
+        others: tokens that allow less, by what they allow.
     """
 
-    def __init__(self, token: Token, nonce: bytes) -> None:
-        self._token, self._nonce = token, nonce
+    def __init__(self, token: Token, nonce: bytes, others: Mapping[Role, Token] = MappingProxyType({})) -> None:
+        self._tokens: dict[Role, Token] = {"admin": token, **others}
+        self._nonce = nonce
         self._node_nonce: bytes | None = None
 
     def answer(self, received: bytes, *, full: bool) -> HandshakeReply:
@@ -108,14 +114,15 @@ class MasterHandshake:
             return HandshakeReply(encode_message(HandshakeType.CHALLENGE, self._nonce))
         if self._node_nonce is None or kind != HandshakeType.PROOF:
             return refuse(HandshakeType.NO_HELLO)
-        if not hmac.compare_digest(body, _proof(self._token, b"node", self._node_nonce, self._nonce)):
+        nonces = self._node_nonce, self._nonce
+        proofs = {role: _proof(one, b"node", *nonces) for role, one in self._tokens.items()}
+        proved = [role for role, proof in proofs.items() if hmac.compare_digest(body, proof)]
+        if not proved:
             return refuse(HandshakeType.WRONG_SECRET)
         if full:
             return refuse(HandshakeType.FULL)
-        return HandshakeReply(
-            encode_message(HandshakeType.WELCOME, _proof(self._token, b"master", self._node_nonce, self._nonce)),
-            welcome=True,
-        )
+        proof = _proof(self._tokens[proved[0]], b"master", *nonces)
+        return HandshakeReply(encode_message(HandshakeType.WELCOME, proof), welcome=True, role=proved[0])
 
 
 class NodeHandshake:

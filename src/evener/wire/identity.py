@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import hmac
 import re
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from evener.atomic import atomic_write
 from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile, require
+from evener.schema import NOT_DECODED
 from evener.wire.errors import BadToken
 
 FINGERPRINT_BYTES = 32
@@ -70,6 +73,11 @@ class Address(msgspec.Struct, frozen=True):
         if self.path:
             return f"unix:{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+Role = Literal["node", "submitter", "admin"]
+"""What a token allows: to be a node; to have runs done and to watch them; everything."""
+ROLES: tuple[Role, ...] = ("node", "submitter", "admin")
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,13 +148,24 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def token(self) -> Token:
-        """What nodes join with."""
+        """What an admin proves; it allows everything."""
         if not self.certificate:
             return Token(secret=self.secret, fingerprint=None)
         import ssl
 
         der = ssl.PEM_cert_to_DER_cert(self.certificate)
         return Token(secret=self.secret, fingerprint=hashlib.sha256(der).digest())
+
+    def token_of(self, role: Role) -> Token:
+        """What somebody proves who may do what `role` says; it is made of the master's secret and does not tell it."""
+        if role == "admin":
+            return self.token
+        secret = hmac.digest(self.secret, f"evener role {role}".encode(), "sha256")[:SECRET_BYTES]
+        return Token(secret=secret, fingerprint=self.token.fingerprint)
+
+    def rotated(self) -> Identity:
+        """The same master with another secret: all tokens that were given out are worth nothing."""
+        return Identity(secret=secrets.token_bytes(SECRET_BYTES), certificate=self.certificate, key=self.key)
 
     def save(self, path: Path) -> None:
         """Write the identity to `path`, readable for this user only, whole or not at all."""
@@ -164,7 +183,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except OSError as error:
             raise MissingFile(f"cannot read the master's identity {path}: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_DECODED as error:
             raise InvalidFile(f"{path} is not a master's identity: {error}; remove it for a new one") from error
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ from evener.wire.acceptor import Acceptor
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, Frame, H, Limits
-from evener.wire.identity import Address, Identity
+from evener.wire.identity import Address, Identity, Role
 from evener.wire.reader import FrameReader
 from evener.wire.transport import CHUNK, Poller, Transport, explain
 
@@ -50,10 +50,14 @@ _TICKS = 20
 
 
 class PeerConnected(msgspec.Struct, frozen=True):
-    """A node at address `origin` has proved the secret; from now on it is `peer`, a number that is never used again."""
+    """Somebody at address `origin` has proved a secret; from now on it is `peer`, a number that is never used again.
+
+    Its token allows what `role` says.
+    """
 
     peer: int
     origin: str
+    role: Role = "admin"
 
 
 class FrameReceived(msgspec.Struct, Generic[H], frozen=True):
@@ -189,6 +193,11 @@ class Server(Generic[H]):
         end = self._peers.get(peer)
         return end is not None and end.wants_write
 
+    def num_waiting(self, peer: int | None = None) -> int:
+        """Frames that wait for a peer to take them; for all peers together, if it is None."""
+        ends = self._peers.values() if peer is None else [end for end in (self._peers.get(peer),) if end is not None]
+        return sum(end.num_waiting for end in ends)
+
     def disconnect(self, peer: int, reason: str) -> None:
         """Close a connection now; the peer gets `reason` unless frames wait for it. `PeerDisconnected` follows."""
         if (end := self._peers.get(peer)) is not None:
@@ -276,7 +285,7 @@ class Server(Generic[H]):
     def _is_full(self) -> bool:
         return len(self._peers) >= self._limits.connections
 
-    def _on_connected(self, transport: Transport, origin: str) -> None:
+    def _on_connected(self, transport: Transport, origin: str, role: Role) -> None:
         number, self._num_connected = self._num_connected, self._num_connected + 1
         reader: FrameReader[H] = FrameReader(self._headers, self._limits)
         if self.place is not None:
@@ -285,7 +294,7 @@ class Server(Generic[H]):
             reader.on_part = partial(self.on_part, number)
         end = self._peers[number] = Peer(number, transport, reader, self._limits, time.monotonic())
         self._poller.watch(transport.sock, partial(self._serve, end))
-        self._events.append(PeerConnected(number, origin))
+        self._events.append(PeerConnected(number, origin, role))
 
     def _on_refused(self, origin: str, reason: str) -> None:
         self._events.append(PeerRefused(origin, reason))

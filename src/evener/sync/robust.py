@@ -1,0 +1,114 @@
+"""Agreeing although somebody sends rubbish: what one contribution can do to the common weights is bounded.
+
+    clip      a contribution longer than 10 times the running median of lengths is made so long; else the weighted mean
+    trimmed   in each coordinate the mean without the largest and the smallest fifth (Yin et al., 2018)
+    median    in each coordinate the median (Yin et al., 2018)
+    krum      the contribution that is nearest to most of the others (Blanchard et al., 2017)
+
+The last three take all contributions for equal, whatever the number of their samples, and need several at a time; of n
+contributions, fewer than n / 5, n / 2 and (n - 2) / 2 may be anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf, isfinite, sqrt
+from statistics import median
+
+import numpy as np
+
+from evener.sync.layout import Flat, Floats
+from evener.sync.protocol import Robust
+from evener.sync.threads import ThreadPool
+
+MOST_TIMES = 10.0
+"""The running median, that a contribution may be long."""
+_REMEMBERED = 64
+_LEAST_KNOWN = 8
+"""Lengths that have to be known before any is too large."""
+_TRIMMED = 0.2
+"""Part of the values of a coordinate that is left out at each end; one at least, of three or more."""
+
+
+class NormClipper:
+    """Shortens what is much longer than is usual."""
+
+    def __init__(self) -> None:
+        self._norms: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def clip(self, contribution: Flat) -> float:
+        """Shorten a contribution where it lies; by which factor, 1 for not at all.
+
+        What is not finite stays so: an infinity times zero is no number.
+        """
+        norm = norm_of(contribution)
+        most = MOST_TIMES * median(self._norms) if len(self._norms) >= _LEAST_KNOWN else inf
+        if norm <= most:
+            if isfinite(norm):
+                self._norms.append(norm)
+            return 1.0
+        factor = most / norm if norm > most else 1.0
+        with np.errstate(invalid="ignore"):
+            for array in contribution.floats:
+                np.multiply(array, factor, out=array)
+        return factor
+
+
+def norm_of(flat: Flat) -> float:
+    """The Euclidean norm of all parameters and statistics; infinite where their squares overflow."""
+    with np.errstate(over="ignore"):
+        return sqrt(sum(float(np.dot(array, array)) for array in flat.floats))
+
+
+def merge_robustly(rule: Robust, out: Flat, sources: Sequence[Flat], cores: ThreadPool) -> None:
+    """Write what the finite `sources` agree upon into `out`, by the rule `trimmed`, `median` or `krum`."""
+    if rule == "krum":
+        out.copy_from(sources[nearest(sources, cores)])
+        return
+    for k, array in enumerate(out.floats):
+        _merge_array(rule, array, [source.floats[k] for source in sources], cores)
+    if out.counters.size:
+        stacked = np.stack([source.counters for source in sources])
+        np.multiply(np.sort(stacked, axis=0)[len(sources) // 2], len(sources), out=out.counters)
+
+
+def nearest(sources: Sequence[Flat], cores: ThreadPool) -> int:
+    """Krum: which one has the least sum of squared distances to its n - f - 2 nearest, f = (n - 3) // 2 being bad."""
+    count = len(sources)
+    if count < 3:
+        return 0
+    squares = np.zeros((count, count))
+    for i in range(count):
+        for j in range(i):
+            squares[i, j] = squares[j, i] = _squared_distance(sources[i], sources[j], cores)
+    kept = count - (count - 3) // 2 - 2
+    scores = np.sort(squares, axis=1)[:, 1 : 1 + kept].sum(axis=1)
+    return int(np.argmin(scores))
+
+
+def _squared_distance(one: Flat, other: Flat, cores: ThreadPool) -> float:
+    parts: list[float] = []
+
+    for a, b in zip(one.floats, other.floats, strict=True):
+
+        def block(thread: int, start: int, stop: int, a: Floats = a, b: Floats = b) -> None:
+            part = np.subtract(a[start:stop], b[start:stop], out=cores.scratch(thread, 0, a[start:stop]))
+            parts.append(float(np.dot(part, part)))
+
+        cores.each(0, a.size, a.itemsize, block)
+    return sum(parts)
+
+
+def _merge_array(rule: Robust, out: Floats, sources: Sequence[Floats], cores: ThreadPool) -> None:
+    count = len(sources)
+    cut = max(1, int(_TRIMMED * count)) if count >= 3 else 0
+    if rule == "median":
+        cut = (count - 1) // 2
+
+    def block(_: int, start: int, stop: int) -> None:
+        values = np.stack([source[start:stop] for source in sources])
+        values.sort(axis=0)
+        np.mean(values[cut : count - cut], axis=0, out=out[start:stop])
+
+    cores.each(0, out.size, out.itemsize * count, block)
