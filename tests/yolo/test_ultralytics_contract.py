@@ -39,6 +39,7 @@ METHODS = {
         "plot_training_labels": ["self"],
         "plot_training_samples": ["self", "batch", "ni"],
         "preprocess_batch": ["self", "batch"],
+        "resume_training": ["self", "ckpt"],
         "run_callbacks": ["self", "event"],
         "save_metrics": ["self", "metrics"],
         "train": ["self"],

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,15 +24,18 @@ from ultralytics.utils.torch_utils import unwrap_model
 
 from evener.data.loader import seed_all
 from evener.data.sampler import OrderedSampler, ShuffledSampler
-from evener.errors import Interrupted
+from evener.errors import Interrupted, InvalidInput
 from evener.parallel.gradient_buckets import sum_over
 from evener.run.step import StepResult
 from evener.yolo.criteria import RankImages, share_criterion
 from evener.yolo.cut_loader import CutLoader
 from evener.yolo.even_model import EvenModel
 from evener.yolo.seat import Seat
+from evener.yolo.settings import plain_sentence
 from evener.yolo.validation import even_validator
 
+_OF_FILES = (OSError, RuntimeError, KeyError, ValueError, AssertionError)
+"""What Ultralytics raises while it reads descriptions, images, labels and checkpoints."""
 _NO_RETRY = 3
 """Batches that were halved for want of memory, as many as Ultralytics allows: a batch of all ranks is not halved."""
 
@@ -75,12 +80,12 @@ class EvenTrainer(BaseTrainer):
 
     def get_dataset(self) -> Any:
         """The description of the data; one rank of a machine reads it first, and downloads it if it has to."""
-        with self.seat.in_turn():
+        with self.seat.in_turn(), _in_a_sentence():
             return super().get_dataset()
 
     def build_dataset(self, *arguments: Any, **named: Any) -> Any:
         """A data set; one rank of a machine reads its labels first, and keeps them for the others."""
-        with self.seat.in_turn():
+        with self.seat.in_turn(), _in_a_sentence():
             return super().build_dataset(*arguments, **named)
 
     def get_dataloader(self, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
@@ -115,6 +120,11 @@ class EvenTrainer(BaseTrainer):
                 model.criterion = model.init_criterion()
             model.criterion = share_criterion(model.criterion, lambda: self._images(self.train_loader))
         self.model = EvenModel(model, self.seat.group, self.train_loader, self.args.seed)
+
+    def resume_training(self, ckpt: Any) -> None:
+        """Take over what a checkpoint holds."""
+        with _in_a_sentence():
+            super().resume_training(ckpt)
 
     def _agree_on_precision(self) -> None:
         """Half precision on all ranks, or on none: each has tried it for itself."""
@@ -188,3 +198,12 @@ class EvenTrainer(BaseTrainer):
         threads = torch.get_num_threads()
         super().final_eval()
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """Inside, what Ultralytics does not like about the user's files is told in a sentence."""
+    try:
+        yield
+    except _OF_FILES as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
