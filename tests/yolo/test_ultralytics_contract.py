@@ -48,6 +48,8 @@ METHODS = {
     "ultralytics.engine.validator:BaseValidator": {
         "gather_stats": ["self"],
         "init_metrics": ["self", "model"],
+        "plot_predictions": ["self", "batch", "preds", "ni"],
+        "plot_val_samples": ["self", "batch", "ni"],
         "update_metrics": ["self", "preds", "batch"],
     },
     "ultralytics.models.yolo.model:YOLO": {

@@ -64,6 +64,16 @@ class EvenValidator(BaseValidator):
         if len(self.dataloader.part.indices):
             super().update_metrics(preds, batch)
 
+    def plot_val_samples(self, batch: dict[str, Any], ni: int) -> None:
+        """Draw the leader's part of a batch."""
+        if self.group.is_leader:
+            super().plot_val_samples(batch, ni)
+
+    def plot_predictions(self, batch: dict[str, Any], preds: Any, ni: int) -> None:
+        """Draw what was predicted for it."""
+        if self.group.is_leader:
+            super().plot_predictions(batch, preds, ni)
+
     def gather_stats(self) -> None:
         """Count what all ranks found, in the order of the data set."""
         del self.metrics.update_stats  # the metrics' own one is back
@@ -74,7 +84,7 @@ class EvenValidator(BaseValidator):
         self.jdict = [prediction for rows in ranks for prediction in rows.predictions]
         self.confusion_matrix.matrix = sum(_unpacked(rows.confusion) for rows in ranks)
         self.seen = len(self.dataloader.dataset)
-        self.args.plots &= self.group.rank == 0  # the leader draws
+        self.args.plots &= self.group.is_leader
 
     def count(self, image: Mapping[str, Any]) -> None:
         """Count what was found of an image."""
