@@ -9,7 +9,6 @@ loading included, validation not; figures are medians over the rounds of ratios 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,18 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
+from results import open_results, parser_of
+from turns import in_turn, ratios
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-
-import torchvision_operators  # noqa: F401  (registers the operators before torchvision is imported)
-from evener.benchmark.device import environment
 from evener.events import RunEvent
-from evener.launch.nodes import LocalNode, parse_local_nodes
+from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.record import TrainRecord
@@ -47,6 +45,14 @@ class PlainRun(msgspec.Struct, frozen=True):
     output: str
 
 
+def _quiet() -> contextlib.redirect_stdout[Any]:
+    """Inside, nothing is printed; torchvision can be imported where its own operators do not load."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    import torchvision_operators  # noqa: F401
+
+    return contextlib.redirect_stdout(open(os.devnull, "w"))
+
+
 def plain_rank(_: RankEnvironment, config: PlainRun) -> None:
     """What a process of plain `yolo train` runs."""
     moments: list[tuple[int, float]] = []
@@ -54,7 +60,7 @@ def plain_rank(_: RankEnvironment, config: PlainRun) -> None:
     def note(trainer: Any) -> None:
         moments.append((trainer.epoch, time.perf_counter()))
 
-    with alone(), contextlib.redirect_stdout(open(os.devnull, "w")):
+    with _quiet(), alone():
         from evener.yolo.settings import read_training
 
         model, settings, _folder = read_training(config.words)
@@ -66,73 +72,64 @@ def plain_rank(_: RankEnvironment, config: PlainRun) -> None:
 
 def evener_rank(env: RankEnvironment, config: YoloConfig) -> None:
     """What a node runs."""
-    with contextlib.redirect_stdout(open(os.devnull, "w")):
+    with _quiet():
         yolo_rank(env, config)
 
 
-def plain_seconds(words: Sequence[str], node: LocalNode, folder: Path, batches: int) -> float:
-    """Of a batch of plain `yolo train`, the median after the first epoch."""
-    config = PlainRun((*words, f"save_dir={folder / 'plain'}"), str(folder / "moments.json"))
-    run_local(plain_rank, [node], config, patience=120, on_event=lambda _: None)
-    moments = [(epoch, moment) for epoch, moment in json.loads((folder / "moments.json").read_text()) if epoch > 0]
-    epochs = sorted({epoch for epoch, _ in moments})
-    by_epoch = [[moment for epoch, moment in moments if epoch == one] for one in epochs]
-    return float(median((row[-1] - row[0]) / batches for row in by_epoch))
+def plain_seconds(words: Sequence[str], batches: int) -> float:
+    """Of a batch of plain `yolo train` on one node, the median of the epochs after the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        moments_file = Path(folder) / "moments.json"
+        config = PlainRun((*words, f"save_dir={folder}/plain"), str(moments_file))
+        run_local(plain_rank, parse_local_nodes("1"), config, patience=120, on_event=lambda _: None)
+        moments = [(epoch, moment) for epoch, moment in json.loads(moments_file.read_text()) if epoch > 0]
+    rows = [[moment for epoch, moment in moments if epoch == one] for one in {epoch for epoch, _ in moments}]
+    return float(median((row[-1] - row[0]) / batches for row in rows))
 
 
-def evener_seconds(words: Sequence[str], nodes: Sequence[LocalNode], folder: Path, batches: int) -> float:
-    """Of a batch through Evener, likewise."""
+def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> float:
+    """Of a batch through Evener on nodes of some speeds, likewise."""
     records: list[TrainRecord] = []
 
     def keep(event: RunEvent) -> None:
         if isinstance(event, TrainRecord):
             records.append(event)
 
-    config = YoloConfig(words=(*words, f"save_dir={folder / 'evener'}"))
-    run_local(evener_rank, list(nodes), config, patience=120, on_event=keep)
+    with tempfile.TemporaryDirectory() as folder:
+        config = YoloConfig(words=(*words, f"save_dir={folder}/evener"))
+        run_local(evener_rank, parse_local_nodes(speeds), config, patience=120, on_event=keep)
     steps = [step for step in records[0].steps if step.epoch > 0]
-    epochs = sorted({step.epoch for step in steps})
-    return median(sum(step.seconds for step in steps if step.epoch == one) / batches for one in epochs)
-
-
-def measure(words: Sequence[str], batches: int) -> dict[str, float]:
-    """One round: by way, its speed over the sum of the speeds of plain `yolo train` on its nodes."""
-    found = {}
-    for way, speeds in WAYS.items():
-        nodes = parse_local_nodes(speeds)
-        with tempfile.TemporaryDirectory() as folder:
-            plain = plain_seconds(words, parse_local_nodes("1")[0], Path(folder), batches)
-        with tempfile.TemporaryDirectory() as folder:
-            ours = evener_seconds(words, nodes, Path(folder), batches)
-        found[way] = plain / ours / sum(node.speed_at(0) for node in nodes)
-    return found
+    return median(sum(s.seconds for s in steps if s.epoch == one) / batches for one in {s.epoch for s in steps})
 
 
 def main() -> None:
-    """Run the rounds and print the table, or an object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True)
+    """Run the rounds and print the table."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--data", required=True, help="yaml of a data set")
     parser.add_argument("--model", default="yolov8n.yaml")
     parser.add_argument("--imgsz", type=int, default=160)
-    parser.add_argument("--batch", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=13)
     parser.add_argument("--batches", type=int, default=2, help="of an epoch of the data")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
     words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0"]
-    rounds = []
-    for number in range(asked.rounds):
-        rounds.append(measure(words, asked.batches))
-        if not asked.json:
-            print(f"round {number + 1}: " + ", ".join(f"{way} {value:.1%}" for way, value in rounds[-1].items()))
-    middle = {way: median(one[way] for one in rounds) for way in WAYS}
-    if asked.json:
-        print(json.dumps({"rounds": rounds, "median": middle, "wanted": WANTED, "environment": environment()}))
-        return
-    for way, value in middle.items():
-        print(f"{way} ({WAYS[way]}): {value:.1%} of the sum of plain speeds; wanted {WANTED[way]:.0%}")
+    with open_results(asked) as results:
+        ways = {way: partial(evener_seconds, words, speeds, asked.batches) for way, speeds in WAYS.items()}
+        found = in_turn({"plain": partial(plain_seconds, words, asked.batches), **ways}, asked.rounds, warm_up=0)
+        for way, speeds in WAYS.items():
+            ideal = sum(node.speed_at(0) for node in parse_local_nodes(speeds))
+            of_sum = ratios(found["plain"], [seconds * ideal for seconds in found[way]])
+            results.add(
+                "{way} ({speeds}): {of_sum:.1%} of the sum of the speeds of plain YOLO; wanted {wanted:.0%}",
+                way=way,
+                speeds=speeds,
+                of_sum=of_sum,
+                wanted=WANTED[way],
+                seconds=found[way],
+                plain_seconds=found["plain"],
+            )
 
 
 if __name__ == "__main__":
