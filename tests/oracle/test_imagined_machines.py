@@ -19,6 +19,12 @@ def test_machines_are_counted_and_joined() -> None:
     assert 1 / topology.ring(range(9)).beta == pytest.approx(0.94 * 125e6)
 
 
+def test_more_of_the_last_kind_are_imagined_if_more_are_asked_for() -> None:
+    profile = imagine("h200,2xv100-node", "1gbe", at_least=16)
+    assert [device.model for device in profile.devices] == ["H200-SXM"] + 16 * ["Tesla V100-SXM2-16GB"]
+    assert imagine("v100", at_least=1) == imagine("v100")
+
+
 @pytest.mark.parametrize("kind", NODES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_template_is_a_valid_profile(kind: str, network: str) -> None:

@@ -96,17 +96,20 @@ NETWORKS: Mapping[str, Fabric] = {
 }
 
 
-def imagine(machines: str, network: str = "10gbe") -> ClusterProfile:
+def imagine(machines: str, network: str = "10gbe", at_least: int = 0) -> ClusterProfile:
     """The profile of machines that are named, not measured.
 
     Args:
         machines: such as `4xv100-node,h200-node`.
         network: that joins them, a key of `NETWORKS`.
+        at_least: devices; if the machines have fewer, there are more of the last kind.
 
     Raises:
         InvalidValue: a machine or the network is not known.
     """
     kinds = [kind for item in machines.split(",") for kind in _nodes(item.strip())]
+    missing = at_least - sum(kind.devices for kind in kinds)
+    kinds += max(0, -(-missing // kinds[-1].devices)) * [kinds[-1]]
     if network not in NETWORKS:
         raise InvalidValue("--network", network, f"one of {', '.join(NETWORKS)}")
     inside = max((kind.inside for kind in kinds), key=lambda fabric: fabric.beta)

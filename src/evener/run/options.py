@@ -160,7 +160,10 @@ class PlanConfig(Part, frozen=True, kw_only=True):
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
     strategy: Annotated[tuple[Strategy, ...], Meta(description="Look at this one only; may be repeated.")] = ()
     learn: Annotated[tuple[Path, ...], Meta(description="record.json of a past run to correct the profile by.")] = ()
-    scale: Annotated[str | None, Meta(description="Curves over numbers of devices, such as 1..1024.")] = None
+    scale: Annotated[
+        str | None,
+        Meta(description="Curves over numbers of devices, such as 1..1024; more of the last machine are imagined."),
+    ] = None
     save: Annotated[Path | None, Meta(description="Write the plan (or, with --scale, the picture) there.")] = None
 
     def __post_init__(self) -> None:

@@ -64,7 +64,11 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
 
 def _profile(config: PlanConfig) -> ClusterProfile:
     path = config.profile or (PROFILE if config.machines is None else None)
-    profile = imagine(config.machines or "", config.network) if path is None else read_noun(path, ClusterProfile)
+    largest = max(_sizes(config.scale)) if config.scale is not None else 0
+    if path is None:
+        profile = imagine(config.machines or "", config.network, at_least=largest)
+    else:
+        profile = read_noun(path, ClusterProfile)
     for record in config.learn:
         profile = fit_profile(profile, read_noun(record, TrainRecord))
     if config.learn and path is not None:

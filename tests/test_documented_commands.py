@@ -1,0 +1,72 @@
+"""What README and docs tell people to type is what the commands take, and works: read from the pages themselves."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from typer.testing import CliRunner
+
+from evener.cli.commands import app
+from evener.experiments import nfnn
+from evener.run import commands, plan_command, ps_master, ps_node, ps_train
+from support.commands import evener
+from support.documented import documented_commands, documented_task
+from support.tiny_imagenet import write_tiny_imagenet
+
+COMMANDS = documented_commands()
+_OF_A_MASTER = ("up", "join", "nodes", "down")
+RUN_HERE = [
+    line
+    for line in COMMANDS
+    if line.split()[1] not in _OF_A_MASTER and "--agreement" not in line and "nfnn" not in line
+]
+"""The others need a master, or MNIST: run/test_ps_commands.py, experiments/test_experiment_nfnn.py."""
+
+
+def test_the_pages_hold_commands() -> None:
+    assert {"train", "plan", "benchmark", "up", "join", "nodes", "down"} <= {line.split()[1] for line in COMMANDS}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Struct] = []
+
+    def ask(config: Struct, **_: Any) -> None:
+        asked.append(config)
+
+    for module, name in [
+        *((commands, name) for name in ("train", "benchmark", "trace", "demo")),
+        *((ps_master, name) for name in ("up", "nodes", "down")),
+        (plan_command, "plan"), (ps_node, "join"), (ps_train, "train_on_master"), (nfnn, "run"),
+    ]:  # fmt: skip
+        monkeypatch.setattr(module, name, ask)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DIR").mkdir()
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert result.exit_code == 0, result.output
+    assert len(asked) == 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a reader of README types: with the task that it shows, and images in DIR."""
+    made = tmp_path_factory.mktemp("reader")
+    (made / "my_task.py").write_text(documented_task())
+    write_tiny_imagenet(made / "DIR" / "tiny-imagenet-200", images=64)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("line", RUN_HERE)
+def test_every_command_works(line: str, folder: Path) -> None:
+    for left in (folder / "runs", *([folder / "kept"] if "--resume" not in line else [])):
+        shutil.rmtree(left, ignore_errors=True)
+    result = evener(*shlex.split(line)[1:], cwd=folder, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert "nan" not in result.stdout.split()
