@@ -81,7 +81,8 @@ def _one_rank(rank: int, size: int, body: Body, store: str, patience: float, ans
 
 
 def measure_whole_and_part(group: Group) -> tuple[tuple[LinkProfile, ...], tuple[LinkProfile, ...] | None]:
-    part = group.subgroup([0, 2])
+    part, again = group.subgroup([0, 2]), group.subgroup([0, 2])
+    assert part is None or (again is not None and again.process_group is part.process_group)
     return measure_links(group, seconds=0.2), measure_links(part, first=5, seconds=0.2) if part else None
 
 

@@ -78,6 +78,7 @@ class Group:
     mesh: Mesh | None = None
     reports: Mesh | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    _joined: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @property
     def is_leader(self) -> bool:
@@ -151,10 +152,15 @@ class Group:
         self.traffic.count(kind, nbytes, nbytes)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
-        """The group of `ranks` of this one (all ranks have to call this); None on a rank that is not among them."""
+        """The group of `ranks` of this one (all ranks have to call this); None on a rank that is not among them.
+
+        The same ranks share one process group, however often this is called: each has threads and connections.
+        """
         if self.size == 1 or list(ranks) == list(range(self.size)):
             return self
-        process_group = dist.new_group(list(ranks))
+        if tuple(ranks) not in self._joined:
+            self._joined[tuple(ranks)] = dist.new_group(list(ranks))
+        process_group = self._joined[tuple(ranks)]
         if self.rank not in ranks:
             return None
         alone = len(ranks) == 1
