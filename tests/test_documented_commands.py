@@ -16,16 +16,14 @@ from evener.experiments import nfnn
 from evener.run import commands, plan_command, ps_master, ps_node, ps_train
 from support.commands import evener
 from support.documented import documented_commands, documented_task
-from support.tiny_imagenet import write_tiny_imagenet
 
 COMMANDS = documented_commands()
 _OF_A_MASTER = ("up", "join", "nodes", "down")
+_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet")
 RUN_HERE = [
-    line
-    for line in COMMANDS
-    if line.split()[1] not in _OF_A_MASTER and "--agreement" not in line and "nfnn" not in line
+    line for line in COMMANDS if line.split()[1] not in _OF_A_MASTER and not any(word in line for word in _ELSEWHERE)
 ]
-"""The others need a master, or MNIST: run/test_ps_commands.py, experiments/test_experiment_nfnn.py."""
+"""The others need a master, MNIST or torchvision: run/test_ps_commands.py, experiments/, test_tiny_imagenet.py."""
 
 
 def test_the_pages_hold_commands() -> None:
@@ -54,10 +52,9 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader of README types: with the task that it shows, and images in DIR."""
+    """Where a reader of README types: with the task that it shows."""
     made = tmp_path_factory.mktemp("reader")
     (made / "my_task.py").write_text(documented_task())
-    write_tiny_imagenet(made / "DIR" / "tiny-imagenet-200", images=64)
     return made
 
 

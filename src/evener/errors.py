@@ -17,7 +17,9 @@ EvenerError                 1
 
 from __future__ import annotations
 
+import difflib
 import traceback
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -42,10 +44,11 @@ class InvalidValue(InvalidInput, ValueError):
         field: name of the field or option, as the user writes it.
         value: the offending value.
         allowed: what is allowed, in words.
+        advice: to say behind it.
     """
 
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field} must be {allowed}, got {value!r}")
+    def __init__(self, field: str, value: object, allowed: str, advice: str = "") -> None:
+        super().__init__(f"{field} must be {allowed}, got {value!r}{advice}")
         self.field, self.value, self.allowed = field, value, allowed
 
 
@@ -136,6 +139,19 @@ def require_not_negative(owner: object, *fields: str) -> None:
     """Raise InvalidValue unless these fields of `owner` are zero or more."""
     for field in fields:
         require(getattr(owner, field) >= 0, field, getattr(owner, field), "zero or more")
+
+
+def require_one_of(field: str, value: str, choices: Iterable[str]) -> None:
+    """Raise InvalidValue, which suggests what was meant, unless `value` is one of `choices`."""
+    known = list(choices)
+    if value not in known:
+        raise InvalidValue(field, value, f"one of {', '.join(known)}", nearest(value, known))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` if one of `known` looks like `name`, else nothing."""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {match[0]!r}?" if match else ""
 
 
 def error_of(sentence: str, exit_code: int) -> EvenerError:

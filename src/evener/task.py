@@ -58,6 +58,8 @@ class Task:
     def __post_init__(self) -> None:
         for field in ("model", "loss", "train_data"):
             require(callable(getattr(self, field)), f"Task.{field}", getattr(self, field), "a function")
+        made = hasattr(self.model, "named_parameters") and not isinstance(self.model, type)
+        require(not made, "Task.model", self.model, "a function that makes the model, such as lambda: MyModel()")
         for field in ("validation_data", "optimizer", "scheduler", "labels"):
             value = getattr(self, field)
             require(value is None or callable(value), f"Task.{field}", value, "a function or None")

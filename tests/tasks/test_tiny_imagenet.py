@@ -15,15 +15,28 @@ from PIL import Image
 
 from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
 from evener.tasks.tiny_imagenet import MEAN, STD, TinyImageNet
-from support.tiny_imagenet import COLOURS, write_image, write_tiny_imagenet
 
 REAL = Path(__file__).resolve().parents[2].parent / "shared/data/tiny-imagenet-200-subset/tiny-imagenet-200.tar"
+COLOURS = {"n02": (250, 10, 10), "n01": (10, 10, 250)}  # wnids.txt is not in alphabetical order
 SOURCE = "fetch http://cs231n.stanford.edu/tiny-imagenet-200.zip and unpack it into "
+
+
+def write_image(file: Path, colour: tuple[int, int, int], mode: str = "RGB", side: int = 64) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (side, side), colour).convert(mode).save(file, format="JPEG", quality=95)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    folder = tmp_path / "tiny-imagenet-200"
+    for name, colour in COLOURS.items():
+        for number in range(2):
+            write_image(folder / "train" / name / "images" / f"{name}_{number}.JPEG", colour)
+    (folder / "wnids.txt").write_text("n02\nn01\n")
+    write_image(folder / "val" / "images" / "val_7.JPEG", COLOURS["n01"])
+    write_image(folder / "val" / "images" / "val_3.JPEG", COLOURS["n02"])
+    (folder / "val" / "val_annotations.txt").write_text("val_7.JPEG\tn01\t0\t0\t9\t9\nval_3.JPEG\tn02\t0\t0\t9\t9\n")
+    return folder
 
 
 def colour_of(image: torch.Tensor) -> list[float]:

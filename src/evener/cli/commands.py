@@ -83,13 +83,14 @@ def demo(config: DemoConfig, as_json: bool) -> None:
 
 
 def report(
-    records: Annotated[list[Path], typer.Argument(help="One or more record.json.")],
+    records: Annotated[list[Path], typer.Argument(help="One or more record.json, or folders of runs.")],
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write an HTML page with tables and figures of one or several runs."""
     from evener.report.html import write_records
+    from evener.run.console import output_file
 
-    write_records(records, output)
+    write_records([path / "record.json" if path.is_dir() else path for path in records], output_file(output))
     sys.stdout.write(f"wrote {output}\n")
 
 

@@ -26,7 +26,7 @@ from statistics import median
 
 import msgspec
 
-from evener.errors import InvalidInput, InvalidValue
+from evener.errors import InvalidInput, InvalidValue, require_one_of
 from evener.plan import Assignment
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, Precision, Throughput, WidthEfficiency
 from evener.record import Step, TrainRecord
@@ -110,8 +110,7 @@ def imagine(machines: str, network: str = "10gbe", at_least: int = 0) -> Cluster
     kinds = [kind for item in machines.split(",") for kind in _nodes(item.strip())]
     missing = at_least - sum(kind.devices for kind in kinds)
     kinds += max(0, -(-missing // kinds[-1].devices)) * [kinds[-1]]
-    if network not in NETWORKS:
-        raise InvalidValue("--network", network, f"one of {', '.join(NETWORKS)}")
+    require_one_of("--network", network, NETWORKS)
     inside = max((kind.inside for kind in kinds), key=lambda fabric: fabric.beta)
     return ClusterProfile(
         devices=tuple(

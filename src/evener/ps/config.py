@@ -77,10 +77,14 @@ class StateDir:
         """Inside, no other master may live here; the system ends the occupation when the process dies.
 
         Raises:
-            InvalidInput: another one does.
+            InvalidInput: another one does, or nothing can be written there.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.folder / _LOCK).open("w") as lock:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            opened = (self.folder / _LOCK).open("w")
+        except OSError as error:
+            raise InvalidInput(f"cannot write into {self.folder}: {error.strerror}") from error
+        with opened as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

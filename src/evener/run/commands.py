@@ -34,7 +34,7 @@ from evener.report.planning_tables import layers_table, links_table, profile_tab
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
 from evener.run.config import RunConfig
-from evener.run.console import RunView, open_console, print_line, run_folder
+from evener.run.console import RunView, open_console, output_file, print_line, run_folder
 from evener.run.context import join_world, make_context, read_plan
 from evener.run.costs import time_here
 from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
@@ -122,15 +122,15 @@ def end_rank(env: RankEnvironment) -> None:
 
 def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
     """`evener benchmark`: measure every device and link, show the profile, write it to a file."""
-    console = open_console(as_json)
+    console, output = open_console(as_json), output_file(config.output)
 
     def show(event: RunEvent) -> None:
         if isinstance(event, ClusterProfile):
-            write_noun(event, config.output)
+            write_noun(event, output)
             for table in (profile_table(event), links_table(event), timing_table(event)):
                 if table.row_count:
                     console.print(table)
-            console.print(f"wrote {config.output}")
+            console.print(f"wrote {output}")
             if as_json:
                 print_line(msgspec.json.encode(event).decode())
 
@@ -159,18 +159,19 @@ def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
 
 def trace(config: TraceConfig) -> None:
     """`evener trace`: the layers of a task's model, as a table and as a ModelGraph in a file."""
+    output = output_file(config.output)
     task = load_task(config.task, config.data, config.option)
     inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
     graph = trace_model_graph(task.model(), inputs, task.name)
-    write_noun(graph, config.output)
+    write_noun(graph, output)
     open_console(to_stderr=False).print(layers_table(graph))
-    print_line(f"wrote {config.output}")
+    print_line(f"wrote {output}")
 
 
 def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
     """`evener demo`: train on the best node alone, with equal shares, and with Evener's; the three records."""
     require_matplotlib()
-    nodes, output = parse_local_nodes(config.local_nodes), config.output
+    nodes, output = parse_local_nodes(config.local_nodes), run_folder(config.output)
     best = max(nodes, key=lambda node: node.speed_at(0))
     console = open_console(as_json)
     records = {}

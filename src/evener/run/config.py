@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
 
-from evener.errors import InvalidInput, require
+from evener.errors import InvalidInput, require, require_one_of
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.profile import PRECISIONS, Precision
@@ -113,6 +113,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, choices in _CHOICES.items():
+            if (word := getattr(self, name)) is not None:
+                require_one_of(option_name(name), word, choices)
         for name, is_allowed, allowed in _VALUES:
             value = getattr(self, name)
             require(value is None or is_allowed(value), option_name(name), value, allowed)
@@ -160,18 +163,17 @@ def option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _one_of(name: str, choices: Sequence[str]) -> tuple[str, Callable[[Any], bool], str]:
-    return name, lambda value: value in choices, f"one of {', '.join(choices)}"
-
-
+_CHOICES: dict[str, Sequence[str]] = {
+    "agreement": get_args(Protocol),
+    "compress": get_args(Compression),
+    "robust": get_args(Robust),
+    "strategy": STRATEGIES,
+    "schedule": get_args(ScheduleName),
+    "rematerialise": get_args(Rematerialise),
+    "precision": PRECISIONS,
+}
+"""By field: what it may be."""
 _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    _one_of("agreement", get_args(Protocol)),
-    _one_of("compress", get_args(Compression)),
-    _one_of("robust", get_args(Robust)),
-    _one_of("strategy", STRATEGIES),
-    _one_of("schedule", get_args(ScheduleName)),
-    _one_of("rematerialise", get_args(Rematerialise)),
-    _one_of("precision", PRECISIONS),
     ("micro_batches", lambda value: value > 0, "positive"),
     ("batch_size", lambda value: value > 0, "positive"),
     ("epochs", lambda value: value > 0, "positive"),
@@ -192,7 +194,7 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("outer_lr", lambda value: value > 0, "positive"),
     ("outer_momentum", lambda value: 0 < value < 1, "between 0 and 1"),
 )
-"""By field: whether a value is allowed, and what is, in words."""
+"""By field that is no choice: whether a value is allowed, and what is, in words."""
 
 
 class Conflict(NamedTuple):

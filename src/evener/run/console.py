@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Self
 
@@ -144,13 +145,22 @@ def run_folder(folder: Path) -> Path:
     """The folder of a run, which is there afterwards, so that a long run does not end in front of a locked door.
 
     Raises:
-        InvalidInput: it cannot be made.
+        InvalidInput: it cannot be made, or not be written into.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
     except OSError as error:
         raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
-    return folder
+
+
+def output_file(path: Path) -> Path:
+    """A file that will be written; its folder is there afterwards. Raises InvalidInput as `run_folder` does."""
+    if path.is_dir():
+        raise InvalidInput(f"cannot write {path}: it is a folder; name a file in it")
+    run_folder(path.parent)
+    return path
 
 
 def open_console(to_stderr: bool, width_in_files: int = 120) -> Console:

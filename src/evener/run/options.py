@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 from msgspec import Meta
 
-from evener.errors import InvalidInput, require
+from evener.errors import InvalidInput, require, require_one_of
 from evener.plan import Strategy
 from evener.profile import PRECISIONS, Precision
 from evener.schema import Part
@@ -167,8 +167,8 @@ class PlanConfig(Part, frozen=True, kw_only=True):
     save: Annotated[Path | None, Meta(description="Write the plan (or, with --scale, the picture) there.")] = None
 
     def __post_init__(self) -> None:
-        require(self.precision in PRECISIONS, "--precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+        require_one_of("--precision", self.precision, PRECISIONS)
         for strategy in self.strategy:
-            require(strategy in get_args(Strategy), "--strategy", strategy, f"one of {', '.join(get_args(Strategy))}")
+            require_one_of("--strategy", strategy, get_args(Strategy))
         if self.profile is not None and self.machines is not None:
             raise InvalidInput("--profile and --machines exclude each other: machines are measured, or imagined")

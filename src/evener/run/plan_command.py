@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from evener.errors import InvalidValue
+from evener.errors import InvalidInput, InvalidValue, nearest
 from evener.graph import ModelGraph
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
@@ -18,7 +18,7 @@ from evener.oracle.search import EVERY_STRATEGY, search
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
 from evener.report.planning_tables import parts_table, ranking_table, scale_figure, scale_table
-from evener.run.console import open_console, print_line
+from evener.run.console import open_console, output_file, print_line
 from evener.run.options import PROFILE, PlanConfig
 from evener.schema import read_noun, write_noun
 from evener.zoo.networks import ZOO, draw
@@ -31,6 +31,8 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         InvalidValue: a machine or network is not known.
         MissingFile: there is no profile.
     """
+    if config.save is not None:
+        output_file(config.save)
     profile = _profile(config)
     graph, task, batch_size = _model(config)
     job = TrainingJob(
@@ -99,9 +101,15 @@ def _model(config: PlanConfig) -> tuple[ModelGraph, str, int | None]:
     if config.model.endswith(".json"):
         return read_noun(Path(config.model), ModelGraph), "", None
     from evener.data.loader import collect, split_batch
-    from evener.tasks.load import load_task
+    from evener.tasks.load import BUILT_IN_TASKS, is_path, load_task
     from evener.tracer.model_graph import trace_model_graph
 
+    if not is_path(config.model) and config.model not in BUILT_IN_TASKS:
+        known = (*ZOO, *BUILT_IN_TASKS)
+        raise InvalidInput(
+            f"there is no task {config.model!r}, nor a network of that name{nearest(config.model, known)}; "
+            f"known are {', '.join(known)}"
+        )
     task = load_task(config.model, None, config.option)
     inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
     return trace_model_graph(task.model(), inputs, task.name), task.name, task.batch_size

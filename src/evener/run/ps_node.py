@@ -22,7 +22,7 @@ from typing import IO
 
 from evener.atomic import atomic_write
 from evener.benchmark.numpy_device import profile_numpy
-from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require
+from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.ps.config import default_cache, versions_here
 from evener.ps.messages import Header, ToNode
@@ -152,7 +152,7 @@ def choose_device(device: str | None) -> str:
     known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if device is None:
         return known[1] if len(known) > 1 else "cpu"
-    require(device in known, "--device", device, f"one of {', '.join(known)}")
+    require_one_of("--device", device, known)
     return device
 
 

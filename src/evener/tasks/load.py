@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed
+from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed, nearest
 from evener.task import Task, ThinTask
 
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -72,12 +71,6 @@ def arguments(
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` if one of `known` looks like `name`, else nothing."""
-    match = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {match[0]!r}?" if match else ""
 
 
 def _known(options: list[str]) -> str:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, pad
 from torch.optim import SGD
 from torch.utils.data import Dataset
 
-from evener.errors import InvalidFile, MissingExtra, MissingFile, require
+from evener.errors import InvalidFile, MissingExtra, MissingFile, require, require_one_of
 from evener.task import Task
 from evener.tasks.load import needing_extras
 from evener.tasks.parts import one_cycle
@@ -55,7 +55,7 @@ def task(
     """
     models = _torchvision_models()
     known = models.list_models(include=["resn*", "wide_resnet*"])
-    require(model in known, "model", model, f"one of {', '.join(known)}")
+    require_one_of("model", model, known)
     return Task(
         name=f"tiny-imagenet-{model}",
         model=partial(resnet, model, small_stem),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from evener.errors import InvalidValue, require
+from evener.errors import InvalidValue, require, require_one_of
 from evener.graph import ModelGraph
 from evener.zoo.amoebanet import amoebanet_d
 from evener.zoo.sketch import Flow, Sketch
@@ -247,8 +247,7 @@ def draw(name: str, options: Mapping[str, str] | None = None) -> ModelGraph:
     Raises:
         InvalidValue: there is no such network or option, or a value is not whole numbers joined by x.
     """
-    if name not in ZOO:
-        raise InvalidValue("the network", name, f"one of {', '.join(ZOO)}")
+    require_one_of("the network", name, ZOO)
     network, known = ZOO[name], ZOO[name].__annotations__
     values: dict[str, object] = {}
     for key, text in (options or {}).items():

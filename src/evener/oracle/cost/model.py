@@ -11,7 +11,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from evener.errors import require
+from evener.errors import require, require_one_of
 from evener.graph import Layer, ModelGraph
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.layers import Layers, Numbers, columns
@@ -61,7 +61,7 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         require(self.batch_size > 0, "--batch-size", self.batch_size, "positive")
-        require(self.optimizer in OPTIMIZERS, "optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
+        require_one_of("optimizer", self.optimizer, OPTIMIZERS)
         require(self.bucket_bytes > 0, "bucket_bytes", self.bucket_bytes, "positive")
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from evener.errors import InvalidValue, require
+from evener.errors import InvalidValue, require, require_one_of
 from evener.memory import usable_memory
 from evener.oracle.schedule import SCHEDULES, Action, Rematerialise, ScheduleName, max_held
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, divide
@@ -67,8 +67,8 @@ class PipelineConfig:
 
     def __post_init__(self) -> None:
         require(self.micro_batches > 0, "micro_batches", self.micro_batches, "positive")
-        require(self.schedule in SCHEDULES, "schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
-        require(self.rematerialise in POLICIES, "rematerialise", self.rematerialise, f"one of {', '.join(POLICIES)}")
+        require_one_of("schedule", self.schedule, SCHEDULES)
+        require_one_of("rematerialise", self.rematerialise, POLICIES)
 
     def held(self, stages: int) -> Held:
         """How many micro-batches every stage holds; `auto` holds as few as it has to."""
