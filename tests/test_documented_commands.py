@@ -17,7 +17,8 @@ from evener.run import commands, plan_command, ps_master, ps_node, ps_train
 from support.commands import evener
 from support.documented import documented_commands, documented_task
 
-COMMANDS = documented_commands()
+COMMANDS = [line for line in documented_commands() if "yolo" not in line]
+"""Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
 _OF_A_MASTER = ("up", "join", "nodes", "down")
 _ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet")
 RUN_HERE = [
