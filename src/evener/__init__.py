@@ -3,17 +3,31 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from evener.version import VERSION
+
 if TYPE_CHECKING:
     from evener.errors import EvenerError
     from evener.graph import ModelGraph
     from evener.plan import Plan
     from evener.profile import ClusterProfile
+    from evener.program.joining import gather, join
     from evener.record import TrainRecord
     from evener.task import Task, ThinTask
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
-__all__ = ["ClusterProfile", "EvenerError", "ModelGraph", "Plan", "Task", "ThinTask", "TrainRecord", "__version__"]
+__all__ = [
+    "ClusterProfile",
+    "EvenerError",
+    "ModelGraph",
+    "Plan",
+    "Task",
+    "ThinTask",
+    "TrainRecord",
+    "__version__",
+    "gather",
+    "join",
+]
 
 _HOMES = {
     "ClusterProfile": "profile",
@@ -23,6 +37,8 @@ _HOMES = {
     "Task": "task",
     "ThinTask": "task",
     "TrainRecord": "record",
+    "gather": "program.joining",
+    "join": "program.joining",
 }
 
 

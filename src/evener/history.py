@@ -79,6 +79,7 @@ class Entry:
         seconds: of all `steps`.
         staleness: of all `contributions` together.
         nodes: what each did, by name.
+        untold: samples whose loss is not known.
     """
 
     step: int = 0
@@ -90,6 +91,13 @@ class Entry:
     contributions: int = 0
     staleness: int = 0
     nodes: dict[str, NodeWork] = field(default_factory=dict)
+    untold: int = 0
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Over the samples whose loss is known; None if there are some, and none of them is."""
+        told = self.samples - self.untold
+        return self.loss / told if told else None if self.samples else 0.0
 
     def add(self, other: Entry) -> None:
         """Count the later steps in `other` as well."""
@@ -100,6 +108,7 @@ class Entry:
         self.steps += other.steps
         self.contributions += other.contributions
         self.staleness += other.staleness
+        self.untold += other.untold
         for name, work in other.nodes.items():
             own = self.nodes.get(name)
             if own is None:
@@ -112,7 +121,7 @@ class Entry:
             step=self.step,
             epoch=self.epoch,
             samples=self.samples,
-            loss=self.loss / self.samples if self.samples else 0.0,
+            loss=self.mean_loss,
             seconds=self.seconds,
             nodes=tuple(self.nodes.get(name, NodeWork()).step(self.seconds) for name in names),
             staleness=self.staleness / self.contributions if self.contributions else 0.0,
@@ -187,7 +196,7 @@ class History(msgspec.Struct, kw_only=True):
         """Mean over the samples of the last epoch that was begun; None if there was no step."""
         entries = self._all()
         last = [entry for entry in entries if entry.epoch == entries[-1].epoch]
-        samples = sum(entry.samples for entry in last)
+        samples = sum(entry.samples - entry.untold for entry in last)
         return sum(entry.loss for entry in last) / samples if samples else None
 
     def record(self, nodes: Sequence[NodeSummary], **fields: Any) -> TrainRecord:

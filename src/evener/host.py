@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from evener import __version__
+from evener.version import VERSION
 
 _LOOPBACK = "127.0.0.1"
 _PACKAGES = ("evener", "torch", "torchvision", "numpy", "msgspec", "safetensors", "matplotlib", "tensorboard")
@@ -19,7 +19,7 @@ _ANYWHERE = "192.0.2.1"  # an address that documentation may use, so nobody's: o
 def environment() -> dict[str, str]:
     """Versions and facts that a reader of a profile or record needs to compare it with another; without PyTorch's."""
     return {
-        "evener": __version__,
+        "evener": VERSION,
         "python": platform.python_version(),
         "torch": version_of("torch") or "not installed",
         "os": platform.platform(),
@@ -38,7 +38,7 @@ def version_of(package: str) -> str:
     if importlib.util.find_spec(package) is None:
         return ""
     if package == "evener":
-        return __version__
+        return VERSION
     from importlib.metadata import version  # a MB that a thin node does not need
 
     return version(package)

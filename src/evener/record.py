@@ -34,7 +34,7 @@ class Step(Part, frozen=True, kw_only=True):
         step: the last one in this entry, from 1.
         epoch: from 0.
         samples: over all nodes.
-        loss: mean over the samples.
+        loss: mean over the samples; None where a program does not tell it.
         seconds: by the leader's clock.
         nodes: one a rank; on the parameter-server plane one for every node that ever had a part in the run.
         staleness: on the parameter-server plane, versions between the weights that a contribution was computed from and
@@ -44,7 +44,7 @@ class Step(Part, frozen=True, kw_only=True):
     step: Amount
     epoch: Amount
     samples: Amount
-    loss: Finite
+    loss: Finite | None
     seconds: Finite
     nodes: tuple[NodeStep, ...]
     staleness: Finite = 0.0

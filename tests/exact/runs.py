@@ -121,7 +121,7 @@ def run_divided(recipe: Recipe, training: Training) -> Outcome:
         if what == "train":
             sizes = training.division.sizes(number + 1, samples)
             loader: Any = _Batch(batch, number, sizes, training.model.replica)
-            outcome.losses.append(float(step(loader).loss))
+            outcome.losses.append(float(step(loader).loss or 0.0))
         else:
             sizes = training.division.parts(number + 1, samples)
             _evaluate(recipe, training, batch, sizes, outcome)

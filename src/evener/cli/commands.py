@@ -17,6 +17,7 @@ from evener.cli.fields import command_of
 from evener.cli.help import PLAN, TRAIN, epilog
 from evener.errors import EvenerError, MissingExtra
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, StrategiesConfig
+from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
 from evener.run.options import (
     BenchmarkConfig,
@@ -52,6 +53,13 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
     from evener.yolo import command
 
     command.run(config, as_json=as_json)
+
+
+def run(config: ScriptConfig, as_json: bool) -> None:
+    """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
+    from evener.program import script
+
+    script.run_program(config, as_json=as_json)
 
 
 def plan(config: PlanConfig, as_json: bool) -> None:
@@ -162,6 +170,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(context_settings={"ignore_unknown_options": True})(command_of(ScriptConfig, run))
 experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done again.")
 
 for _command in (

@@ -14,11 +14,14 @@ from msgspec.structs import FieldInfo, fields
 from evener.cli.help import Panels
 from evener.errors import require
 
+_Words = Annotated[list[str] | None, typer.Argument(help="Words for the program itself.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
 def command_of(kind: type[Struct], run: Callable[..., None], panels: Panels | None = None) -> Callable[..., None]:
     """The function of a command whose options are the fields of `kind`, and `--json` if `run` takes `as_json`.
+
+    If `kind` has `arguments`, they are the words that are no options of it, in order.
 
     Args:
         kind: fields without a default are arguments, those without a description are left out.
@@ -27,12 +30,19 @@ def command_of(kind: type[Struct], run: Callable[..., None], panels: Panels | No
     """
     shown = [one for one in fields(kind) if _description(one)]
 
+    has_arguments = any(one.name == "arguments" for one in fields(kind))
+
     def command(**words: Any) -> None:
-        config = kind(**{one.name: _value(one, words.pop(one.name)) for one in shown})
+        others = {"arguments": tuple(words.pop("arguments") or ())} if has_arguments else {}
+        config = kind(**{one.name: _value(one, words.pop(one.name)) for one in shown}, **others)
         run(config, **words)
 
     heading = {name: title for title, names in (panels or {}).items() for name in names}
     parameters = [_parameter(one, heading.get(one.name)) for one in shown]
+    if has_arguments:
+        parameters.append(
+            inspect.Parameter("arguments", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Words)
+        )
     if "as_json" in inspect.signature(run).parameters:
         parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

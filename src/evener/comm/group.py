@@ -7,10 +7,11 @@ CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing is ever u
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ class Group:
         device: that this rank computes on.
         nodes: name of every rank's node, in order.
         timer: this rank's clock.
-        process_group: for tensors.
+        process_group: for tensors; None: they travel in the mesh, too.
         mesh: for small messages.
         reports: likewise, for messages that are read later than the next one is sent.
         traffic: bytes sent so far.
@@ -89,6 +90,23 @@ class Group:
         """Every rank's `message`, in order of ranks."""
         return [message] if self.mesh is None else self.mesh.all_gather(message)
 
+    def told_by_leader(self, message: bytes) -> bytes:
+        """The leader's `message`, of any size; the leader waits for nobody."""
+        if self.mesh is None:
+            return message
+        if not self.is_leader:
+            return self.mesh.receive_from(0)
+        for peer in self.mesh.peers:
+            self.mesh.send_to(peer, message)
+        return message
+
+    def take_leaders(self, tensors: Sequence[Tensor]) -> None:
+        """Let `tensors`, as many of the same shapes on every rank, be those of the leader."""
+        for tensor in tensors if self.size > 1 else ():
+            same = tensor.detach().contiguous()
+            dist.broadcast(same, group_src=0, group=self.process_group)
+            tensor.detach().copy_(same)
+
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
         """The largest of every rank's values, one by one; the same list on every rank."""
         rows = self.all_gather_bytes(np.asarray(values, dtype=np.float64).tobytes())
@@ -103,11 +121,19 @@ class Group:
         if self.size == 1:
             return tensor
         with self.waiting(kind):
-            work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
-            self.count_all_reduce(tensor, kind)
-            assert work is not None
-            work.wait()
+            self.begin_all_reduce(tensor, kind)()
         return tensor
+
+    def begin_all_reduce(self, tensor: Tensor, kind: str) -> Callable[[], object]:
+        """Start to sum `tensor` over the ranks, in place; the function that is returned waits for it."""
+        if self.size == 1:
+            return lambda: None
+        self.count_all_reduce(tensor, kind)
+        if self.process_group is None:
+            return lambda: tensor.copy_(self._gather(tensor.flatten()).view(self.size, *tensor.shape).sum(0))
+        work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+        assert work is not None
+        return lambda: work.wait()
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
         """Every rank's `tensor`, of one shape on all, stacked: (size, *tensor.shape); computing pauses meanwhile."""
@@ -134,12 +160,15 @@ class Group:
 
     @property
     def prefers_mesh(self) -> bool:
-        """Whether small tensors travel sooner over the mesh than by a collective."""
-        return self.mesh is not None and dist.get_backend(self.process_group) == "gloo"
+        """Whether small tensors travel sooner over the mesh than by a collective, or there is nothing else."""
+        return self.mesh is not None and (self.process_group is None or dist.get_backend(self.process_group) == "gloo")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        return self  # copies of a model are of the same ranks
 
     def _gather(self, flat: Tensor) -> Tensor:
         if self.mesh is not None and self.prefers_mesh:
-            rows = self.mesh.exchange(flat.detach().cpu().numpy().tobytes())
+            rows = self.mesh.exchange(flat.detach().cpu().view(torch.uint8).numpy().tobytes())
             return torch.frombuffer(bytearray(b"".join(rows)), dtype=flat.dtype).to(flat.device)
         gathered = flat.new_empty(self.size * flat.numel())
         work = _all_gather(gathered, flat, group=self.process_group, async_op=True)

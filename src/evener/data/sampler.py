@@ -38,13 +38,14 @@ class Division:
 
     def sizes(self, step: int, count: int) -> tuple[int, ...]:
         """Samples for every rank, in order, of a micro-batch of `count` samples in `step`."""
-        return apportion(count, self._workers(step))
+        return apportion(count, self.workers(step))
 
     def parts(self, step: int, count: int) -> tuple[int, ...]:
         """Likewise of `count` samples that a rank takes one batch after the other, so that memory bounds nothing."""
-        return apportion(count, [Worker(unit_seconds=worker.unit_seconds) for worker in self._workers(step)])
+        return apportion(count, [Worker(unit_seconds=worker.unit_seconds) for worker in self.workers(step)])
 
-    def _workers(self, step: int) -> tuple[Worker, ...]:
+    def workers(self, step: int) -> tuple[Worker, ...]:
+        """Cost of samples on every rank in `step`."""
         return next(workers for start, workers in reversed(self._changes) if start <= step)
 
 

@@ -10,12 +10,11 @@ momentum would move it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from evener.comm.exchange import Exchange, Route
@@ -28,16 +27,17 @@ class GradientBucket:
     """Weights whose gradients travel together in one all-reduce over `group`.
 
     If ranks may use different weights, they are `flagged`: whether a rank has a gradient travels along. Otherwise a
-    weight that has none here, and of which only zeros come, keeps none.
+    weight that has none here, and of which only zeros come, keeps none. With `averaged` the sum is divided by the
+    number of ranks: of what all have alike it makes the same again.
     """
 
-    def __init__(self, group: Group, flagged: bool = False) -> None:
+    def __init__(self, group: Group, flagged: bool = False, averaged: bool = False) -> None:
         self.weights: list[nn.Parameter] = []
         self.nbytes = 0
-        self._group, self._flagged = group, flagged
+        self._group, self._flagged, self._averaged = group, flagged, averaged
         self._factors: list[float] = []
         self._flat = torch.empty(0)
-        self._work: dist.Work | None = None
+        self._wait: Callable[[], object] | None = None
 
     def add(self, weight: nn.Parameter, nbytes: int, factor: float = 1.0) -> None:
         """Let `weight` travel, too; its gradient of `nbytes` counts `factor` times in the sum."""
@@ -52,19 +52,20 @@ class GradientBucket:
         if self._flagged:
             parts.append(grads[0].new_tensor([weight.grad is not None for weight in self.weights]))
         self._flat = torch.cat(parts).detach()
-        self._work = dist.all_reduce(self._flat, group=self._group.process_group, async_op=True)
-        self._group.count_all_reduce(self._flat, "gradients")
+        if self._averaged:
+            self._flat /= self._group.size
+        self._wait = self._group.begin_all_reduce(self._flat, "gradients")
 
     def finish(self) -> None:
         """Wait for the sum, and let every weight's gradient be its part of it."""
-        assert self._work is not None
-        self._work.wait()
+        assert self._wait is not None
+        self._wait()
         number = len(self.weights) if self._flagged else 0
         *parts, flags = torch.split(self._flat, [*(weight.numel() for weight in self.weights), number])
         for index, (weight, part) in enumerate(zip(self.weights, parts, strict=True)):
             if weight.grad is not None or (flags[index] if self._flagged else part).any():
                 _complete(weight, part.view_as(weight))
-        self._work, self._flat = None, torch.empty(0)
+        self._wait, self._flat = None, torch.empty(0)
 
 
 class DividedBucket:

@@ -2,6 +2,7 @@
 
     sum_bucket     of DistributedDataParallel's buckets: every rank has the whole model (`replicated.py`)
     ReplicaSums    likewise, where ranks may use different weights
+    ReplicaMeans   likewise, in a program that calls `backward()` itself, however often
     GradientSums   of a model whose layers are divided (`divided.py`)
 
 The loss is a sum: a rank's loss is the sum over its samples divided by the number of samples of the *whole* batch.
@@ -12,7 +13,6 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -45,15 +45,21 @@ class _BucketSums:
     """Sums gradients in buckets while backward goes on, one bucket after the other: all ranks have the same ones."""
 
     def __init__(self, world: Group, buckets: Sequence[GradientBucket], divided: Sequence[DividedBucket] = ()) -> None:
-        self._world, self._buckets, self._divided = world, buckets, divided
+        self._world, self._divided = world, divided
         self._sums = True
         self._started = False
         self._launched = 0
         self._missing: list[int] = []
-        hooked: list[tuple[Any, int | None]] = [(w, i) for i, bucket in enumerate(buckets) for w in bucket.weights]
-        hooked += [(weight, None) for bucket in divided for weight in bucket.weights]
-        for weight, bucket in hooked:
-            weight.register_post_accumulate_grad_hook(partial(self._arrived, bucket=bucket))
+        self._arrange(buckets)
+        hooked: list[Any] = [weight for bucket in buckets for weight in bucket.weights]
+        hooked += [weight for bucket in divided for weight in bucket.weights]
+        for weight in hooked:
+            weight.register_post_accumulate_grad_hook(self._arrived)
+
+    def _arrange(self, buckets: Sequence[GradientBucket]) -> None:
+        """From now on these are the buckets."""
+        self._buckets = buckets
+        self._bucket_of = {id(weight): i for i, bucket in enumerate(buckets) for weight in bucket.weights}
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -64,12 +70,13 @@ class _BucketSums:
         finally:
             self._sums = True
 
-    def _arrived(self, _: Tensor, bucket: int | None) -> None:
+    def _arrived(self, weight: Tensor) -> None:
         """A weight's gradient is complete on this rank."""
         if not self._sums:
             return
         if not self._started:
             self._start()
+        bucket = self._bucket_of.get(id(weight))
         if bucket is not None:
             self._missing[bucket] -= 1
         while self._launched < len(self._buckets) and self._missing[self._launched] == 0:
@@ -78,6 +85,11 @@ class _BucketSums:
     def _start(self) -> None:
         self._started, self._launched = True, 0
         self._missing = [len(bucket.weights) for bucket in self._buckets]
+
+    def _finish_with_backward(self) -> None:
+        """Everything is complete before the `backward()` returns that goes on now."""
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self.finish)
 
     def _launch(self) -> None:
         self._world.timer.break_for_others()
@@ -128,8 +140,7 @@ class GradientSums(_BucketSums):
 
     def _start(self) -> None:
         super()._start()
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self.finish)
+        self._finish_with_backward()
 
     def clip(self, largest: float) -> float:
         """Shrink all gradients, if need be, so that those of the whole model have a norm of `largest`; the norm before.
@@ -175,11 +186,78 @@ class ReplicaSums(_BucketSums):
     """Sums gradients of replicas that may use different weights in a step, or some of them never; call `finish`."""
 
     def __init__(self, model: nn.Module, world: Group) -> None:
-        buckets: list[GradientBucket] = []
-        for weight in reversed([weight for weight in model.parameters() if weight.requires_grad]):
-            bucket = last_bucket(buckets, GradientBucket(world, flagged=True), weight, weight.nbytes)
-            bucket.add(weight, weight.nbytes)
-        super().__init__(world, buckets)
+        super().__init__(world, flagged_buckets([p for p in model.parameters() if p.requires_grad], world))
+
+
+class ReplicaMeans(_BucketSums):
+    """Averages gradients of replicas that a program of the user's trains: complete whenever `backward()` returns.
+
+    Before it is added to what is there, a gradient is multiplied by the rank's `weight`: by p n / N for n of N samples
+    on p ranks, the means are those of the whole batch. What all ranks have alike stays as it is, so it does not matter
+    how often a step calls `backward()`, nor whether weights are penalised. Weights may be frozen and thawed.
+
+    Args:
+        model: on every rank.
+        world: the ranks.
+        weight: of this rank's part of the batch that is computed now.
+        completed: called when gradients are complete.
+
+    Attributes:
+        watch: if set, it is called when a rank's own gradients are complete (False), which are not sent before, and
+            when the means are (True).
+    """
+
+    def __init__(
+        self, model: nn.Module, world: Group, weight: Callable[[], float], completed: Callable[[], None]
+    ) -> None:
+        self._trainable: list[Any] = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+        self._weight, self._completed = weight, completed
+        self.watch: Callable[[bool], None] | None = None
+        super().__init__(world, ())
+        for parameter in self._trainable:
+            is_trained = parameter.requires_grad
+            parameter.requires_grad_(True)  # a frozen one takes no hook
+            parameter.register_hook(self._weighed)
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+            parameter.requires_grad_(is_trained)
+
+    def _weighed(self, gradient: Tensor) -> Tensor:
+        """What is not there counts as zeros, also if it is no number."""
+        weight = self._weight()
+        return gradient if weight == 1 else gradient * weight if weight else torch.zeros_like(gradient)
+
+    def own_gradients(self) -> Tensor:
+        """This rank's gradients, unweighted, in one piece of float64; zeros where there is none."""
+        weight = self._weight()
+        found = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._trainable]
+        flat = torch.cat([grad.detach().double().cpu().flatten() for grad in found])
+        return flat / weight if weight else flat
+
+    def _start(self) -> None:
+        trained = [parameter for parameter in self._trainable if parameter.requires_grad]
+        if len(trained) != len(self._bucket_of) or any(id(weight) not in self._bucket_of for weight in trained):
+            self._arrange(flagged_buckets(trained, self._world, averaged=True))
+        super()._start()
+        if self.watch is not None:
+            self._missing = [len(self._trainable) + 1] * len(self._buckets)
+        self._finish_with_backward()
+
+    def finish(self) -> None:
+        """Besides, the user's hooks on gradients are run."""
+        if self.watch is not None:
+            self.watch(False)
+        super().finish()
+        if self.watch is not None:
+            self.watch(True)
+        self._completed()
+
+
+def flagged_buckets(weights: Sequence[nn.Parameter], world: Group, averaged: bool = False) -> list[GradientBucket]:
+    """Buckets of `weights`, those that the forward pass uses last first; each rank may use some of them only."""
+    buckets: list[GradientBucket] = []
+    for weight in reversed(weights):
+        last_bucket(buckets, GradientBucket(world, True, averaged), weight, weight.nbytes).add(weight, weight.nbytes)
+    return buckets
 
 
 def clip_gradients(

@@ -6,13 +6,12 @@ which loses no digits where a sum of squares would. The norms (`norms.py`) diffe
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from evener.comm.exchange import Exchange, Route
-from evener.comm.group import Group
 from evener.oracle.division.layout import Intervals, Layout, divide
 from evener.parallel.process_mesh import ProcessMesh
 
@@ -133,5 +132,13 @@ def _count(row: Tensor) -> Tensor:
     return row[:1] if row.numel() else row.new_full((1,), 2)
 
 
-Gathers: TypeAlias = Group | DataAxis
-"""Gathers and sums the statistics of all parts: those of a group's ranks, or of replicas."""
+class Gathers(Protocol):
+    """Gathers and sums the statistics of all parts: those of a group's ranks, or of replicas."""
+
+    def all_gather(self, tensor: Tensor, kind: str, /) -> Tensor:
+        """Everybody's `tensor`, stacked."""
+        ...
+
+    def all_sum(self, tensor: Tensor, kind: str, /) -> Tensor:
+        """The sum of everybody's `tensor`."""
+        ...

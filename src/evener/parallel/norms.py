@@ -221,7 +221,7 @@ def _replaced(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.M
     return module
 
 
-def synchronise_batch_norm(model: nn.Module, group: Group) -> nn.Module:
+def synchronise_batch_norm(model: nn.Module, group: Gathers) -> nn.Module:
     """Replace plain BatchNorms in `model`, in place, by ones over all ranks; returns the model (or its replacement)."""
     return _replaced(model, lambda norm: GroupBatchNorm(norm, group))
 

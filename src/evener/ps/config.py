@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from evener import __version__
 from evener.atomic import atomic_write, remove_drafts
 from evener.errors import InvalidFile, InvalidInput, MissingFile
 from evener.host import version_of
 from evener.schema import NOT_DECODED, Part
+from evener.version import VERSION
 from evener.wire.identity import ROLES, Identity, make_identity
 
 _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
@@ -161,7 +161,7 @@ class Versions(NamedTuple):
 
 def versions_here() -> Versions:
     """What runs on this machine; PyTorch is not imported."""
-    return Versions(__version__, platform.python_version(), version_of("torch"))
+    return Versions(VERSION, platform.python_version(), version_of("torch"))
 
 
 class MasterConfig(NamedTuple):

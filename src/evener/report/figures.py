@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -93,7 +94,7 @@ def _curve(index: int, name: str, record: TrainRecord) -> _Curve:
         line=LINES[index // len(COLORS) % len(LINES)],
         steps=steps,
         seconds=seconds,
-        losses=[entry.loss for entry in record.steps],
+        losses=[math.nan if entry.loss is None else entry.loss for entry in record.steps],
         validated_steps=[step for step, _ in validated],
         validated_seconds=[_seconds_at(step, steps, seconds) for step, _ in validated],
         accuracies=[accuracy for _, accuracy in validated],

@@ -50,7 +50,8 @@ class ScalarWriter:
             InvalidValue: the step has another number of nodes than there are names.
         """
         require(len(step.nodes) == len(self.node_names), "step.nodes", len(step.nodes), f"{len(self.node_names)} nodes")
-        self._write("loss/train", step.loss, step.step)
+        if step.loss is not None:
+            self._write("loss/train", step.loss, step.step)
         if step.seconds <= 0:
             return
         self._write("throughput/samples_per_second", step.samples / step.seconds, step.step)

@@ -33,10 +33,14 @@ class RunView:
         output: folder for plan, record and scalars.
         to_stderr: keep stdout free for `--json`.
         shows_steps: whether to show steps and validations, too; no where something else does.
+        by_lines: a line now and then and no bar, as a program of the user's prints, too.
     """
 
-    def __init__(self, output: Path, *, to_stderr: bool = False, shows_steps: bool = True) -> None:
+    def __init__(
+        self, output: Path, *, to_stderr: bool = False, shows_steps: bool = True, by_lines: bool = False
+    ) -> None:
         self.console = open_console(to_stderr)
+        self._by_lines = by_lines
         self.record: TrainRecord | None = None
         self._output, self._shows_steps = output, shows_steps
         self._plan: Plan | None = None
@@ -82,7 +86,7 @@ class RunView:
             return
         self._rate = rate if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * rate
         line = self._line(step)
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self._by_lines:
             self._show_bar(step, line)
         elif time.monotonic() - self._last_line > _PLAIN_INTERVAL:
             self._last_line = time.monotonic()
@@ -93,7 +97,8 @@ class RunView:
         names = [a.node for a in self._plan.assignments] if self._plan else []
         waits = [f"{name} {_percent(n.wait_seconds, step.seconds)}" for name, n in zip(names, step.nodes, strict=False)]
         waiting = f"  waiting: {', '.join(waits)}" if len(waits) > 1 else ""
-        return f"epoch {step.epoch + 1}  {self._rate:,.0f} samples/s  loss {step.loss:.4f}{waiting}"
+        loss = "" if step.loss is None else f"  loss {step.loss:.4f}"
+        return f"epoch {step.epoch + 1}  {self._rate:,.0f} samples/s{loss}{waiting}"
 
     def _show_bar(self, step: Step, line: str) -> None:
         if self._bar is None:
@@ -124,13 +129,13 @@ class RunView:
         self.console.print(record_table(record))
         if record.agreement:
             self.console.print(f"agreement {record.agreement}: {_agreement_words(record)}")
-        elif len(record.nodes) > 1:
+        elif len(record.nodes) > 1 and record.plan.prediction is not None:
             self.console.print(predicted_table(record))
         try:
             write_noun(record, self._output / "record.json")
         except OSError as error:
             raise CannotWrite(self._output / "record.json", error) from error
-        self.console.print(f"record and weights are in {self._output}")
+        self.console.print(f"record {'is' if self._by_lines else 'and weights are'} in {self._output}")
 
     def _close(self) -> None:
         if self._bar is not None:

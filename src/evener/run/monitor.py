@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTiming
 from evener.data.sampler import Division
-from evener.errors import NonFiniteLoss
+from evener.errors import NonFiniteLoss, TrainingFailed
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Balance
@@ -23,6 +23,9 @@ from evener.run.step import Reports, StepReport, StepResult, entry_of
 
 WARM_UP = 6
 """Steps that say nothing of a node's speed: they fill memory and caches, up to a fifth slower than all later ones."""
+
+_SAME_RATE, _SAME_WEIGHT, _LEAST_WEIGHT = 1e-9, 1e-2, 1e-5
+"""Relative and absolute differences: machines of several kinds differ in the last digits, which training magnifies."""
 
 
 class Monitor:
@@ -119,7 +122,7 @@ class Monitor:
                 samples=outcome.samples,
                 total=outcome.total,
                 epoch=outcome.epoch,
-                loss=float(outcome.loss),
+                loss=0.0 if outcome.loss is None else float(outcome.loss),
                 wall=wall,
                 timed_samples=timing.samples,
                 io=timing.io,
@@ -128,6 +131,9 @@ class Monitor:
                 sent=sent - self._sent_before,
                 stop=int(self._env.stop_requested),
                 save=int(self._is_due()),
+                told=int(outcome.loss is not None),
+                rate=outcome.rate,
+                weight=outcome.weight,
             )
         )
         self._sent_before = sent
@@ -136,6 +142,7 @@ class Monitor:
         """Read the reports of the oldest step and act on them."""
         reports = self._reports.receive()
         self._refuse_non_finite(reports)
+        self._refuse_different(reports)
         self.is_stopping = self.is_stopping or any(report.stop for report in reports)
         self.is_saving = self.is_saving or any(report.save for report in reports)
         self._rebalance(reports)
@@ -149,6 +156,21 @@ class Monitor:
         for report, node in zip(reports, self._group.nodes, strict=True):
             if not math.isfinite(report.loss):
                 raise NonFiniteLoss(node, report.step, report.loss, self._advice())
+
+    def _refuse_different(self, reports: Sequence[StepReport]) -> None:
+        """Raises TrainingFailed: replicas are not alike."""
+        first, nodes = reports[0], self._group.nodes
+        for other, node in zip(reports, nodes, strict=True):
+            if not math.isclose(first.rate, other.rate, rel_tol=_SAME_RATE):
+                raise TrainingFailed(
+                    f"in step {first.step} the learning rate is {first.rate:g} on node {nodes[0]} and {other.rate:g} "
+                    f"on node {node}: give schedules the same numbers on all nodes, such as run.mean(loss)"
+                )
+            if not math.isclose(first.weight, other.weight, rel_tol=_SAME_WEIGHT, abs_tol=_LEAST_WEIGHT):
+                raise TrainingFailed(
+                    f"in step {first.step} a weight is {first.weight:g} on node {nodes[0]} and {other.weight:g} on "
+                    f"node {node}: something that only one node knows changes the model or its optimiser"
+                )
 
     def _rebalance(self, reports: Sequence[StepReport]) -> None:
         if self._balance is None or self._division is None or reports[0].step < self._first + self._warm_up:

@@ -26,6 +26,7 @@ from evener.plan import Check, Plan, is_pipeline
 from evener.profile import Precision
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
+from evener.run.differences import Difference, largest, off_by
 from evener.run.training import is_cut_alike
 from evener.run.trial import Results, StepValues, Trial, Values
 
@@ -44,18 +45,6 @@ _DOUBLE = 2.0
 """Times as long as in single precision."""
 _WAIT, _BUDGETS, _WHOLES = 60.0, 10.0, 20.0
 """After so many seconds, or times what the check may take, or the whole took, ranks that are not done never will be."""
-
-
-class Difference(msgspec.Struct, frozen=True):
-    """How far two values are apart.
-
-    Attributes:
-        what: in words, with the name of the parameter.
-        off: the largest difference, relative to the largest value.
-    """
-
-    what: str
-    off: float
 
 
 def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
@@ -184,7 +173,7 @@ def _differences(divided: Results, whole: Results, initial: Values, precision: P
         assert whole.outputs is not None
         yield Difference("the number of tensors in the outputs", abs(len(divided.outputs) - len(whole.outputs)))
         for value, expected in zip(divided.outputs, whole.outputs, strict=False):
-            yield Difference("the output in evaluation mode", _off(value, expected, _size(expected)))
+            yield Difference("the output in evaluation mode", off_by(value, expected, largest(expected)))
     noise: Values = {}
     for number, (step, right) in enumerate(zip(divided.steps, whole.steps, strict=False), 1):
         yield Difference(f"the loss of step {number}", abs(step.loss - right.loss) / max(abs(right.loss), 1e-6))
@@ -208,9 +197,9 @@ def _of_whole_gradient(step: StepValues, expected: StepValues) -> Difference:
 
 
 def _of_gradients(step: StepValues, expected: StepValues, number: int) -> Iterator[Difference]:
-    largest = max(map(_size, expected.gradients.values()), default=0.0)
+    most = max(map(largest, expected.gradients.values()), default=0.0)
     for name, value, right in _gradients(step, expected):
-        off = _off(value, right, max(_size(right), _LEAST * largest))
+        off = off_by(value, right, max(largest(right), _LEAST * most))
         yield Difference(f"the gradient of {name} in step {number}", off)
 
 
@@ -227,7 +216,7 @@ def _uncertain(step: StepValues, expected: StepValues) -> Values:
     for name, right in expected.gradients.items():
         value = step.gradients.get(name)
         if value is not None and value.shape == right.shape:
-            found[name] = right.abs() <= 10 * _size(value - right) / _TOLERANCES[_EXACT]
+            found[name] = right.abs() <= 10 * largest(value - right) / _TOLERANCES[_EXACT]
     return found
 
 
@@ -237,31 +226,15 @@ def _of_state(
     """Of the changes since the first step."""
     for name, right in expected.state.items():
         value = _at(step.state, name)
-        rounding = _ROUNDING * max(_size(right), _size(initial[name]))
+        rounding = _ROUNDING * max(largest(right), largest(initial[name]))
         if name in noise and value.shape == right.shape:
             value = torch.where(noise[name], right, value)
-        yield Difference(f"{name} after step {number}", _off(value, right, _size(right - initial[name]) + rounding))
+        yield Difference(f"{name} after step {number}", off_by(value, right, largest(right - initial[name]) + rounding))
 
 
 def _at(values: Values, name: str) -> Tensor:
     """The value called `name`, or one that is equal to none."""
     return values.get(name, torch.empty(0, 0))
-
-
-def _size(tensor: Tensor) -> float:
-    """The largest of the absolute values."""
-    return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0
-
-
-def _off(value: Tensor, expected: Tensor, scale: float) -> float:
-    """The largest difference, relative to `scale`."""
-    if value.shape != expected.shape:
-        return float("inf")
-    if torch.equal(value, expected):
-        return 0.0
-    differences = (value.double() - expected.double()).abs()
-    both = value.isnan() & expected.isnan()
-    return _size(differences.masked_fill(both, 0.0)) / max(scale, 1e-30)
 
 
 def _sentence(plan: Plan, precision: Precision, found: Difference) -> str:

@@ -23,12 +23,22 @@ from evener.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step gave on this rank: samples of its replica and of all ranks, its part of the mean loss, a scalar."""
+    """What one step gave on this rank.
+
+    Attributes:
+        epoch: from 0.
+        samples: of its replica; `total` of all ranks.
+        loss: its part of the mean loss, a scalar; None if nobody knows it.
+        rate: learning rate, which has to be the same on all ranks; 0 where that needs no proof.
+        weight: one of the weights, likewise.
+    """
 
     epoch: int
     samples: int
     total: int
-    loss: Tensor
+    loss: Tensor | float | None
+    rate: float = 0.0
+    weight: float = 0.0
 
 
 class TrainStep:
@@ -152,6 +162,9 @@ class StepReport:
         sent: bytes handed to collectives.
         stop: 1 if this rank was asked to stop.
         save: 1 if it is time for a checkpoint.
+        told: 1 if the loss is known.
+        rate: as that of a StepResult.
+        weight: likewise.
     """
 
     step: int
@@ -167,6 +180,9 @@ class StepReport:
     sent: int
     stop: int
     save: int
+    told: int
+    rate: float
+    weight: float
 
     @property
     def computing(self) -> float:
@@ -210,6 +226,7 @@ def entry_of(reports: Sequence[StepReport]) -> Entry:
         epoch=first.epoch,
         samples=first.total,
         loss=sum(report.loss for report in reports) * first.total,
+        untold=0 if first.told else first.total,
         seconds=max(report.wall for report in reports),
         steps=1,
         nodes={

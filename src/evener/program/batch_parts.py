@@ -1,0 +1,152 @@
+"""A rank's part of a batch, and how much it counts in the step that it belongs to.
+
+n of N samples on p ranks: gradients are averaged over the ranks, so the mean loss of a rank counts p n / N times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from evener.comm.group import Group
+from evener.errors import InvalidInput, require
+from evener.tracer.nested import map_tensors, tensors_in
+
+STAND_IN = 2
+"""Samples of a rank that has none, which count for nothing: layers may want more than one."""
+
+Count: TypeAlias = Literal["samples", "sum"] | Callable[[Any], Any]
+"""What the loss of a batch is a mean over: its samples, or so many things as the function says; or it is a sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPart:
+    """One rank's part of one batch.
+
+    Attributes:
+        first: of its samples, in the batch.
+        samples: that count; with none, the rank computes some all the same, as it has to take part.
+        total: samples of the batch.
+        loaded: samples that are computed.
+    """
+
+    first: int
+    samples: int
+    total: int
+    loaded: int
+
+    @property
+    def rows(self) -> slice:
+        """Where the loaded samples are in the batch."""
+        return slice(self.first, self.first + self.loaded)
+
+
+def part_of(rank: int, sizes: Sequence[int]) -> BatchPart:
+    """The part of `rank` in a batch of which every rank has so many samples."""
+    total, samples = sum(sizes), sizes[rank]
+    loaded = samples or min(STAND_IN, total)
+    first = min(sum(sizes[:rank]), total - loaded)
+    return BatchPart(first=first, samples=samples, total=total, loaded=loaded)
+
+
+def require_count(count: object) -> None:
+    """Raise InvalidValue unless it is a Count."""
+    require(count in ("samples", "sum") or callable(count), "count", count, "'samples', 'sum' or a function of a batch")
+
+
+def weight_of(part: BatchPart, batch: Any, count: Count, group: Group) -> float:
+    """How often the mean loss of `part` counts; every rank calls this for its own part of the same batch.
+
+    Raises:
+        InvalidInput: the count is no number, or negative.
+    """
+    if count == "samples":
+        return group.size * part.samples / part.total
+    if count == "sum":
+        return float(group.size if part.samples else 0)
+    own = _number(count, batch) if part.samples else 0.0
+    whole = sum(_rows(group, [own])[:, 0].tolist())
+    return group.size * own / whole if whole else 0.0
+
+
+def _number(count: Callable[[Any], Any], batch: Any) -> float:
+    try:
+        own = float(count(batch))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"count= must give a number for a batch: {error}") from error
+    require(own >= 0, "count=", own, "zero or more")
+    return own
+
+
+def _rows(group: Group, values: Sequence[float]) -> Any:
+    """Every rank's values, one row a rank."""
+    rows = group.all_gather_bytes(np.asarray(values, dtype=np.float64).tobytes())
+    return np.stack([np.frombuffer(row) for row in rows])
+
+
+class OpenParts:
+    """The parts that this rank computes now: of every loader that is being gone through, the last one."""
+
+    def __init__(self) -> None:
+        self._weights: dict[object, float] = {}
+
+    def open(self, owner: object, weight: float) -> None:
+        """A batch of `owner` is computed from now on; it counts `weight` times."""
+        self._weights[owner] = weight
+
+    def close(self, owner: object) -> None:
+        """No batch of `owner` is computed any more."""
+        self._weights.pop(owner, None)
+
+    @property
+    def are_any(self) -> bool:
+        """Whether a batch is under way."""
+        return bool(self._weights)
+
+    def weight(self) -> float:
+        """How often what is computed now counts: once where no batch is divided, as all ranks compute the same.
+
+        Raises:
+            InvalidInput: batches of several loaders are computed, which count differently.
+        """
+        found = set(self._weights.values())
+        if len(found) > 1:
+            raise InvalidInput(
+                "batches of two loaders are trained on at once, and are divided in different proportions: "
+                "give both loaders the same batch_size, or put both data sets into one"
+            )
+        return found.pop() if found else 1.0
+
+
+def rows_of(batch: Any, dim: int) -> int:
+    """Samples of a batch: the size of all its tensors in `dim`. Raises InvalidInput: they differ, or there is none."""
+    sizes = {tensor.shape[dim] for tensor in tensors_in(batch) if tensor.dim() > dim}
+    if len(sizes) != 1:
+        raise InvalidInput(f"run.share needs tensors with as many samples each in dim {dim}, got {sorted(sizes)}")
+    return int(sizes.pop())
+
+
+def cut_rows(batch: Any, part: BatchPart, dim: int) -> Any:
+    """The rows of `part` of all tensors in `batch`."""
+    place = (slice(None),) * dim + (part.rows,)
+    return map_tensors(batch, lambda tensor: tensor[place] if tensor.dim() > dim else tensor)
+
+
+def print_of(batch: Any) -> float:
+    """A number that is another for another batch, as good as certainly."""
+    values = [tensor.detach().double().cpu().flatten() for tensor in tensors_in(batch)]
+    weights = torch.arange(1, sum(map(len, values)) + 1, dtype=torch.float64).remainder(251.0) + 1
+    return float(torch.cat(values) @ weights) if values else 0.0
+
+
+def require_alike(group: Group, value: float, what: str) -> None:
+    """Raise InvalidInput unless every rank has the same `value`; all of them call this."""
+    rows = _rows(group, [value])[:, 0]
+    same = np.isclose(rows, rows[0], rtol=1e-9, atol=0.0, equal_nan=True)
+    if not same.all():
+        other = group.nodes[int(np.flatnonzero(~same)[0])]
+        raise InvalidInput(f"{what}: nodes {group.nodes[0]} and {other} have different ones")

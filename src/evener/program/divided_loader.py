@@ -1,0 +1,230 @@
+"""A user's DataLoader, of whose every batch this rank loads its part: sampler, collate function and workers are his.
+
+The leader goes through the user's batch sampler and tells the others the indices of every batch, so that any sampler is
+divided as it is, whatever it draws or looks at.
+
+    the leader    batch_sampler -> indices of a batch -> told to all
+    every rank    sizes of all parts, by the division -> its part of the indices -> samples -> collate
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from evener.comm.group import Group
+from evener.errors import InvalidInput
+from evener.program.batch_parts import BatchPart, Count, part_of, print_of, require_alike
+
+_TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+               "prefetch_factor", "persistent_workers", "in_order")  # fmt: skip
+
+
+class Divider(Protocol):
+    """What a loader asks of the run that it belongs to."""
+
+    group: Group
+
+    def sizes(self, count: int, is_training: bool) -> Sequence[int]:
+        """Samples for every rank of a batch of `count`."""
+        ...
+
+    def is_training(self) -> bool:
+        """Whether what is computed now trains."""
+        ...
+
+    def begin(self) -> int | None:
+        """A pass through a loader begins; in a rehearsal, the samples of each of its batches."""
+        ...
+
+    def loading(self, owner: object) -> None:
+        """A batch of `owner` is loaded from now on."""
+        ...
+
+    def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
+        """This rank computes `part` from now on; the batch as it is to be given to the program."""
+        ...
+
+    def end(self, loader: DividedLoader) -> None:
+        """The pass through `loader` is over."""
+        ...
+
+
+class DividedLoader:
+    """Goes through this rank's parts of the batches of a user's loader; all else is as with that.
+
+    Args:
+        loader: the user's.
+        divider: the run.
+        count: what the loss of a batch is a mean over.
+
+    Raises:
+        InvalidInput: its batches cannot be divided.
+    """
+
+    def __init__(self, loader: DataLoader[Any], divider: Divider, count: Count) -> None:
+        self.loader, self.count = loader, count
+        self._divider = divider
+        self._is_stream = isinstance(loader.dataset, IterableDataset)
+        _refuse_indivisible(loader)
+        taken = {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
+        taken = {name: value for name, value in taken.items() if name in inspect.signature(DataLoader).parameters}
+        self._order = _Order(loader, divider)
+        if self._is_stream:
+            parts: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+            self._inner: DataLoader[Any] = DataLoader(loader.dataset, collate_fn=_as_it_is, **parts, **taken)
+        else:
+            fetch = _FetchPart(loader.dataset, loader.collate_fn)
+            order: Any = self._order  # of more than indices
+            self._inner = DataLoader(fetch, batch_sampler=order, collate_fn=_as_it_is, **taken)
+
+    def __len__(self) -> int:
+        """Number of batches: that of one process."""
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        limit = self._divider.begin()
+        if limit is not None:
+            return self._through(self._small_batches(limit))
+        self._order.is_training = self._divider.is_training()
+        return self._through(self._batches(iter(self._inner)))  # which draws from the generators now, as any loader's
+
+    def _through(self, batches: Iterator[tuple[BatchPart, Any]]) -> Iterator[Any]:
+        try:
+            while True:
+                self._divider.loading(self)
+                found = next(batches, None)
+                if found is None:
+                    return
+                yield self._divider.loaded(self, *found)
+        finally:
+            self._divider.end(self)
+
+    def _batches(self, inner: Iterator[Any]) -> Iterator[tuple[BatchPart, Any]]:
+        """This rank's parts."""
+        if not self._is_stream:
+            yield from inner
+            return
+        for samples in inner:
+            require_alike(self._divider.group, float(len(samples)), "the nodes read batches of different sizes")
+            require_alike(self._divider.group, print_of(samples[:1]), "a stream must be the same on all nodes: seed it")
+            yield self._part_of_samples(samples)
+
+    def _small_batches(self, limit: int) -> Iterator[tuple[BatchPart, Any]]:
+        """Parts of the first `limit` samples of every batch, loaded here."""
+        if self._is_stream:
+            samples = iter(self.loader.dataset)
+            while some := list(islice(samples, limit)):
+                yield self._part_of_samples(some)
+            return
+        self._order.is_training, self._order.limit = True, limit
+        fetch = _FetchPart(self.loader.dataset, self.loader.collate_fn)
+        for chosen in self._order:
+            yield fetch.__getitems__(chosen)
+
+    def _part_of_samples(self, samples: list[Any]) -> tuple[BatchPart, Any]:
+        divider = self._divider
+        part = part_of(divider.group.rank, divider.sizes(len(samples), divider.is_training()))
+        return part, self.loader.collate_fn(samples[part.rows])
+
+
+class _Order:
+    """The batches of a loader, in order: (this rank's part, the indices of its samples).
+
+    Attributes:
+        is_training: otherwise no rank is without samples, as programs count what they evaluate.
+        limit: samples of a batch; None for all.
+    """
+
+    def __init__(self, loader: DataLoader[Any], divider: Divider) -> None:
+        self._loader, self._divider = loader, divider
+        self.is_training = True
+        self.limit: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[tuple[BatchPart, list[Any]]]:
+        group = self._divider.group
+        told = _told(group, self._loader.batch_sampler)
+        for indices in told if self.is_training else _large_enough(told, group.size):
+            chosen = indices[: self.limit]
+            part = part_of(group.rank, self._divider.sizes(len(chosen), self.is_training))
+            yield part, chosen[part.rows]
+
+
+def _told(group: Group, batches: Any) -> Iterator[list[Any]]:
+    """The indices of every batch, as the leader's sampler gives them."""
+    own = iter(batches) if group.is_leader else iter(())
+    while True:
+        batch = next(own, None) if group.is_leader else None
+        message = b"" if batch is None else msgspec.msgpack.encode([_plain(index) for index in batch])
+        message = group.told_by_leader(message)
+        if not message:
+            return
+        yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]
+
+
+def _plain(index: Any) -> Any:
+    """An index as it can be told: a number of NumPy or a tensor is a number."""
+    return operator.index(index) if hasattr(index, "__index__") else index
+
+
+def _large_enough(batches: Iterator[list[Any]], least: int) -> Iterator[list[Any]]:
+    """The same samples, the last batch together with the one before if it is smaller than `least`."""
+    held: list[Any] = []
+    for batch in batches:
+        if len(batch) >= least and held:
+            yield held
+            held = []
+        held = [*held, *batch]
+    if 0 < len(held) < least:
+        raise InvalidInput(f"an evaluation of {len(held)} samples cannot be divided among {least} nodes")
+    if held:
+        yield held
+
+
+class _FetchPart(Dataset[Any]):
+    """Fetches all samples of a part at once; what a loader's worker process runs."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._dataset, name)  # for a worker_init_fn that looks at its data set
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("this data set is read by whole parts of batches")
+
+    def __getitems__(self, chosen: tuple[BatchPart, list[Any]]) -> tuple[BatchPart, Any]:
+        part, indices = chosen
+        dataset: Any = self._dataset
+        whole = getattr(dataset, "__getitems__", None)
+        samples = whole(indices) if whole else [dataset[index] for index in indices]
+        return part, self._collate(samples)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _refuse_indivisible(loader: DataLoader[Any]) -> None:
+    """Raises InvalidInput: batches cannot be divided, or are already."""
+    if isinstance(loader.sampler, DistributedSampler):
+        raise InvalidInput("run.prepare divides every batch itself: leave the DistributedSampler out")
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise InvalidInput(
+            "a loader with batch_size=None gives whole batches of the data set's own, which cannot be divided: "
+            "let the data set give samples and the loader a batch_size, or give every batch to run.share"
+        )

@@ -1,0 +1,149 @@
+"""How a program finds the run that it belongs to: one that `evener run` or torchrun started, or none.
+
+What a program calls is here: `evener.join` and `evener.gather` are these functions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evener.comm.group import Group, leave_group
+from evener.comm.step_timing import StepTimer
+from evener.errors import EvenerError, explain
+from evener.events import RunEvent
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import torchrun_environment
+from evener.program.options import ScriptConfig
+from evener.program.session import Run
+from evener.run.console import RunView, run_folder
+from evener.run.context import join_world
+
+_runs: list[Run] = []
+"""That of this process, once it has joined."""
+_waiting: list[tuple[RankEnvironment, ScriptConfig]] = []
+"""What this process was started with, until it joins."""
+
+
+def join() -> Run:
+    """The nodes that run this program; every node calls this, once, before it makes its model.
+
+    Returns:
+        A run of one node if nobody started several: the program is then what it was.
+
+    Raises:
+        NodeLost: a node does not come.
+    """
+    if not _runs:
+        _runs.append(_joined())
+    return _runs[0]
+
+
+def gather(rows: Tensor) -> Tensor:
+    """The rows of all nodes, in the order of the batch: for losses and layers that compare samples.
+
+    Gradients flow back to the nodes that the rows came from. Every node calls this; alone it is the identity.
+
+    Args:
+        rows: (samples, ...), of this node's part of the batch; the number of rows may differ from node to node.
+    """
+    return _runs[0].gather(rows) if _runs else rows
+
+
+def expect(env: RankEnvironment, config: ScriptConfig) -> None:
+    """The program that this process runs next will join as the rank of `env`."""
+    _runs.clear()
+    _waiting[:] = [(env, config)]
+
+
+def joined() -> Run | None:
+    """The run of this process, if its program has joined."""
+    return _runs[0] if _runs else None
+
+
+def _joined() -> Run:
+    if _waiting:
+        env, config = _waiting.pop()
+        return Run(env, join_world(env), config)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _join_torchrun()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    env = RankEnvironment(0, [LocalNode(name="node-0", device=str(device))], device, 0.0, lambda _: None)
+    return Run(env, Group(rank=0, size=1, device=device, nodes=["node-0"], timer=StepTimer(device)), None)
+
+
+def _join_torchrun() -> Run:
+    """As one of the ranks that torchrun started with the program itself."""
+    config = ScriptConfig(script=Path(sys.argv[0]), arguments=tuple(sys.argv[1:]))
+    views: list[RunView] = []
+
+    def show(event: RunEvent) -> None:
+        for view in views:
+            view(event)
+
+    env = torchrun_environment(os.environ, config.patience, show)
+    assert env is not None
+    if env.rank == 0:
+        views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True))
+    env.stop_on(signal.SIGTERM)
+    if env.heartbeat is not None:
+        env.heartbeat.start()
+    run = Run(env, join_world(env), config)
+    ending = _Ending(run, env)
+    sys.excepthook = ending.fail
+    atexit.register(ending.finish)
+    return run
+
+
+class _Ending:
+    """How a program ends that torchrun started: nobody of ours is there afterwards."""
+
+    def __init__(self, run: Run, env: RankEnvironment) -> None:
+        self._run, self._env = run, env
+        self._has_failed = False
+
+    def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Say what the others cannot see, and end."""
+        self._has_failed = True
+        if self._run.rehearsal.understudy is not None:
+            self._run.rehearsal.understudy.fail(error)
+        sentence, code, _ = explain(error)
+        if isinstance(error, EvenerError):
+            sys.stderr.write(f"evener: {sentence}\n")
+        else:
+            sys.__excepthook__(kind, error, trace)
+        if self._env.heartbeat is not None:
+            self._env.heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
+        sys.stderr.flush()
+        os._exit(code)
+
+    def finish(self) -> None:
+        """Write the record; every rank is here at the end."""
+        if self._has_failed:
+            return
+        finish(self._run, self._env)
+        if self._env.heartbeat is not None:
+            self._env.heartbeat.stop()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a Gloo thread may crash an ordinary exit of the interpreter
+
+
+def finish(run: Run, env: RankEnvironment) -> None:
+    """The program is over: write the record. Every rank calls this."""
+    if run.rehearsal.understudy is not None:
+        run.rehearsal.understudy.end()
+    record: Any = run.finish()
+    if record is not None and run.group.is_leader:
+        env.notify(record)
+    run.group.barrier()
+    leave_group()

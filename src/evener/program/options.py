@@ -1,0 +1,32 @@
+"""What `evener run` is asked, field by field."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from evener.run.options import NodesConfig
+
+
+class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
+    """On which nodes a program of the user's runs, and how its batches are divided; travels to every rank."""
+
+    script: Annotated[Path, Meta(description="Your program; what is not an option below is for it.")]
+    shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
+    approximate: Annotated[
+        bool, Meta(description="Train also what would not be equal to one process; it is told, not refused.")
+    ] = False
+    run_folder: Annotated[Path | None, Meta(description="Folder of record and plan; runs/SCRIPT-TIME by default.")] = (
+        None
+    )
+    arguments: tuple[str, ...] = ()
+    started: float = field(default_factory=time.time)
+
+    @property
+    def folder(self) -> Path:
+        """What the user named, or `runs/SCRIPT-TIME`."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
+        return self.run_folder or Path("runs") / f"{self.script.stem}-{stamp}"

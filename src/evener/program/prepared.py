@@ -1,0 +1,154 @@
+"""Models and optimisers of a user's program, made ready to train on several ranks; they stay the user's own objects.
+
+PreparedModel       the leader's weights on all ranks, norms over all samples, gradients complete after `backward()`
+PreparedOptimizer   tells when an update begins and ends; a closure's loss is that of the whole batch
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from evener.comm.group import Group
+from evener.errors import InvalidInput
+from evener.parallel.gradient_hooks import GradientHooks
+from evener.parallel.gradient_sums import ReplicaMeans
+from evener.parallel.norms import GroupBatchNorm, synchronise_batch_norm
+from evener.parallel.op_registry import without_synchronised
+from evener.parallel.refusals import refuse_lazy
+from evener.parallel.shared_statistics import SharedStatistics, needs_sharing
+from evener.program.batch_parts import require_alike
+
+
+class WeighedSums:
+    """The ranks, for norms: what flows back counts as often as the loss that it comes from.
+
+    Each rank's own loss is differentiated, and weighed where gradients are added to weights. What a rank tells the
+    others in between has to be weighed before, and what it is told made up for.
+    """
+
+    def __init__(self, group: Group, weight: Callable[[], float]) -> None:
+        self._group, self._weight = group, weight
+
+    def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
+        """As a Group."""
+        return self._group.all_gather(tensor, kind)
+
+    def all_sum(self, tensor: Tensor, kind: str) -> Tensor:
+        """As a Group, of gradients."""
+        weight = self._weight()
+        total = self._group.all_sum(tensor * weight, kind)
+        return total / weight if weight else total
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WeighedSums:
+        return self  # copies of a model are of the same ranks
+
+
+class PreparedModel:
+    """A model that all ranks have.
+
+    Args:
+        model: the user's; its BatchNorms are replaced in place.
+        group: the ranks.
+        weight: how often what this rank computes now counts.
+
+    Attributes:
+        model: what the program is to use: the same object, unless it is a BatchNorm itself.
+        means: of its gradients.
+
+    Raises:
+        InvalidInput: it is wrapped, lazy, or another one on another rank.
+    """
+
+    def __init__(self, model: nn.Module, group: Group, weight: Callable[[], float]) -> None:
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            raise InvalidInput(f"run.prepare shares the model itself: leave {type(model).__name__} out")
+        refuse_lazy(model).to(group.device)
+        state = [*model.parameters(), *model.buffers()]
+        shapes = repr([(name, tuple(t.shape), t.dtype) for name, t in model.state_dict().items()])
+        require_alike(group, zlib.crc32(shapes.encode()), "the model must be the same on all nodes")
+        group.take_leaders(state)
+        sums = WeighedSums(group, weight)
+        self.model = synchronise_batch_norm(without_synchronised(model), sums)
+        self._norms = [module for module in self.model.modules() if isinstance(module, GroupBatchNorm)]
+        self._shared: Any = SharedStatistics(lambda _: sums) if needs_sharing(self.model) else None
+        if self._shared is not None:
+            self.model.register_forward_pre_hook(self._enter)
+            self.model.register_forward_hook(self._leave, always_call=True)
+        hooks = GradientHooks.taken_off(self.model)
+        self.means = ReplicaMeans(self.model, group, weight, lambda: hooks.run(self.model.named_parameters()))
+
+    def let_count(self, counting: bool) -> None:
+        """Whether the samples that this rank computes from now on count in statistics."""
+        for norm in self._norms:
+            norm.counting = counting
+        if self._shared is not None:
+            self._shared.counting = counting
+
+    def _enter(self, *_: Any) -> None:
+        if self._shared is not None and self.model.training:
+            self._shared.__enter__()
+
+    def _leave(self, *_: Any) -> None:
+        if self._shared is not None and self.model.training:
+            self._shared.__exit__(None, None, None)
+
+
+class Updates(Protocol):
+    """What an optimiser tells the run."""
+
+    def before_update(self) -> None:
+        """An update begins."""
+        ...
+
+    def after_update(self) -> None:
+        """It is over."""
+        ...
+
+    def mean(self, value: Any) -> Any:
+        """Of a value of this rank's part, over the whole batch."""
+        ...
+
+
+class PreparedOptimizer:
+    """An optimiser that is the same on all ranks."""
+
+    def __init__(self, optimizer: Optimizer, run: Updates) -> None:
+        self.optimizer, self._run = optimizer, run
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(lambda *_: run.after_update())
+
+    def _before(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A closure's loss decides what an optimiser does: it has to be that of the whole batch."""
+        self._run.before_update()
+        owner, *rest = args
+        named = dict(kwargs)
+        if rest and callable(rest[0]):
+            rest[0] = self._whole(rest[0])
+        if callable(named.get("closure")):
+            named["closure"] = self._whole(named["closure"])
+        return (owner, *rest), named
+
+    def _whole(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def whole() -> Any:
+            loss = closure()
+            return loss if loss is None else self._run.mean(loss)
+
+        return whole
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    """The sum of an optimiser's learning rates."""
+    return sum(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+
+
+def sampled_weight(optimizer: Optimizer, step: int) -> float:
+    """A number of one of the weights, another one every step."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.numel()]
+    weight = cast(Tensor, weights[step % len(weights)]).detach().flatten()
+    return float(weight[step // len(weights) % len(weight)])

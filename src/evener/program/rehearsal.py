@@ -1,0 +1,196 @@
+"""Holds a step of the program, as its author wrote it, against one process, before the first step.
+
+When the program is about to take its first batch, every rank forks a copy of itself, and the leader a second one:
+
+    divided    a copy of every rank: they go on together, with a few samples of the first batches, unevenly divided
+    whole      a copy of the leader: it goes on alone, with all of those samples
+    the ranks  wait; the leader compares gradients, buffers and weights, and tells all of them what it found
+
+So whatever the program does with a batch is what is compared, nothing of it is done twice, and nobody had to write a
+function for it. What is random is drawn alike for every sample. Where the two differ, the gradients that the parts have
+by themselves tell what the loss is: a sum, a mean over something else than samples, or a loss between samples.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from evener.comm.group import Group
+from evener.errors import NotExact
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker, apportion
+from evener.plan import Check
+from evener.program.prepared import PreparedModel
+from evener.program.understudy import Understudy
+from evener.program.verdict import Verdict, judge
+from evener.record import Event
+
+_SECONDS = 30
+"""After which a copy is given up."""
+_SAMPLES, _MORE = 2, 2
+"""Of every rank, and of the first one besides."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a rank's copies came to.
+
+    Attributes:
+        failed: how the copy that divides failed; empty if it did not.
+        whole_failed: likewise the one that does the whole.
+        verdict: of the leader; None where there is nothing to compare.
+    """
+
+    failed: str = ""
+    whole_failed: str = ""
+    verdict: Verdict | None = None
+
+
+class Rehearsal:
+    """The rehearsal of a rank's program.
+
+    Args:
+        env: of this rank.
+        group: the ranks.
+        shares: of the ranks; None: all have some.
+        is_wanted: whether there is anything to compare.
+        may_differ: whether what differs is told, and trained all the same.
+
+    Attributes:
+        understudy: what this process is in the rehearsal, if it is a copy.
+        check: what was found; None before, and where nothing was compared.
+        notes: what the user is to be told.
+    """
+
+    def __init__(
+        self,
+        env: RankEnvironment,
+        group: Group,
+        shares: Sequence[float] | None,
+        *,
+        is_wanted: bool,
+        may_differ: bool,
+    ) -> None:
+        self._env, self._group, self._shares, self._may_differ = env, group, shares, may_differ
+        self.is_due = is_wanted
+        self.understudy: Understudy | None = None
+        self.check: Check | None = None
+        self.notes: list[Event] = []
+
+    def perform(self, models: Sequence[PreparedModel]) -> None:
+        """Compare; in a copy, this returns at once.
+
+        Raises:
+            NotExact: the ranks would train something else than one process; all of them raise it.
+        """
+        self.is_due = False
+        if self._group.device.type != "cpu" or not hasattr(os, "fork"):
+            self._note("unchecked", "a process that uses a GPU cannot be copied: nobody compared this with one process")
+            return
+        begin = time.perf_counter()
+        for precision in ("fp64", "own"):
+            reports = self._round(models, is_wide=precision == "fp64")
+            if self.understudy is not None:
+                return
+            verdict, whole_failed = reports[0].verdict, reports[0].whole_failed
+            failed = next((report.failed for report in reports if report.failed), "")
+            if not whole_failed and (verdict is not None or precision == "own"):
+                break
+        if verdict is None:
+            self._without_verdict(failed, whole_failed)
+        else:
+            self._act_on(verdict, precision, time.perf_counter() - begin)
+
+    def sizes(self, count: int) -> tuple[int, ...]:
+        """Samples for every rank of a small batch of `count`: uneven, and none where the user grants none."""
+        shares = self._shares or [1.0] * self._group.size
+        workers = [Worker(unit_seconds=1.0, most=None if share else 0) for share in shares]
+        sizes = list(apportion(max(0, count - _MORE), workers))
+        sizes[next(i for i, share in enumerate(shares) if share)] += min(count, _MORE)
+        return tuple(sizes)
+
+    def _round(self, models: Sequence[PreparedModel], is_wide: bool) -> list[Report]:
+        """What all ranks' copies came to; nothing in a copy."""
+        token = self._group.told_by_leader(secrets.token_hex(8).encode()).decode()
+        folder = Path(tempfile.mkdtemp(prefix="evener-"))
+        try:
+            pids = []
+            for role in ("divided", "whole") if self._group.is_leader else ("divided",):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none is used there
+                    pid = os.fork()
+                if pid == 0:
+                    self._become(models, role, token, folder, is_wide)
+                    return []
+                pids.append(pid)
+            _wait(pids)
+            report = self._report(folder, is_wide)
+        finally:
+            if self.understudy is None:
+                shutil.rmtree(folder, ignore_errors=True)
+        return [
+            msgspec.json.decode(row, type=Report) for row in self._group.all_gather_bytes(msgspec.json.encode(report))
+        ]
+
+    def _become(self, models: Sequence[PreparedModel], role: str, token: str, folder: Path, is_wide: bool) -> None:
+        """Be a copy from now on."""
+        samples = _SAMPLES * self._group.size + _MORE
+        sizes: Callable[[int], tuple[int, ...]] = self.sizes
+        self.understudy = Understudy(models, self._group, folder / role, samples, sizes, is_wide, _SECONDS)
+        self.understudy.begin(self._env, None if role == "whole" else token)
+
+    def _report(self, folder: Path, is_wide: bool) -> Report:
+        failed = _failure(folder / "divided")
+        if not self._group.is_leader:
+            return Report(failed=failed)
+        whole_failed = _failure(folder / "whole")
+        verdict = None if failed or whole_failed else judge(folder / "divided", folder / "whole", is_wide)
+        return Report(failed=failed, whole_failed=whole_failed, verdict=verdict)
+
+    def _without_verdict(self, failed: str, whole_failed: str) -> None:
+        if whole_failed:
+            self._note("unchecked", f"a step of a few samples fails also in one process ({whole_failed})")
+        elif self._may_differ:
+            self._note("approximate", f"a part of a batch cannot be computed ({failed})")
+        else:
+            raise NotExact(f"the program fails with a part of a batch, though not with the whole: {failed}")
+
+    def _act_on(self, verdict: Verdict, precision: str, seconds: float) -> None:
+        if verdict.sentence and not self._may_differ:
+            raise NotExact(verdict.sentence)
+        if verdict.sentence:
+            self._note("approximate", verdict.sentence)
+        self.check = Check(
+            samples=self.sizes(_SAMPLES * self._group.size + _MORE),
+            precisions=(precision,),
+            where=verdict.where,
+            off=verdict.off,
+            seconds=seconds,
+        )
+
+    def _note(self, kind: str, message: str) -> None:
+        self.notes.append(Event(step=0, kind=kind, message=message))
+
+
+def _wait(pids: Sequence[int]) -> None:
+    """Until all have ended; they end themselves in time."""
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def _failure(path: Path) -> str:
+    """How the copy that writes `path` failed; empty if it did not."""
+    told = path.with_suffix(".failed")
+    if told.exists():
+        return told.read_text()
+    return (
+        "" if path.with_suffix(".safetensors").exists() else f"it took more than {_SECONDS} s, or ended without a word"
+    )

@@ -1,0 +1,312 @@
+"""A program of the user's on several nodes, in five changed lines; alone it is as it was.
+
+run = evener.join()
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(10):
+    for x, y in loader:                     # this node's part of the batch
+        loss = loss_of(model(x), y)         # the mean over its samples, as it was
+        optimizer.zero_grad()
+        loss.backward()                     # gradients are now those of the whole batch, on all nodes
+        optimizer.step()
+        print(run.mean(loss))
+if run.leader:
+    torch.save(run.state(model), "model.pt")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from evener.comm.group import Group
+from evener.errors import InvalidInput, NodeLost
+from evener.launch.rank_environment import RankEnvironment
+from evener.program.batch_parts import (
+    BatchPart,
+    Count,
+    OpenParts,
+    cut_rows,
+    part_of,
+    print_of,
+    require_alike,
+    require_count,
+    rows_of,
+    weight_of,
+)
+from evener.program.divided_loader import DividedLoader
+from evener.program.options import ScriptConfig
+from evener.program.prepared import PreparedModel, PreparedOptimizer
+from evener.program.random_state import draw_own, take_leaders_state
+from evener.program.rehearsal import Rehearsal
+from evener.program.rows import gather_rows
+from evener.program.steps import Steps, refuse_outside
+from evener.record import TrainRecord
+from evener.run.planning import relative_shares
+
+_PATIENCE = 60.0
+"""Seconds that a node waits for the others where all have to call the same; those may compute as long."""
+
+
+class Run:
+    """A program's nodes, of which this process is one.
+
+    Attributes:
+        device: that this node computes on.
+        leader: whether this node speaks for all: prints, writes files.
+        rank: of this node, from 0.
+        size: number of nodes.
+    """
+
+    def __init__(self, env: RankEnvironment, group: Group, config: ScriptConfig | None) -> None:
+        self._env, self.group, self._config = env, group, config
+        self.device, self.leader, self.rank, self.size = group.device, group.is_leader, group.rank, group.size
+        shares = relative_shares(config.shares if config else "measured", group.size)
+        self._steps = Steps(env, group, shares)
+        self._parts = OpenParts()
+        self._models: list[PreparedModel] = []
+        self._loaders: list[DividedLoader] = []
+        self._has_own_draws = False
+        self._sharing = False
+        self.rehearsal = Rehearsal(
+            env, group, shares, is_wanted=group.size > 1, may_differ=bool(config and config.approximate)
+        )
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nobody started this as a run: then it is the program that it was."""
+        return self._config is None
+
+    def prepare(self, *things: Any, count: Count = "samples") -> Any:
+        """Models, optimisers, loaders (and schedulers, scalers) as all nodes use them together, in the same order.
+
+        Models and optimisers stay the objects that they are. A loader gives this node's part of every batch of the
+        user's: `batch_size` is that of a step over all nodes.
+
+        Args:
+            things: of the program.
+            count: what the loss is a mean over: the samples of a batch; or what `count(batch)` says, such as tokens or
+                class weights; "sum" if it is no mean but a sum.
+
+        Raises:
+            InvalidInput: there is no way to share it; says what to do.
+        """
+        require_count(count)
+        made = things if self._is_alone else tuple(self._prepared(thing, count) for thing in things)
+        return made[0] if len(made) == 1 else made
+
+    def epochs(self, rounds: int | Iterable[Any]) -> Iterator[Any]:
+        """The numbers 0 to `rounds` - 1, or what `rounds` gives; at the beginning of each, all nodes draw alike."""
+        for index, value in enumerate(range(rounds) if isinstance(rounds, int) else rounds):
+            self._steps.epoch = index
+            if self.size > 1:
+                take_leaders_state(self.group)
+                self._has_own_draws = False
+            yield value
+
+    def share(self, batch: Any, dim: int = 0, count: Count = "samples") -> Any:
+        """This node's part of a batch that the program made without a loader, the same on all nodes.
+
+        Args:
+            batch: a tensor, or a nest of tensors with the samples in `dim`.
+            dim: likewise.
+            count: as of `prepare`.
+
+        Raises:
+            InvalidInput: the nodes have different batches.
+        """
+        require_count(count)
+        if self._is_alone:
+            return batch
+        self._sharing = True
+        self.loading(self)
+        small = self._rehearsed()
+        if small is not None:
+            batch = cut_rows(batch, BatchPart(first=0, samples=0, total=0, loaded=small), dim)
+        require_alike(
+            self.group, print_of(batch), "run.share divides a batch that is the same on all nodes: seed them alike"
+        )
+        part = part_of(self.group.rank, self.sizes(rows_of(batch, dim), self.is_training()))
+        return self._compute(self, part, cut_rows(batch, part, dim), count)
+
+    def mean(self, value: Any) -> Any:
+        """Of a loss, or another mean, of this node's part: that of the whole batch. Every node calls this.
+
+        Raises:
+            InvalidInput: no batch is under way.
+        """
+        if self._is_alone:
+            return value
+        refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
+        weight = self._parts.weight() / self.group.size
+        own = _numbers(value) * weight if weight else np.zeros_like(_numbers(value))
+        if own.size == 1:
+            self._steps.tell_loss(float(own.sum()))
+        return _mean_like(value, self._sum("mean", own))
+
+    def sum(self, value: Any) -> Any:
+        """The sum over all nodes of a number or a tensor. Every node calls this."""
+        if self._is_alone:
+            return value
+        own = _numbers(value)
+        return _sum_like(value, self._sum("sum", own if self._parts.weight() else np.zeros_like(own)))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all nodes, in the order of the batch; differentiable. Every node calls this."""
+        return rows if self._is_alone else gather_rows(rows, self.group, self._parts.weight())
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's state dict, as plain PyTorch loads it."""
+        state = model.state_dict()
+        return {name.removeprefix("_orig_mod."): tensor.detach() for name, tensor in state.items()}
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients stay on this node: for all but the last batch of a step that accumulates several."""
+        with ExitStack() as stack:
+            for model in self._models:
+                stack.enter_context(model.means.accumulating())
+            yield
+
+    def finish(self) -> TrainRecord | None:
+        """The record of what the program did, on every node; None if it trained nothing. Every node calls this once."""
+        assert self._config is not None
+        return self._steps.finish(self._config.script.stem, self._config.started)
+
+    def _prepared(self, thing: Any, count: Count) -> Any:
+        if isinstance(thing, nn.Module):
+            if self.size == 1:
+                return thing.to(self.device)
+            self._models.append(PreparedModel(thing, self.group, self._parts.weight))
+            return self._models[-1].model
+        if isinstance(thing, Optimizer):
+            self._steps.follow(PreparedOptimizer(thing, self).optimizer)
+            return thing
+        if isinstance(thing, DataLoader):
+            self._loaders.append(DividedLoader(thing, self, count))
+            return self._loaders[-1]
+        if isinstance(thing, LRScheduler | torch.amp.GradScaler) or hasattr(thing, "step"):
+            return thing
+        raise InvalidInput(f"run.prepare takes models, optimisers and loaders, got {type(thing).__name__}")
+
+    # what loaders and optimisers tell
+
+    def sizes(self, count: int, is_training: bool) -> Any:
+        """As `Divider`."""
+        understudy = self.rehearsal.understudy
+        return self._steps.sizes(count, is_training) if understudy is None else understudy.sizes(count)
+
+    def is_training(self) -> bool:
+        """As `Divider`: somebody could call `backward()`, and a model is in training mode."""
+        training = [model.model.training for model in self._models]
+        return torch.is_grad_enabled() and (any(training) or not training)
+
+    def begin(self) -> int | None:
+        """As `Divider`: the first time, what is trained is held against one process."""
+        return self._rehearsed()
+
+    def loading(self, owner: object) -> None:
+        """As `Divider`."""
+        timer = self.group.timer
+        timer.pause()
+        self._steps.end(owner)
+        if self.rehearsal.understudy is not None:
+            self.rehearsal.understudy.next_batch()
+        timer.resume("io")
+
+    def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
+        """As `Divider`."""
+        return self._compute(loader, part, batch, loader.count)
+
+    def end(self, loader: DividedLoader) -> None:
+        """As `Divider`."""
+        self._steps.end(loader)
+        self._parts.close(loader)
+        self.group.timer.pause()
+
+    def before_update(self) -> None:
+        """As `Updates`."""
+        if self.rehearsal.understudy is not None:
+            self.rehearsal.understudy.before_update()
+        self.group.timer.pause()
+        self.group.timer.resume("wu")
+
+    def after_update(self) -> None:
+        """As `Updates`."""
+        self.group.timer.pause()
+        self.group.timer.resume("fb")
+
+    def _rehearsed(self) -> int | None:
+        """The first time, what is trained is held against one process; in a copy, the samples of a batch."""
+        if self.rehearsal.is_due and self.is_training():
+            self.rehearsal.perform(self._models)
+            self.leader = self.leader and self.rehearsal.understudy is None
+        understudy = self.rehearsal.understudy
+        return None if understudy is None else understudy.samples
+
+    def _compute(self, owner: object, part: BatchPart, batch: Any, count: Count) -> Any:
+        """From now on this rank computes `part`."""
+        timer = self.group.timer
+        timer.pause()
+        understudy = self.rehearsal.understudy
+        batch = batch if understudy is None else understudy.widened(batch)
+        self._parts.open(owner, weight_of(part, batch, count, self.group))
+        for model in self._models:
+            model.let_count(part.samples > 0)
+        if self.is_training() and understudy is None:
+            self._steps.begin(owner, part, self.rehearsal.check, self.rehearsal.notes)
+            if self.size > 1 and not self._has_own_draws:
+                draw_own(self.rank)
+                self._has_own_draws = True
+        timer.resume("fb")
+        return batch
+
+    def _sum(self, what: str, own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of every rank's numbers, of one shape on all. Raises InvalidInput: another rank calls something else."""
+        if self.group.size == 1:
+            return own
+        head = f"{what}{own.shape};".encode()
+        assert self.group.mesh is not None
+        try:
+            with self.group.waiting("values"), self.group.mesh.within(max(_PATIENCE, self._env.patience)):
+                rows = self.group.all_gather_bytes(head + own.tobytes())
+        except NodeLost as error:
+            raise InvalidInput(
+                f"run.{what} waits for nodes that do not call it: all have to, not only run.leader"
+            ) from error
+        if any(not row.startswith(head) for row in rows):
+            raise InvalidInput(
+                f"run.{what} is called on one node while another calls something else: all have to call it"
+            )
+        total: NDArray[np.float64] = np.sum(
+            [np.frombuffer(row[len(head) :]).reshape(own.shape) for row in rows], axis=0
+        )
+        return total
+
+
+def _numbers(value: Any) -> Any:
+    detached = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    return np.asarray(detached, dtype=np.float64)
+
+
+def _mean_like(value: Any, numbers: Any) -> Any:
+    """`numbers` as a tensor where `value` is one, else as plain numbers."""
+    if isinstance(value, Tensor):
+        dtype = value.dtype if value.is_floating_point() else torch.float64
+        return torch.as_tensor(numbers, dtype=dtype, device=value.device)
+    return numbers if isinstance(value, np.ndarray) else float(numbers)
+
+
+def _sum_like(value: Any, numbers: Any) -> Any:
+    """Likewise, of the same type."""
+    if isinstance(value, Tensor):
+        return torch.as_tensor(numbers, device=value.device).to(value.dtype)
+    return numbers if isinstance(value, np.ndarray) else type(value)(numbers)

@@ -1,0 +1,174 @@
+"""The steps of a program, counted from outside: a step is what it does from one batch that it trains on to the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from evener.benchmark.device import environment
+from evener.comm.group import Group
+from evener.data.sampler import Division
+from evener.errors import Interrupted, InvalidInput
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Balance, Worker, weights_to_workers
+from evener.plan import Assignment, Check, Plan
+from evener.program.batch_parts import BatchPart
+from evener.program.prepared import rate_of, sampled_weight
+from evener.record import Event, TrainRecord
+from evener.run.monitor import Monitor
+from evener.run.rank import node_summaries
+from evener.run.step import StepResult
+
+_WARM_UP = 2
+_SELDOM = 100
+"""Steps between two looks at a weight that lies on a GPU, which has to be waited for."""
+
+
+class Steps:
+    """Counts, times and reports the steps of this rank, and knows by which shares a batch is divided.
+
+    Args:
+        env: of this rank.
+        group: the ranks.
+        shares: relative ones of the ranks; None: what they are measured to be worth.
+
+    Attributes:
+        number: of steps that have begun.
+        epoch: from 0.
+    """
+
+    def __init__(self, env: RankEnvironment, group: Group, shares: Sequence[float] | None) -> None:
+        self._env, self._group, self._shares = env, group, shares
+        self.number = self.epoch = 0
+        equal = tuple(Worker(unit_seconds=1.0) for _ in env.nodes)
+        workers = equal if shares is None else tuple(weights_to_workers(shares, [None] * group.size))
+        self.division = Division(workers)
+        self._monitor: Monitor | None = None
+        self._plan: Plan | None = None
+        self._owner: object = None
+        self._part: BatchPart | None = None
+        self._loss: float | None = None
+        self._optimizers: list[Optimizer] = []
+        self._begin = time.time()
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Look whether `optimizer` does the same on all ranks."""
+        self._optimizers.append(optimizer)
+
+    def sizes(self, count: int, is_training: bool) -> Sequence[int]:
+        """Samples for every rank of a batch of `count`; of one that is evaluated, at least one."""
+        size = self._group.size
+        if is_training or count < size:
+            return self.division.sizes(self.number + 1, count)
+        return [n + 1 for n in self.division.parts(self.number + 1, count - size)]
+
+    def begin(self, owner: object, part: BatchPart, check: Check | None, notes: Sequence[Event]) -> None:
+        """A step on `part`, which `owner` gave, begins, unless it belongs to the step that goes on."""
+        if self._part is not None:
+            return
+        if self._monitor is None:
+            self._start(part, check, notes)
+        self.number += 1
+        self._env.at_step(self.number)
+        self._group.timer.pace.speed = self._env.node.speed_at(self.number)
+        self._group.timer.pace.expect(part.loaded)
+        self._owner, self._part, self._loss = owner, part, None
+
+    def tell_loss(self, own: float) -> None:
+        """This rank's part of the mean loss of the step; of several, the first counts."""
+        if self._loss is None:
+            self._loss = own
+
+    def end(self, owner: object) -> None:
+        """`owner` goes on to the next batch: the step is over that its last one began.
+
+        Raises:
+            Interrupted: a rank was asked to stop.
+        """
+        if self._part is None or owner is not self._owner:
+            return
+        part, self._part = self._part, None
+        assert self._monitor is not None
+        self._monitor.add(
+            self.number,
+            StepResult(
+                epoch=self.epoch,
+                samples=part.samples,
+                total=part.total,
+                loss=self._loss,
+                rate=sum(rate_of(one) for one in self._optimizers),
+                weight=self._probe(),
+            ),
+        )
+        if self._monitor.is_stopping:
+            self._monitor.settle()
+            raise Interrupted(f"stopped after step {self.number} as asked")
+
+    def restart_clock(self) -> None:
+        """The next step begins now."""
+        if self._monitor is not None:
+            self._monitor.restart_clock()
+
+    def finish(self, task: str, startup_from: float) -> TrainRecord | None:
+        """The record, after the last step; None if there was none."""
+        if self._monitor is None or self._plan is None:
+            return None
+        self.end(self._owner)
+        self._monitor.settle()
+        history = self._monitor.history
+        return history.record(
+            list(node_summaries(self._group, self._plan, history)),
+            task=task,
+            plan=self._plan,
+            seconds=time.time() - self._begin,
+            environment=environment(),
+            seed=0,
+            epochs=self.epoch + 1,
+            precision="as the program says",
+            startup_seconds=max(0.0, self._begin - startup_from),
+        )
+
+    def _probe(self) -> float:
+        on_gpu = self._group.device.type != "cpu"
+        if not self._optimizers or (on_gpu and self.number % _SELDOM):
+            return 0.0
+        return sampled_weight(self._optimizers[self.number % len(self._optimizers)], self.number)
+
+    def _start(self, part: BatchPart, check: Check | None, notes: Sequence[Event]) -> None:
+        sizes = self.division.sizes(1, part.total)
+        balance = Balance(workers=self.division.workers(1), shares=tuple(sizes)) if self._shares is None else None
+        self._monitor = Monitor(
+            self._env,
+            self._group,
+            division=self.division,
+            balance=balance if self._group.size > 1 else None,
+            warm_up=_WARM_UP,
+        )
+        self._plan = self._plan_of(part.total, sizes, check)
+        if self._group.is_leader:
+            self._env.notify(self._plan)
+        for note in notes:
+            self._monitor.emit(note)
+        self._begin = time.time()
+        self._monitor.start(1)
+
+    def _plan_of(self, total: int, sizes: Sequence[int], check: Check | None) -> Plan:
+        why = "equal at first: shares follow what the first steps take" if self._shares is None else "as was asked for"
+        assignments = tuple(
+            Assignment(rank=rank, node=node.name, device=node.device, samples=samples, reason=why)
+            for rank, (node, samples) in enumerate(zip(self._env.nodes, sizes, strict=True))
+        )
+        strategy: Any = "data" if self._group.size > 1 else "serial"
+        return Plan(strategy=strategy, batch_size=total, assignments=assignments, check=check)
+
+
+def refuse_outside(is_open: bool, has_loaders: bool, what: str) -> None:
+    """Raise InvalidInput where a value belongs to no batch, though batches are divided."""
+    if has_loaders and not is_open:
+        raise InvalidInput(
+            f"{what} is of the batch that is computed now, and there is none: take it inside the loop over the loader, "
+            "or add up sums and numbers of samples, and divide run.sum of them"
+        )

@@ -1,0 +1,35 @@
+"""How far values are apart that ought to be the same."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How far two values are apart.
+
+    Attributes:
+        what: in words, with the name of the parameter.
+        off: the largest difference, relative to the largest value.
+    """
+
+    what: str
+    off: float
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest of the absolute values."""
+    return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0
+
+
+def off_by(value: Tensor, expected: Tensor, scale: float) -> float:
+    """The largest difference, relative to `scale`."""
+    if value.shape != expected.shape:
+        return float("inf")
+    if torch.equal(value, expected):
+        return 0.0
+    differences = (value.double() - expected.double()).abs()
+    both = value.isnan() & expected.isnan()
+    return largest(differences.masked_fill(both, 0.0)) / max(scale, 1e-30)

@@ -1,0 +1,3 @@
+"""The version of Evener."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,105 @@
+"""`evener run` with real programs, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.commands import evener, evener_here
+
+PROGRAM = """
+import sys
+import evener
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+run = evener.join()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1)).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.randn(40, 4).double(), torch.randn(40, 1).double())
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        shown = run.mean(loss)
+{more}
+if run.leader:
+    torch.save(run.state(model), "weights.pt")
+print(sys.argv[1:], f"{{shown:.12f}}")
+"""
+
+
+def write(folder: Path, more: str = "") -> Path:
+    path = folder / "program.py"
+    path.write_text(PROGRAM.format(more=more))
+    return path
+
+
+@pytest.mark.slow
+def test_a_program_trains_alike_alone_on_uneven_nodes_and_under_torchrun(tmp_path: Path) -> None:
+    write(tmp_path)
+    alone = subprocess.run(
+        [sys.executable, "program.py", "--lr", "3"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    words = ("program.py", "--local-nodes", "1,0.5", "--run-folder", "out", "--lr", "3", "--json")
+    nodes = evener("run", *words, cwd=tmp_path, timeout=100)
+    assert nodes.returncode == 0, nodes.stderr
+    first, last = nodes.stdout.strip().splitlines()
+    assert first == alone.stdout.strip()  # the leader's words alone, and the program's own options
+    assert json.loads(last)["samples_per_second"] > 0
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert [step["samples"] for step in record["steps"]] == [8] * 10
+    assert record["plan"]["check"]["off"] < 1e-9
+    assert record["steps"][-1]["loss"] == pytest.approx(float(first.split()[-1]), rel=1e-9)
+    assert [node["name"] for node in record["nodes"]] == ["node-0", "node-1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py", "--lr", "3"]
+    ranks = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert ranks.returncode == 0, ranks.stderr
+    assert set(ranks.stdout.strip().splitlines()) == {first}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("raise ValueError('a mistake')", "ValueError: a mistake (in <module>, program.py, line 22)"),
+        pytest.param("sys.exit(3)", "program.py ended itself: exit code 3", marks=pytest.mark.slow),
+        pytest.param("run.mean(loss)", "take it inside the loop over the loader", marks=pytest.mark.slow),
+        pytest.param(
+            "run.prepare(3)", "run.prepare takes models, optimisers and loaders, got int", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, more: str, sentence: str) -> None:
+    write(tmp_path, more)
+    result = evener("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path, timeout=100)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    assert sentence in result.stderr.strip().splitlines()[-1]
+
+
+def test_a_program_that_does_not_join_is_told_how(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print('I am alone')\n")
+    result = evener("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "let it call evener.join()" in result.stderr
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    result = evener_here("run", "nothing.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "nothing.py is not there" in result.stderr

@@ -1,0 +1,21 @@
+"""Activations that are computed again in the backward pass."""
+
+import evener  # added
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+from torch.utils.data import DataLoader, TensorDataset
+import torch.utils.checkpoint
+
+run = evener.join()  # added
+loader = DataLoader(TensorDataset(torch.randn(43, 6), torch.randn(43, 2)), batch_size=9, shuffle=True)
+model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = run.prepare(model, optimizer, loader)  # added
+for epoch in run.epochs(2):  # was: for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        h = torch.utils.checkpoint.checkpoint(model[:3], x, use_reentrant=False)
+        F.mse_loss(model[3](h), y).backward()
+        optimizer.step()
+results = model.state_dict()

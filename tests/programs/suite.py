@@ -1,0 +1,144 @@
+"""Runs programs as they were and with their changed lines, many in one world: `python -m programs` prints the table.
+
+A program is one file in `scripts/`. What was changed in it is marked, so that the plain one can be made of it:
+
+    run = evener.join()               # added
+    for epoch in run.epochs(3):       # was: for epoch in range(3):
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from evener.comm.group import leave_group
+from evener.errors import EvenerError
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.ranks import run_local
+from evener.program import joining
+from evener.program.options import ScriptConfig
+from evener.program.session import Run
+from evener.run.context import join_world
+
+SCRIPTS = Path(__file__).parent / "scripts"
+WORLDS = {"1": "1", "3:1": "3,1", "5:2:0": "5,2,0"}
+"""Shares of the nodes, by how they are called in tables."""
+_MARK = re.compile(r"\s*# (added$|was: (?P<was>.*)$)")
+
+
+class Outcome(NamedTuple):
+    """What a program came to.
+
+    Attributes:
+        values: what it left in `results`.
+        sentence: with which it was refused, or failed.
+        is_refused: whether that was on purpose.
+    """
+
+    values: dict[str, torch.Tensor]
+    sentence: str = ""
+    is_refused: bool = False
+
+
+def names() -> list[str]:
+    """Of all programs."""
+    return sorted(path.stem for path in SCRIPTS.glob("*.py"))
+
+
+def source(name: str) -> str:
+    """A program with its changed lines."""
+    return (SCRIPTS / f"{name}.py").read_text()
+
+
+def plain(text: str) -> str:
+    """The program as it was."""
+    lines = []
+    for line in text.splitlines():
+        mark = _MARK.search(line)
+        if mark is None:
+            lines.append(line)
+        elif mark["was"] is not None:
+            lines.append(line[: len(line) - len(line.lstrip())] + mark["was"])
+    return "\n".join(lines) + "\n"
+
+
+def changed_lines(text: str) -> int:
+    """Lines of a program that are not as they were; the import is one."""
+    return sum(_MARK.search(line) is not None for line in text.splitlines())
+
+
+def perform(text: str, name: str) -> Outcome:
+    """Run a program here, from a fixed seed in float64; what it leaves in `results`."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    torch.set_default_dtype(torch.float64)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    argv, sys.argv = sys.argv, [name]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(text, str(SCRIPTS / f"{name}.py"), "exec"), space)
+    finally:
+        sys.argv = argv
+        torch.set_default_dtype(torch.float32)
+    return Outcome({key: value.detach().clone() for key, value in space["results"].items()})
+
+
+def rank_of_suite(env: RankEnvironment, work: tuple[str, Sequence[str], str]) -> None:
+    """A rank that performs some programs one after the other; the leader writes what came of them."""
+    shares, chosen, folder = work
+    group = join_world(env)
+    for name in chosen:
+        config = ScriptConfig(script=Path(f"{name}.py"), shares=shares)
+        run = Run(env, group, config)
+        joining._runs[:] = [run]
+        with contextlib.ExitStack() as stack:
+            stack.push(partial(_end_copy, run))
+            try:
+                outcome = perform(source(name), name)
+            except EvenerError as error:
+                if run.rehearsal.understudy is not None:
+                    raise
+                outcome = Outcome({}, str(error), is_refused=True)
+        run.finish()
+        if group.is_leader:
+            torch.save(tuple(outcome), Path(folder) / f"{name}.pt")
+    group.barrier()
+    leave_group()
+
+
+def _end_copy(run: Run, _kind: object, error: BaseException | None, _trace: object) -> None:
+    """A copy that is in the rehearsal ends here."""
+    copy = run.rehearsal.understudy
+    if copy is not None and error is None:
+        copy.end()
+    if copy is not None and error is not None:
+        copy.fail(error)
+
+
+def in_world(shares: str, chosen: Sequence[str], folder: Path) -> dict[str, Outcome]:
+    """What programs come to on local nodes of these shares."""
+    folder.mkdir(parents=True, exist_ok=True)
+    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(shares.count(",") + 1)]
+    run_local(rank_of_suite, nodes, (shares, list(chosen), str(folder)), patience=60.0, on_event=lambda _: None)
+    return {name: Outcome(*torch.load(folder / f"{name}.pt")) for name in chosen}
+
+
+def off(found: Outcome, expected: Outcome) -> float:
+    """The largest difference of all values, relative to the largest value of each, at least 1."""
+    assert found.values.keys() == expected.values.keys()
+    return max(
+        float((found.values[key].double() - value.double()).abs().max()) / max(1.0, float(value.abs().max()))
+        for key, value in expected.values.items()
+    )

@@ -1,0 +1,53 @@
+"""Real programs with a few changed lines: on uneven nodes they train what they train alone, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from programs.suite import WORLDS, changed_lines, in_world, names, off, perform, plain, source
+
+REFUSED = {
+    "class_weights_as_they_were": "a mean over something else than samples",
+    "contrastive_as_it_was": "evener.gather",
+    "functional_gradients": "does not keep its gradients by loss.backward()",
+    "hardest_triplets_as_they_were": "evener.gather",
+    "semi_supervised_unevenly": "give both loaders the same batch_size",
+    "tokens_as_they_were": "a mean over something else than samples",
+    "vae_as_it_was": 'count="sum"',
+}
+"""By program, what the sentence says with which it is refused."""
+QUICK = ["mnist", "vae", "vae_as_it_was", "gan", "tokens", "contrastive", "lbfgs", "experts"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("world", list(WORLDS)[1:])
+def test_programs_of_every_kind_equal_one_process(world: str, tmp_path: Path) -> None:
+    _hold(QUICK, WORLDS[world], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_programs_equal_one_process_or_are_refused(world: str, tmp_path: Path) -> None:
+    _hold(names(), WORLDS[world], tmp_path)
+
+
+def test_most_programs_change_five_lines_at_most() -> None:
+    lines = sorted(changed_lines(source(name)) for name in names())
+    assert lines[len(lines) // 2] <= 5
+
+
+def _hold(chosen: Sequence[str], shares: str, folder: Path) -> None:
+    several = "," in shares
+    outcomes = in_world(shares, chosen, folder)
+    for name in chosen:
+        found = outcomes[name]
+        if several and name in REFUSED:
+            assert found.is_refused, name
+            assert REFUSED[name] in found.sentence, (name, found.sentence)
+            continue
+        assert not found.sentence, (name, found.sentence)
+        assert off(found, perform(plain(source(name)), name)) < 1e-10, name
