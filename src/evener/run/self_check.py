@@ -66,7 +66,7 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
         [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
         if precisions and (1 + _DOUBLE) * spent > budget:
             break
-        found = _hold(context, small, config, precision, budget)
+        found = _hold(context, small, config, precision, budget, divides_samples(plan))
         if found is not None:
             precisions.append(precision)
             worst = found
@@ -100,13 +100,18 @@ def small_plan(plan: Plan, model: nn.Module) -> Plan:
     )
 
 
+def divides_samples(plan: Plan) -> bool:
+    """Whether the loss of a step is computed part by part, on replicas or in micro-batches of pipelines."""
+    return len(plan.replica_ranks) > 1 or (is_pipeline(plan.strategy) and plan.accumulate > 1)
+
+
 def _run_seconds(context: RankContext, plan: Plan) -> float:
     steps = context.epochs * -(-context.num_samples // context.batch_size)
     return steps * plan.prediction.step_seconds if plan.prediction else 0.0
 
 
 def _hold(
-    context: RankContext, plan: Plan, config: RunConfig, precision: Precision, budget: float
+    context: RankContext, plan: Plan, config: RunConfig, precision: Precision, budget: float, in_parts: bool
 ) -> Difference | None:
     """The largest difference in `precision`; None if the model does not compute in fp64, which nobody asked for.
 
@@ -128,7 +133,8 @@ def _hold(
         return None
     [spent] = group.all_reduce_max([time.perf_counter() - begin])
     with _within(context, plan, max(_WAIT, _BUDGETS * budget, _WHOLES * spent)):
-        found = list(_differences(_divided(trial, plan), expected, trial.initial, precision))
+        found = [Difference("the loss of a batch in parts", trial.off_in_parts())] if in_parts else []
+        found += _differences(_divided(trial, plan), expected, trial.initial, precision)
         rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
     ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
     for one in ordered:

@@ -28,6 +28,7 @@ from evener.profile import Precision
 from evener.run.config import RunConfig
 from evener.run.context import Arithmetic, RankContext
 from evener.run.draws import SameDraws
+from evener.run.loss_parts import off_in_parts
 from evener.run.training import join_model, seed_update
 from evener.tracer.nested import call, map_tensors, tensors_in
 
@@ -135,6 +136,31 @@ class Trial:
             return torch.stack(losses).sum()
 
         return Results(outputs, self._trained_whole(model, loss))
+
+    def off_in_parts(self) -> float:
+        """How far the loss of all samples, in evaluation mode, is off that of their parts; 0 for a mean over samples.
+
+        To be called before `divided`, which takes the model over.
+        The first rank computes it as one process; by the processor where the device cannot hold the whole.
+        """
+        if self._starts[-1] < 2 or not self._context.group.is_leader:
+            return 0.0
+        try:
+            return self._off_in_parts_on(self._device)
+        except torch.OutOfMemoryError:
+            return self._off_in_parts_on(torch.device("cpu"))
+
+    def _off_in_parts_on(self, device: torch.device) -> float:
+        model, number = copied(self._context.model).to(device).eval(), self._starts[-1]
+        _, targets = self._batch(0, number, device)
+        made: list[Any] = []
+        with torch.no_grad(), Arithmetic(self._precision, device).autocast():
+            for count in (number, number - 1):
+                inputs, _ = self._batch(0, count, device)
+                with self._drawing(0):
+                    made.append(call(model, inputs))
+            with self._drawing(0):
+                return off_in_parts(self._context.task.loss, made[0], targets, made[1])
 
     def _trained_whole(self, model: nn.Module, loss_of: Callable[[int], Tensor]) -> list[StepValues]:
         """Of all samples at once; of each pipeline's by themselves, if they are normalised so."""
