@@ -421,3 +421,33 @@ def test_a_timing_is_found_by_task_and_precision() -> None:
     assert ada.timing("digits", "fp32") is ada.timings[0]
     assert ada.timing("digits", "bf16") is None
     assert ada.timing("words", "fp32") is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"version": 1, "task": ' + b"[" * 100_000,
+        b'{"version": 1e999}',
+        b'{"version": 1, "task": "\xff"}',
+        b'"text"',
+        b"null",
+    ],
+)
+@pytest.mark.parametrize("kind", [ModelGraph, ClusterProfile, Plan, TrainRecord])
+def test_whatever_lies_in_a_file_is_read_or_refused_in_one_sentence(content: bytes, kind: type[Noun]) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        parse_noun(content, kind, source="a file")
+    assert str(caught.value).startswith("a file")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [10**18, -(10**18), 10**400])
+def test_a_number_that_nothing_could_draw_is_refused_with_its_field(value: int) -> None:
+    raw = msgspec.to_builtins(RECORD)
+    raw["epochs"] = "NUMBER"
+    content = json.dumps(raw).replace('"NUMBER"', str(value)).encode()
+    with pytest.raises(InvalidFile, match=r"field epochs|is not JSON"):
+        parse_noun(content, TrainRecord)

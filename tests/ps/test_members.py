@@ -12,15 +12,18 @@ from test_master import SYNC, introduction
 
 from evener.errors import InvalidFile
 from evener.ps import messages as m
+from evener.ps.config import Beacon, StateDir
 from evener.ps.job import encode_job
-from evener.ps.master_client import MasterClient
+from evener.ps.master_client import MasterClient, find_master
 from evener.ps.members import Members
 from evener.ps.messages import ExpelNode, ForgetNode
+from evener.run.ps_node import connector
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.errors import ConnectionLost, WrongSecret
+from evener.wire.errors import ConnectionLost, NothingListens, WrongSecret
 from evener.wire.frame import Limits
-from evener.wire.identity import ROLES, Role, make_identity
+from evener.wire.identity import ROLES, Address, Role, make_identity
+from evener.wire.server import PeerRefused, Server
 from support.linear_engine import job, weights
 from support.master_in_threads import Plane, plane, wait_until
 
@@ -152,3 +155,34 @@ def test_a_damaged_list_is_one_sentence(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(InvalidFile, match=r"members\.json"):
             Members(path).load()
+
+
+def test_who_answers_on_the_port_of_a_killed_master_does_not_end_its_nodes() -> None:
+    with plane("a", patience=2) as ps:
+        ps.stop_master()
+        impostor: Server[m.Header] = Server(m.ToMaster, make_identity(insecure=True))
+        impostor.listen(ps.address)
+        refused = 0
+        while refused < 3:
+            refused += sum(isinstance(event, PeerRefused) for event in impostor.poll(0.05))
+        impostor.close()
+        ps.start_master()
+        wait_until(lambda: any(node.name == "a" and node.state == "present" for node in ps.ask().nodes))
+        assert ps.nodes[0].error is None
+
+
+def test_a_master_is_looked_for_at_all_its_addresses() -> None:
+    with plane() as ps:
+        nowhere = Address(path=str(ps.folder / "nobody"))
+        with connector([nowhere, ps.address], ps.identity.token) as dial:
+            for _ in range(2):
+                dial(5.0, 5.0).close()
+        with pytest.raises(NothingListens), connector([nowhere, nowhere], ps.identity.token):
+            pass
+
+
+def test_on_its_own_machine_a_master_is_found_whatever_its_address_was(tmp_path: Path) -> None:
+    home, token = StateDir(tmp_path), make_identity(insecure=True).token
+    for listen, wanted in ((":7117", ":7117"), ("10.0.0.5:7", "10.0.0.5:7"), ("unix:/x", "unix:/x")):
+        home.announce(Beacon(address="10.0.0.5:7", listen=listen, token=token.text, pid=1, patience=1.0))
+        assert str(find_master(home, None, None)[0]) == wanted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +13,11 @@ import numpy as np
 import pytest
 
 from evener.errors import InvalidValue
-from evener.wire.connection import Peer
+from evener.wire.connection import Connection, Peer
 from evener.wire.errors import BadFrame, ConnectionLost
 from evener.wire.frame import Limits, encode_frame
 from evener.wire.server import PeerDisconnected
+from evener.wire.transport import PlainTransport
 from support.wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
 
 BIG = 30_000_000
@@ -247,7 +250,7 @@ def test_a_peer_is_given_up_when_what_ought_to_move_has_not_for_the_patience(
     seen: list[tuple[float, int, bool]], idle: float, direction: str
 ) -> None:
     def stalled(patience: float) -> str:
-        transport = SimpleNamespace(wire_bytes_sent=0, wire_bytes_received=0, has_unsent=False)
+        transport = SimpleNamespace(wire_bytes_sent=0, wire_bytes_received=0, has_unsent=False, unacknowledged_bytes=0)
         reader = SimpleNamespace(midway=False)
         peer: Peer[Kinds] = Peer(0, cast(Any, transport), cast(Any, reader), Limits(patience=patience), 0.0)
         reason = ""
@@ -260,3 +263,30 @@ def test_a_peer_is_given_up_when_what_ought_to_move_has_not_for_the_patience(
     assert stalled(idle + 0.1) == ""
     words = {"sent": "it took nothing for", "received": "it stopped amid a frame for"}
     assert idle == 0 or stalled(idle - 0.1).startswith(words[direction])
+
+
+def test_a_line_that_is_slow_is_not_dead_while_what_was_sent_is_confirmed() -> None:
+    """The system takes more only when a third of its buffer is free, which here takes longer than the patience."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = socket.create_connection(listener.getsockname())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 400_000)
+        far, _ = listener.accept()
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64_000)
+        connection: Connection[Kinds] = Connection(PlainTransport(sock), Kinds, Limits(patience=0.4), "far away")
+        received = 0
+
+        def read_slowly() -> None:
+            nonlocal received
+            while count := len(far.recv(10_000)):
+                received += count
+                time.sleep(0.02)
+
+        reading = threading.Thread(target=read_slowly)
+        reading.start()
+        began = time.monotonic()
+        connection.send(Push(1), [bytes(1_200_000)])
+        assert time.monotonic() - began > 0.5
+        connection.close()
+        reading.join()
+        far.close()
+    assert received > 1_200_000

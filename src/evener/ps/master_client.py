@@ -60,7 +60,10 @@ def find_master(home: StateDir, address: str | None, token: str | None) -> tuple
     if address is not None and token is not None:
         return Address.parse(address), Token.parse(token), Limits().patience
     beacon = home.beacon()
-    return Address.parse(beacon.address), Token.parse(beacon.token), beacon.patience
+    # From its own machine a master is reached also when that has got another address since.
+    bound = Address.parse(beacon.listen)
+    here = bound if bound.path or bound.host in ("", "::", "0.0.0.0") else Address.parse(beacon.address)
+    return here, Token.parse(beacon.token), beacon.patience
 
 
 class MasterClient:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
@@ -30,6 +31,10 @@ from evener.wire.frame import Buffer, Frame, Limits, allocate
 from evener.wire.reader import Place
 
 Dial = Callable[[float, float], Connection[Header]]
+
+
+REFUSED_PATIENCES = 8
+"""For which a node that was in tries on, though who answers in the master's place does not know the secret."""
 
 
 class ReconnectingClient:
@@ -137,6 +142,7 @@ class ReconnectingClient:
 
     def _dial_until_it_works(self, broken: Connection[Header]) -> None:
         broken.close()
+        refused_since: float | None = None
         for pause in backoff(self._random):
             if self._ended.wait(pause):
                 return
@@ -144,7 +150,12 @@ class ReconnectingClient:
                 connection = self._dial(JOIN_SECONDS, self.patience)
                 connection.send(self._introduce())
             except CannotJoin as error:
-                if error.lasting:
+                if not error.lasting:
+                    refused_since = None
+                    continue
+                # The master may be back any moment; who answers in its place meanwhile may be anybody.
+                refused_since = refused_since or time.monotonic()
+                if time.monotonic() - refused_since > REFUSED_PATIENCES * self.patience:
                     self._failure = error
                     return
             except ConnectionLost:

@@ -99,7 +99,7 @@ class JoinConfig(Part, frozen=True, kw_only=True):
         InvalidInput: a value is not allowed, or the token is given twice.
     """
 
-    address: Annotated[str, Meta(description="Of the master, as `evener up` printed it.")]
+    address: Annotated[str, Meta(description="Of the master, as `evener up` printed it; several with commas between.")]
     token: MasterToken = None
     token_file: TokenFile = None
     name: Annotated[str | None, Meta(description="Of this node; the machine's by default.")] = None

@@ -131,7 +131,7 @@ def _be_node(
         measure=partial(profile_numpy, node.name, speed, _MEASURE_SECONDS),
         build=build_thin_engine if thin else build_engine,
     )
-    with connector(address, Token.parse(token)) as dial:
+    with connector([address], Token.parse(token)) as dial:
         Node(config, dial, _keep_silent).serve()
 
 

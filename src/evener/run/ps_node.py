@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -35,6 +35,7 @@ from evener.schema import read_noun, write_noun
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.connect import JOIN_SECONDS, open_connection
 from evener.wire.connection import Connection
+from evener.wire.errors import CannotJoin
 from evener.wire.frame import Limits
 from evener.wire.identity import Address, Token
 
@@ -52,10 +53,10 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
         given = getpass.getpass("token of the master, as `evener up` shows it: ")
     if given is None:
         raise InvalidInput(f"the master's token is missing: give --token T, --token-file FILE or ${TOKEN_VARIABLE}")
-    master, token = Address.parse(config.address), Token.parse(given)
+    masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(given)
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin
-    with sigterm_is_ctrl_c(), connector(master, token) as dial:  # first of all: who cannot join is told at once
+    with sigterm_is_ctrl_c(), connector(masters, token) as dial:  # first of all: who cannot join is told at once
         device = "cpu" if thin else choose_device(config.device)
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
         with own_name(config.name, default) as name:
@@ -192,15 +193,27 @@ def known_profile(
 
 
 @contextmanager
-def connector(address: Address, token: Token) -> Iterator[Dial]:
+def connector(addresses: Sequence[Address], token: Token) -> Iterator[Dial]:
     """What makes connections to a master; the first one stands already, and is closed with the block.
+
+    Args:
+        addresses: at which it may be found; names are looked up anew at every try.
+        token: of it.
 
     Raises:
         CannotJoin: the master cannot be reached; says where, why and what to do.
     """
 
     def dial(seconds: float, patience: float) -> Connection[Header]:
-        return open_connection(address, token, ToNode, Limits(patience=patience), seconds=seconds)
+        failures: list[CannotJoin] = []
+        for address in addresses:
+            try:
+                return open_connection(
+                    address, token, ToNode, Limits(patience=patience), seconds=seconds / len(addresses)
+                )
+            except CannotJoin as error:
+                failures.append(error)
+        raise next((one for one in failures if not one.lasting), failures[0])
 
     with dial(JOIN_SECONDS, Limits().patience) as first:
         standing = [first]

@@ -134,8 +134,16 @@ class Connection(Generic[H]):
             try:
                 drop_sent(views, transport.send(views)) if views else transport.flush()
             except BlockingIOError:
-                if not self._writable.poll(1000 * patience):
-                    raise TimeoutError from None
+                self._await_room(patience)
+
+    def _await_room(self, patience: float) -> None:
+        """Until the kernel takes more. Raises TimeoutError: the peer has confirmed nothing for `patience` seconds."""
+        before = self._transport.unacknowledged_bytes
+        while not self._writable.poll(1000 * patience):
+            now = self._transport.unacknowledged_bytes
+            if now >= before:
+                raise TimeoutError
+            before = now
 
     def _pull(self) -> Frame[H] | Close:
         """What comes next."""
@@ -254,7 +262,8 @@ class Peer(Generic[H]):
     def stalled(self, now: float) -> str:
         """Why the peer is to be given up at `now`: it took or gave nothing for the patience; else empty."""
         patience, transport = self._limits.patience, self.transport
-        taken = self._sent.idle_seconds(transport.wire_bytes_sent, expected=self.wants_write, now=now)
+        arrived = transport.wire_bytes_sent - (transport.unacknowledged_bytes if self.wants_write else 0)
+        taken = self._sent.idle_seconds(arrived, expected=self.wants_write, now=now)
         given = self._received.idle_seconds(transport.wire_bytes_received, expected=self.reader.midway, now=now)
         if taken > patience:
             return f"it took nothing for {patience:g} s, with {len(self._queue)} frames waiting for it"

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evener.wire.identity import Identity
-from evener.wire.transport import CHUNK, NotTls
+from evener.wire.transport import CHUNK, NotTls, unacknowledged_bytes
 
 KEY_BYTES = 256 * 2**30
 """Most bytes of one direction: RFC 8446, 5.5, allows 2**24.5 full records, 388 GB, under one key of AES-GCM."""
@@ -61,6 +61,11 @@ class TlsTransport:
     def has_unread(self) -> bool:
         """See `Transport`; what waits may be a part of a record."""
         return bool(self._inward.pending or self._tls.pending())
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """See `Transport`."""
+        return unacknowledged_bytes(self.sock)
 
     @property
     def fingerprint(self) -> bytes:

@@ -6,9 +6,11 @@ when the patience of a blocking socket is over. Any other OSError means that the
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
 import struct
+import termios
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,6 +20,7 @@ _MOST_VIEWS = 1024
 """Of one sendmsg; POSIX systems take that many."""
 _UNIX_BUFFER_BYTES = 1 << 20
 _TIMEVAL = struct.Struct("ll")
+_COUNT = struct.Struct("i")
 
 
 class NotTls(ConnectionError):
@@ -63,6 +66,18 @@ def block_for(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(whole, int(1e6 * (seconds - whole))))
 
 
+def unacknowledged_bytes(sock: socket.socket) -> int:
+    """Bytes that the system has taken and the peer has not confirmed; 0 where nobody tells.
+
+    A socket takes a large piece at once and then none for as long as a slow line needs for a part of it: what shows
+    that the line lives is that this number falls.
+    """
+    try:
+        return int(_COUNT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(_COUNT.size)))[0])
+    except OSError:
+        return 0
+
+
 class Transport(Protocol):
     """Bytes in and out of one connection.
 
@@ -83,6 +98,10 @@ class Transport(Protocol):
     @property
     def has_unread(self) -> bool:
         """Whether bytes that were taken from the kernel still wait for the caller."""
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """See the function of that name."""
 
     def handshake(self) -> None:
         """Agree upon keys; call again after BlockingIOError.
@@ -110,6 +129,11 @@ class PlainTransport:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.wire_bytes_sent = self.wire_bytes_received = 0
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """See `Transport`."""
+        return unacknowledged_bytes(self.sock)
 
     def handshake(self) -> None:
         """Nothing to agree upon."""
