@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from evener.plan import Plan
     from evener.profile import ClusterProfile
     from evener.program.joining import gather, join
+    from evener.program.session import Run
     from evener.record import TrainRecord
     from evener.task import Task, ThinTask
 
@@ -21,6 +22,7 @@ __all__ = [
     "EvenerError",
     "ModelGraph",
     "Plan",
+    "Run",
     "Task",
     "ThinTask",
     "TrainRecord",
@@ -34,6 +36,7 @@ _HOMES = {
     "EvenerError": "errors",
     "ModelGraph": "graph",
     "Plan": "plan",
+    "Run": "program.session",
     "Task": "task",
     "ThinTask": "task",
     "TrainRecord": "record",

@@ -61,3 +61,14 @@ def test_a_pipeline_of_uneven_nodes_learns_and_leaves_its_timeline(tmp_path: Pat
     events = json.loads((tmp_path / "pipeline.json").read_text())["traceEvents"]
     assert {event["tid"] for event in events} == {0, 1}
     assert len(re.findall(r"node-\d holds \d+ parameters", shown)) == 2
+
+
+@pytest.mark.parametrize("name", ["08_own_program.py", "09_sum_and_pairs.py"])
+def test_a_program_of_ones_own_learns_on_uneven_nodes_what_it_learns_alone(name: str, tmp_path: Path) -> None:
+    typed = [sys.executable, "-m", "evener", "run", str(EXAMPLES / name), "--local-nodes", "1.0,0.5"]
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    together, alone = (
+        [float(one) for one in re.findall(r"\d+\.?\d*", text)] for text in (done.stdout, run(name, tmp_path))
+    )
+    assert together == pytest.approx(alone, rel=2e-2)

@@ -51,7 +51,7 @@ class Shares:
     def is_training(self) -> bool:
         return self._trains
 
-    def begin(self) -> int | None:
+    def begin(self, loader: DividedLoader) -> int | None:
         return None
 
     def loading(self, owner: object) -> None:

@@ -39,8 +39,8 @@ class Divider(Protocol):
         """Whether what is computed now trains."""
         ...
 
-    def begin(self) -> int | None:
-        """A pass through a loader begins; in a rehearsal, the samples of each of its batches."""
+    def begin(self, loader: DividedLoader) -> int | None:
+        """A pass through `loader` begins; in a rehearsal, the samples of each of its batches."""
         ...
 
     def loading(self, owner: object) -> None:
@@ -92,7 +92,7 @@ class DividedLoader:
         return getattr(self.__dict__["loader"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        limit = self._divider.begin()
+        limit = self._divider.begin(self)
         if limit is not None:
             return self._through(self._small_batches(limit))
         self._order.is_training = self._divider.is_training()

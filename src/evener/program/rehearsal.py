@@ -66,8 +66,8 @@ class Rehearsal:
 
     Attributes:
         understudy: what this process is in the rehearsal, if it is a copy.
-        check: what was found; None before, and where nothing was compared.
-        notes: what the user is to be told.
+        check: what was found the last time; None before, and where nothing was compared.
+        is_wanted: whether there is anything to compare.
     """
 
     def __init__(
@@ -80,26 +80,27 @@ class Rehearsal:
         may_differ: bool,
     ) -> None:
         self._env, self._group, self._shares, self._may_differ = env, group, shares, may_differ
-        self.is_due = is_wanted
+        self.is_wanted = is_wanted
         self.understudy: Understudy | None = None
         self.check: Check | None = None
-        self.notes: list[Event] = []
+        self._notes: list[Event] = []
 
-    def perform(self, models: Sequence[PreparedModel]) -> None:
-        """Compare; in a copy, this returns at once.
+    def perform(self, models: Sequence[PreparedModel]) -> list[Event]:
+        """Compare; in a copy, this returns at once. What the user is to be told.
 
         Raises:
             NotExact: the ranks would train something else than one process; all of them raise it.
         """
-        self.is_due = False
+        self._notes = []
         if self._group.device.type != "cpu" or not hasattr(os, "fork"):
             self._note("unchecked", "a process that uses a GPU cannot be copied: nobody compared this with one process")
-            return
+            self.is_wanted = False
+            return self._notes
         begin = time.perf_counter()
         for precision in ("fp64", "own"):
             reports = self._round(models, is_wide=precision == "fp64")
             if self.understudy is not None:
-                return
+                return []
             verdict, whole_failed = reports[0].verdict, reports[0].whole_failed
             failed = next((report.failed for report in reports if report.failed), "")
             if not whole_failed and (verdict is not None or precision == "own"):
@@ -108,6 +109,7 @@ class Rehearsal:
             self._without_verdict(failed, whole_failed)
         else:
             self._act_on(verdict, precision, time.perf_counter() - begin)
+        return self._notes
 
     def sizes(self, count: int) -> tuple[int, ...]:
         """Samples for every rank of a small batch of `count`: uneven, and none where the user grants none."""
@@ -177,7 +179,7 @@ class Rehearsal:
         )
 
     def _note(self, kind: str, message: str) -> None:
-        self.notes.append(Event(step=0, kind=kind, message=message))
+        self._notes.append(Event(step=0, kind=kind, message=message))
 
 
 def _wait(pids: Sequence[int]) -> None:

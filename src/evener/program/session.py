@@ -76,6 +76,8 @@ class Run:
         self._loaders: list[DividedLoader] = []
         self._has_own_draws = False
         self._sharing = False
+        self._passes: set[object] = set()
+        self._rehearsed: set[object] = set()
         self.rehearsal = Rehearsal(
             env, group, shares, is_wanted=group.size > 1, may_differ=bool(config and config.approximate)
         )
@@ -128,7 +130,7 @@ class Run:
             return batch
         self._sharing = True
         self.loading(self)
-        small = self._rehearsed()
+        small = self._small(self)
         if small is not None:
             batch = cut_rows(batch, BatchPart(first=0, samples=0, total=0, loaded=small), dim)
         require_alike(
@@ -144,7 +146,7 @@ class Run:
             InvalidInput: no batch is under way.
         """
         if self._is_alone:
-            return value
+            return value.detach() if isinstance(value, Tensor) else value
         refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
         weight = self._parts.weight() / self.group.size
         own = _numbers(value) * weight if weight else np.zeros_like(_numbers(value))
@@ -209,9 +211,11 @@ class Run:
         training = [model.model.training for model in self._models]
         return torch.is_grad_enabled() and (any(training) or not training)
 
-    def begin(self) -> int | None:
-        """As `Divider`: the first time, what is trained is held against one process."""
-        return self._rehearsed()
+    def begin(self, loader: DividedLoader) -> int | None:
+        """As `Divider`."""
+        small = self._small(loader)
+        self._passes.add(loader)
+        return small
 
     def loading(self, owner: object) -> None:
         """As `Divider`."""
@@ -230,6 +234,7 @@ class Run:
         """As `Divider`."""
         self._steps.end(loader)
         self._parts.close(loader)
+        self._passes.discard(loader)
         self.group.timer.pause()
 
     def before_update(self) -> None:
@@ -244,10 +249,13 @@ class Run:
         self.group.timer.pause()
         self.group.timer.resume("fb")
 
-    def _rehearsed(self) -> int | None:
-        """The first time, what is trained is held against one process; in a copy, the samples of a batch."""
-        if self.rehearsal.is_due and self.is_training():
-            self.rehearsal.perform(self._models)
+    def _small(self, owner: object) -> int | None:
+        """In a copy, the samples of a batch. What is trained on `owner` is held against one process, the first time."""
+        is_first = self.is_training() and owner not in self._rehearsed
+        if self.rehearsal.is_wanted and is_first and self.rehearsal.understudy is None:
+            self._rehearsed.add(owner)
+            if not self._passes:  # else it was in the rehearsal of the loader beside which it is gone through
+                self._steps.tell(self.rehearsal.perform(self._models))
             self.leader = self.leader and self.rehearsal.understudy is None
         understudy = self.rehearsal.understudy
         return None if understudy is None else understudy.samples
@@ -262,7 +270,7 @@ class Run:
         for model in self._models:
             model.let_count(part.samples > 0)
         if self.is_training() and understudy is None:
-            self._steps.begin(owner, part, self.rehearsal.check, self.rehearsal.notes)
+            self._steps.begin(owner, part, self.rehearsal.check)
             if self.size > 1 and not self._has_own_draws:
                 draw_own(self.rank)
                 self._has_own_draws = True

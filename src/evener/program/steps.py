@@ -52,11 +52,18 @@ class Steps:
         self._part: BatchPart | None = None
         self._loss: float | None = None
         self._optimizers: list[Optimizer] = []
+        self._notes: list[Event] = []
         self._begin = time.time()
 
     def follow(self, optimizer: Optimizer) -> None:
         """Look whether `optimizer` does the same on all ranks."""
         self._optimizers.append(optimizer)
+
+    def tell(self, notes: Sequence[Event]) -> None:
+        """Keep and show `notes`, as soon as there is a step."""
+        self._notes += notes
+        while self._monitor is not None and self._notes:
+            self._monitor.emit(self._notes.pop(0))
 
     def sizes(self, count: int, is_training: bool) -> Sequence[int]:
         """Samples for every rank of a batch of `count`; of one that is evaluated, at least one."""
@@ -65,12 +72,12 @@ class Steps:
             return self.division.sizes(self.number + 1, count)
         return [n + 1 for n in self.division.parts(self.number + 1, count - size)]
 
-    def begin(self, owner: object, part: BatchPart, check: Check | None, notes: Sequence[Event]) -> None:
+    def begin(self, owner: object, part: BatchPart, check: Check | None) -> None:
         """A step on `part`, which `owner` gave, begins, unless it belongs to the step that goes on."""
         if self._part is not None:
             return
         if self._monitor is None:
-            self._start(part, check, notes)
+            self._start(part, check)
         self.number += 1
         self._env.at_step(self.number)
         self._group.timer.pace.speed = self._env.node.speed_at(self.number)
@@ -137,7 +144,7 @@ class Steps:
             return 0.0
         return sampled_weight(self._optimizers[self.number % len(self._optimizers)], self.number)
 
-    def _start(self, part: BatchPart, check: Check | None, notes: Sequence[Event]) -> None:
+    def _start(self, part: BatchPart, check: Check | None) -> None:
         sizes = self.division.sizes(1, part.total)
         balance = Balance(workers=self.division.workers(1), shares=tuple(sizes)) if self._shares is None else None
         self._monitor = Monitor(
@@ -150,8 +157,7 @@ class Steps:
         self._plan = self._plan_of(part.total, sizes, check)
         if self._group.is_leader:
             self._env.notify(self._plan)
-        for note in notes:
-            self._monitor.emit(note)
+        self.tell(())
         self._begin = time.time()
         self._monitor.start(1)
 
