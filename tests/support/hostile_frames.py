@@ -194,11 +194,11 @@ class Stage:
         except (OSError, ConnectionLost):
             connection.close()
             self._evil.remove(connection)
-        self.master.step()
+        self._step()
 
     def be_honest(self) -> None:
         """What the honest node and the command do with what has come to them."""
-        self.master.step()
+        self._step()
         while self._honest.wait(0.0):
             self._take(self._honest.receive())
         while self._session is not None and self._session.can_work:
@@ -222,6 +222,12 @@ class Stage:
             connection.close()
         self.master.close()
         shutil.rmtree(self.folder)
+
+    def _step(self) -> None:
+        """What a step of the master is, without waiting for something to happen."""
+        for event in self.master.server.poll(0.0):
+            self.master._on_event(event)
+        self.master._tick()
 
     def _take(self, frame: Any) -> None:
         header, session = frame.header, self._session
@@ -247,7 +253,7 @@ class Stage:
         )
         dialling.start()
         while dialling.is_alive():
-            self.master.step()
+            self._step()
         return found[0]
 
     def _send(self, connection: Connection[m.Header], header: m.Header, *buffers: Any) -> None:
