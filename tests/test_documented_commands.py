@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from evener.cli.commands import app
 from evener.experiments import nfnn
+from evener.program import script
 from evener.run import commands, plan_command, ps_master, ps_node, ps_train
 from support.commands import evener
 from support.documented import documented_commands, documented_task
@@ -20,11 +21,11 @@ from support.documented import documented_commands, documented_task
 COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 """Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
 _OF_A_MASTER = ("up", "join", "nodes", "down")
-_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet")
+_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener run ")
 RUN_HERE = [
     line for line in COMMANDS if line.split()[1] not in _OF_A_MASTER and not any(word in line for word in _ELSEWHERE)
 ]
-"""The others need a master, MNIST or torchvision: run/test_ps_commands.py, experiments/, test_tiny_imagenet.py."""
+"""Others need a master, MNIST, torchvision or a program: run/test_ps_commands.py, experiments/, tasks/, program/."""
 
 
 def test_the_pages_hold_commands() -> None:
@@ -41,7 +42,8 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
     for module, name in [
         *((commands, name) for name in ("train", "benchmark", "trace", "demo")),
         *((ps_master, name) for name in ("up", "nodes", "down")),
-        (plan_command, "plan"), (ps_node, "join"), (ps_train, "train_on_master"), (nfnn, "run"),
+        (script, "run_program"), (plan_command, "plan"), (nfnn, "run"),
+        (ps_node, "join"), (ps_train, "train_on_master"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
     monkeypatch.chdir(tmp_path)

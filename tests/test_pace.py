@@ -9,6 +9,8 @@ import pytest
 from evener.errors import InvalidValue
 from evener.pace import Pace
 
+pytestmark = pytest.mark.alone
+
 
 class Clock:
     """Wall clock, processor clock and sleep that only move when they are told to."""

@@ -14,6 +14,8 @@ from evener.benchmark.device import environment, measure_bandwidth, measure_pass
 from evener.errors import InvalidValue
 from evener.profile import PRECISIONS, ClusterProfile, Precision, Throughput
 
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 
 

@@ -23,6 +23,8 @@ from evener.comm.group import Group, join_group
 from evener.errors import InvalidValue, NodeLost
 from evener.profile import LinkProfile
 
+pytestmark = pytest.mark.alone
+
 Body = Callable[[Group], object]
 
 

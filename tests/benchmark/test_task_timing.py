@@ -22,6 +22,8 @@ from evener.comm.step_timing import StepTimer
 from evener.errors import DoesNotFit, InvalidValue
 from evener.profile import BatchTiming, TaskTiming
 
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 
 

@@ -9,6 +9,8 @@ import torch
 
 from evener.comm.step_timing import StepTimer
 
+pytestmark = pytest.mark.alone
+
 
 def compute(seconds: float) -> None:
     """Use the processor for so many seconds of this thread's own time."""

@@ -18,6 +18,8 @@ import pytest
 
 from support.commands import command, evener, processes_of
 
+pytestmark = pytest.mark.alone
+
 ENDLESS = str(Path(__file__).parents[1] / "support_tasks" / "endless.py")
 PATIENCE = 4.0
 

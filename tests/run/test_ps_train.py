@@ -72,6 +72,7 @@ def test_every_agreement_learns_the_digits_on_three_uneven_nodes(tmp_path: Path,
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
 
 
+@pytest.mark.alone
 def test_averaging_an_epoch_exchanges_once_an_epoch_and_gives_faster_nodes_more(tmp_path: Path) -> None:
     words: dict[str, Any] = {"task": "digits", "option": {"channels": "16", "blocks": "1"}, "epochs": 4}
     record, _ = train(tmp_path, "1.0,0.25", agreement="average", batch_size=32, **words)

@@ -27,6 +27,8 @@ from evener.parallel.pipeline.pipeline import Pipeline
 from support.pipeline_cases import CASES, joined, start
 from support.pipeline_peaks import DIM, TOKENS, Size, fitted, grid, measure_peaks
 
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 SPEED = 1.0
 """Of this process's waiting."""
