@@ -88,6 +88,16 @@ def measure_whole_and_part(group: Group) -> tuple[tuple[LinkProfile, ...], tuple
     return measure_links(group, seconds=0.2), measure_links(part, first=5, seconds=0.2) if part else None
 
 
+def sum_of_a_part_of_a_part(group: Group) -> float | None:
+    part = group.subgroup([0, 2, 3])
+    pair = part.subgroup([1, 2]) if part else None
+    return float(pair.all_sum(torch.tensor([1.0 + group.rank]), "test")) if pair else None
+
+
+def test_a_group_of_some_ranks_has_groups_of_its_own_without_the_others(tmp_path: Path) -> None:
+    assert run_ranks(4, sum_of_a_part_of_a_part, tmp_path) == [None, None, 7.0, 7.0]
+
+
 def test_all_ranks_know_the_same_plausible_link_of_every_pair(tmp_path: Path) -> None:
     answers = run_ranks(3, measure_whole_and_part, tmp_path)
     whole, parts = zip(*answers, strict=True)

@@ -67,6 +67,7 @@ class Group:
         process_group: for tensors; None: they travel in the mesh, too.
         mesh: for small messages.
         reports: likewise, for messages that are read later than the next one is sent.
+        world_ranks: of these ranks among all that run; empty if they are all.
         traffic: bytes sent so far.
     """
 
@@ -78,6 +79,7 @@ class Group:
     process_group: dist.ProcessGroup | None = None
     mesh: Mesh | None = None
     reports: Mesh | None = None
+    world_ranks: Sequence[int] = ()
     traffic: Traffic = field(default_factory=Traffic)
     _joined: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
@@ -187,8 +189,9 @@ class Group:
         """
         if self.size == 1 or list(ranks) == list(range(self.size)):
             return self
-        if tuple(ranks) not in self._joined:
-            self._joined[tuple(ranks)] = dist.new_group(list(ranks))
+        world = [self.world_ranks[rank] for rank in ranks] if self.world_ranks else list(ranks)
+        if tuple(ranks) not in self._joined:  # others of the world than this group's ranks do not call this
+            self._joined[tuple(ranks)] = dist.new_group(world, use_local_synchronization=bool(self.world_ranks))
         process_group = self._joined[tuple(ranks)]
         if self.rank not in ranks:
             return None
@@ -202,6 +205,7 @@ class Group:
             process_group=None if alone else process_group,
             mesh=None if alone or self.mesh is None else self.mesh.subset(ranks),
             reports=None if alone or self.reports is None else self.reports.subset(ranks),
+            world_ranks=world,
         )
 
 
