@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Tests wait more than they compute.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
 .PHONY: demo test test-slow test-yolo check coverage docs clean
 
@@ -25,7 +27,7 @@ demo: $(VENV)/.demo
 	$(BIN)/evener demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n logical -m "not slow and not alone"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not alone"
 	$(BIN)/python -m pytest -m "not slow and alone"
 
 test-slow: $(VENV)/.dev

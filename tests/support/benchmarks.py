@@ -8,7 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text()))
+_PROGRAMS = tuple(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text())
+NAMES = tuple(sorted(name for name in _PROGRAMS if not name.endswith("_script")))
+"""Without the programs that a benchmark starts."""
 
 
 def benchmark(name: str) -> ModuleType:
