@@ -119,19 +119,20 @@ def write_results(training: Training, history: History, folder: Path, startup: f
         startup: seconds before its first step.
 
     Raises:
-        CannotWrite: the disk is full or gone; the record was emitted before.
+        CannotWrite: the disk is full or gone; the record is emitted all the same.
     """
     record = build_record(training, history, startup)
     if isinstance(training.model, StagedModel):
         write_timeline(training.model, folder)
     weights = training.model.gather_weights()
     if training.group.is_leader:
-        training.context.env.notify(record)
         path = folder / "model.safetensors"
         try:
             save_weights(weights, path)
         except (OSError, SafetensorError) as error:
             raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error
+        finally:
+            training.context.env.notify(record)
 
 
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:
