@@ -29,7 +29,9 @@ class Task:
         model: makes the model, on the CPU; weights follow `--seed`.
         loss: (outputs, targets) -> mean loss over the samples of the batch, a scalar.
         train_data: makes a map-style data set of (inputs, target) pairs. Inputs may be a tensor, or a tuple or a
-            dict of tensors, which the model then takes as positional or named arguments.
+            dict of tensors, which the model then takes as positional or named arguments. It may have a `collate_fn`,
+            which makes (inputs, targets) of a list of samples, and `set_epoch`, which is called before samples of
+            another epoch are asked for.
         validation_data: likewise; None for no validation.
         optimizer: parameters -> optimiser; SGD with lr 0.1, momentum 0.9 by default.
         scheduler: (optimiser, number of steps of the run) -> learning-rate schedule, stepped after every step.

@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
+from torch.utils._pytree import tree_leaves
 
 from evener.comm.group import leave_group
+from evener.data.sampler import permutation
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.run.context import join_world
+from evener.ps.torch_backend import TorchBackend
+from evener.run.context import Arithmetic, join_world
 from evener.yolo.rank import alone
 
 needs_ultralytics = pytest.mark.skipif(
@@ -89,10 +92,65 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         "ema": {name: value.clone() for name, value in trainer.ema.ema.state_dict().items()},
         "items": torch.stack([value.double() for value in trainer.tloss.values()]),
         "metrics": {name: float(value) for name, value in (trainer.metrics or {}).items()},
+        "outputs": outputs(trainer.ema.ema),
     }
     torch.save(found, Path(case.out) / f"{env.rank}.pt")
     group.barrier()
     leave_group()
+
+
+class LocalCase(msgspec.Struct, frozen=True, kw_only=True):
+    """A training of one node of a master, which takes all samples.
+
+    Attributes:
+        model: yaml of a model.
+        task: of it.
+        settings: of Ultralytics.
+        out: file of the node's state at the end.
+    """
+
+    model: str
+    task: str
+    settings: dict[str, Any]
+    out: str
+
+
+def train_locally(case: LocalCase) -> dict[str, torch.Tensor]:
+    """The state of a node after the training of `case`: model and average."""
+    run_local(train_local_case, [LocalNode(name="n0", threads=1)], case, patience=60, on_event=lambda _: None)
+    found: dict[str, torch.Tensor] = torch.load(case.out, weights_only=True)
+    return found
+
+
+def train_local_case(_: RankEnvironment, case: LocalCase) -> None:
+    import torchvision_operators  # noqa: F401
+
+    with alone():
+        from ultralytics import YOLO
+
+        from evener.yolo.local_training import LocalTraining
+
+        architecture = YOLO(case.model).model.yaml
+    settings = {**case.settings, "task": case.task, "model": case.model}
+    training = LocalTraining(settings, architecture)
+    arithmetic = Arithmetic("fp32", torch.device("cpu"))
+    backend = TorchBackend(training.task, case.settings["seed"], arithmetic)
+    batch, epochs = case.settings["batch"], case.settings["epochs"]
+    batches = -(-backend.num_samples // batch)
+    backend.prepare(epochs * batches)
+    backend.set_training(True)
+    for step in range(epochs * batches):
+        order = permutation(backend.num_samples, case.settings["seed"], step // batches)
+        backend.backward(order[step % batches * batch :][:batch], step // batches, (0, step))
+        backend.step(step)
+    torch.save({name: value.clone() for name, value in training.net.state_dict().items()}, case.out)
+
+
+@torch.no_grad()
+def outputs(model: Any) -> torch.Tensor:
+    """All that `model` finds on an image, as one row of numbers."""
+    image = torch.linspace(0, 1, 3 * SIZE * SIZE, dtype=next(model.parameters()).dtype).view(1, 3, SIZE, SIZE)
+    return torch.cat([leaf.flatten() for leaf in tree_leaves(model.eval()(image))])
 
 
 def exact(base: Any) -> Any:

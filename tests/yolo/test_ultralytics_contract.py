@@ -18,8 +18,13 @@ IMPORTED = {
     "ultralytics.cfg": ["get_cfg", "get_save_dir", "smart_value"],
     "ultralytics.engine.trainer": ["BaseTrainer"],
     "ultralytics.engine.validator": ["BaseValidator"],
+    "ultralytics.models.yolo.classify.train": ["ClassificationTrainer"],
     "ultralytics.models.yolo.classify.val": ["ClassificationValidator"],
+    "ultralytics.models.yolo.detect.train": ["DetectionTrainer"],
     "ultralytics.models.yolo.model": ["YOLO"],
+    "ultralytics.models.yolo.obb.train": ["OBBTrainer"],
+    "ultralytics.models.yolo.pose.train": ["PoseTrainer"],
+    "ultralytics.models.yolo.segment.train": ["SegmentationTrainer"],
     "ultralytics.utils.loss": ["E2EDetectLoss", "E2ELoss", "v8ClassificationLoss", "v8DetectionLoss"],
     "ultralytics.utils.torch_utils": ["unwrap_model"],
 }
@@ -27,12 +32,15 @@ IMPORTED = {
 METHODS = {
     "ultralytics.engine.trainer:BaseTrainer": {
         "__init__": ["self", "cfg", "overrides", "_callbacks"],
+        "_close_dataloader_mosaic": ["self"],
         "_do_train": ["self"],
+        "_get_warmup_iterations": ["self", "num_batches"],
         "_setup_train": ["self"],
         "build_dataset": ["self", "img_path", "mode", "batch"],
         "final_eval": ["self"],
         "get_dataloader": ["self", "dataset_path", "batch_size", "rank", "mode"],
         "get_dataset": ["self"],
+        "get_model": ["self", "cfg", "weights", "verbose"],
         "get_validator": ["self"],
         "optimizer_step": ["self"],
         "plot_metrics": ["self"],
@@ -42,6 +50,7 @@ METHODS = {
         "resume_training": ["self", "ckpt"],
         "run_callbacks": ["self", "event"],
         "save_metrics": ["self", "metrics"],
+        "save_model": ["self"],
         "train": ["self"],
         "validate": ["self"],
     },
@@ -64,6 +73,8 @@ WORDS = {
     "ultralytics.engine.trainer": [
         "_oom_retries", "train_loader", "test_loader", "start_epoch", "best_fitness", "loss_items", "scaler",
         "self.amp",
+        "train_time_start", "warmup_bias_lr", "warmup_momentum", "initial_lr", "self.lf", '"param_group": "bias"',
+        "max_norm=10.0",
         "on_train_batch_start", "on_train_batch_end", "on_train_epoch_end", "criterion", "self.ema.ema", "self.last",
     ],
     "ultralytics.engine.validator": ["confusion_matrix", "self.jdict", "self.seen", "self.dataloader", "args.plots"],
@@ -72,10 +83,12 @@ WORDS = {
     "ultralytics.data.augment": ["buffer_enabled", "pre_transform", "self.transforms"],
     "ultralytics.utils.loss": [
         "self.assigner", "self.one2many", "self.one2one", "self.rle_loss", "self.bcedice_loss", "self.loss_names",
+        "self.updates",
         "hyp.rle", "hyp.box", "self.overlap", '"box_loss"', '"cls_loss"', '"dfl_loss"', '"l1_loss"', '"angle_loss"',
         '"seg_loss"', '"sem_loss"', '"pose_loss"', '"kobj_loss"', '"rle_loss"', '{"loss"',
     ],
-    "ultralytics.utils.torch_utils": ["m.module"],
+    "ultralytics.data.dataset": ["self.rect", "collate_fn"],
+    "ultralytics.utils.torch_utils": ["m.module", "self.decay", "self.updates"],
 }  # fmt: skip
 """By module: attributes, events and parts of losses that its text has to speak of."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,27 @@ def test_detection_with_uneven_shares(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["yolov8n.yaml", "yolo26n.yaml"])
 def test_detection_with_all_kinds_of_shares(tmp_path: Path, model: str, nbs: int) -> None:
     assert_equal(tmp_path, "detect", model, ("3,3", "7,1", "1,0", "4,3,1"), nbs=nbs, epochs=4)
+
+
+WITHOUT_GRADIENT = re.compile(r"model\.9\.cv1|\.attn\.(proj|pe)|\.ffn\.1")
+"""In YOLO26, BatchNorms whose bias no loss depends on: up to the next BatchNorm everything behind them is linear."""
+
+
+@pytest.mark.slow
+def test_the_optimiser_that_ultralytics_chooses(tmp_path: Path) -> None:
+    """It is AdamW, which makes of a gradient that is nothing but rounding errors a step as long as any other.
+
+    So some biases differ on which nothing depends; the other weights do not, nor does what the model finds.
+    """
+    asked = {**SETTINGS, "data": str(draw_detection(tmp_path / "data")), "optimizer": "auto"}
+    one = train(Case(model="yolo26n.yaml", settings=asked, out=str(tmp_path / "one")), 1)[0]
+    two = train(Case(model="yolo26n.yaml", settings=asked, out=str(tmp_path / "two"), shares="5,3"), 2)[0]
+    idle = {name for name in one["ema"] if WITHOUT_GRADIENT.search(name) and name.endswith("bn.bias")}
+    assert len(idle) == 7
+    for state in ("weights", "ema"):
+        assert off(two[state], {name: value for name, value in one[state].items() if name not in idle}) < 1e-9
+        assert max(float(one[state][name].abs().max()) for name in idle) < 1e-9
+    assert torch.allclose(two["outputs"], one["outputs"], rtol=1e-9)
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "evener train digits --local-nodes 1.0,0.5",
         "torchrun --nproc-per-node 2 -m evener train my_task.py --option width=64 --epochs 10",
         "evener train my_task.py --agreement average --local-nodes 1.0,0.5 --local-steps 50",
+        "evener train yolov8n.pt --data my-data.yaml --epochs 100 --agreement average",
         "evener train my_task.py --resume --checkpoint runs/my_task-20260131-120000/checkpoints",
     ),
     "yolo": (

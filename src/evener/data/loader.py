@@ -45,7 +45,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
+def _random_state_kept() -> Iterator[None]:
     """Restore the CPU's random states (torch, Python, NumPy) afterwards."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
@@ -73,7 +73,7 @@ def _seed_cpu(seed: int) -> None:
 class _Fetch(Dataset[Any]):
     """Fetches all samples of a micro-batch at once; what a loader's worker process runs."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int, collate: Collate) -> None:
+    def __init__(self, dataset: Dataset[Any], seed: int, collate: Collate | None) -> None:
         self.dataset, self.seed, self.collate = dataset, seed, collate
 
     def __getitem__(self, index: Any) -> Any:
@@ -85,17 +85,24 @@ class _Fetch(Dataset[Any]):
         return part, collect(self.dataset, indices, self.seed, part.epoch, self.collate)
 
 
-def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, collate: Collate = default_collate) -> Any:
-    """The samples `indices` of `dataset` as one batch, which `collate` makes: by default (inputs, targets)."""
+def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, collate: Collate | None = None) -> Any:
+    """The samples `indices` of `dataset` as they are in `epoch`, as one batch: (inputs, targets) by default.
+
+    A data set may have `collate_fn`, which makes the batch unless `collate` does, and `set_epoch`, which is told the
+    epoch.
+    """
     if isinstance(dataset, TensorDataset):
         index = torch.from_numpy(indices)
         return tuple(tensor[index] for tensor in dataset.tensors)
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
     samples = []
-    with random_state_kept():
+    with _random_state_kept():
         for i, own_seed in zip(indices.tolist(), sample_seeds(seed, epoch, indices).tolist(), strict=True):
             _seed_cpu(own_seed)
             samples.append(dataset[i])
-    return collate(samples)
+    own: Collate = getattr(dataset, "collate_fn", default_collate)
+    return (collate or own)(samples)
 
 
 def sample_seeds(seed: int, epoch: int, indices: Indices) -> npt.NDArray[np.uint32]:
@@ -117,7 +124,7 @@ def open_batches(
     seed: int,
     workers: int = 0,
     pinned: bool = False,
-    collate: Collate = default_collate,
+    collate: Collate | None = None,
 ) -> Iterator[tuple[MicroBatch, Any]]:
     """The micro-batches of the steps `first` to `last` of one rank, loaded ahead by so many processes.
 

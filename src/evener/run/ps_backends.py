@@ -24,7 +24,12 @@ def load_backend(config: RunConfig) -> tuple[ModelBackend, Task | ThinTask]:
         thin = load_thin_task(config.task, config.data, config.option)
         return _thin_backend(thin, config.seed, config.precision), thin
     task = load_task(config.task, config.data, config.option)
-    return _torch_backend(task, config.seed, config.precision, "cpu"), task
+    return torch_backend(task, config), task
+
+
+def torch_backend(task: Task, config: RunConfig) -> ModelBackend:
+    """A model of `task`, with its first weights, where a run is submitted."""
+    return _torch_backend(task, config.seed, config.precision, "cpu")
 
 
 def build_engine(setup: EngineSetup) -> TaskEngine:

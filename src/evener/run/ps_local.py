@@ -69,12 +69,7 @@ class LocalCluster:
 
 @contextmanager
 def local_cluster(
-    nodes: Sequence[LocalNode],
-    patience: float,
-    *,
-    thin: bool = False,
-    data: Path | None = None,
-    encrypted: bool = False,
+    nodes: Sequence[LocalNode], patience: float, *, thin: bool = False, data: Path | None = None
 ) -> Iterator[LocalCluster]:
     """A master and `nodes`, which are gone when the block is left, or when this process dies.
 
@@ -83,13 +78,11 @@ def local_cluster(
         patience: seconds of silence after which one of them is given up.
         thin: whether they compute without PyTorch, and over TCP, as on machines of their own.
         data: folder of the nodes' own data.
-        encrypted: whether they speak TLS, though nothing leaves this machine.
 
     Raises:
         NodeLost: the master does not start.
-        MissingExtra: `cryptography` is not installed, and they are to speak TLS.
     """
-    identity = make_identity(insecure=not encrypted)
+    identity = make_identity(insecure=True)  # nothing leaves this machine
     with (
         tempfile.TemporaryDirectory(prefix="evener-", ignore_cleanup_errors=True) as name,
         LocalProcesses(_PRELOAD_THIN if thin else _PRELOAD) as processes,

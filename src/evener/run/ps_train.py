@@ -29,6 +29,7 @@ from evener.run.ps_backends import load_backend
 from evener.run.ps_master import open_master
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
+from evener.task import Task, ThinTask
 from evener.tasks.imports import files_needed
 from evener.tasks.load import is_path, thin_twin
 
@@ -39,11 +40,21 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     Raises:
         EvenerError: what was asked for cannot be done; or the run ended before it was complete.
     """
-    backend, task = load_backend(config)
+    record = submit(config, *load_backend(config), to_stderr=as_json)
+    if as_json:
+        print_line(json.dumps(summary(record)))
+
+
+def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, to_stderr: bool) -> TrainRecord:
+    """Have nodes train `task`; the record of the run, when `backend` has its weights and its folder all the rest.
+
+    Raises:
+        EvenerError: as `train_on_master`.
+    """
     blobs = _blobs(config)
     job = _job(config, backend, *config.sizes_of(task), blobs)
     folder = run_folder(config.folder)
-    with RunView(folder, to_stderr=as_json) as view:
+    with RunView(folder, to_stderr=to_stderr) as view:
         with connect_master(config) as (client, check):
             run = client.submit(job, backend.initial_weights(), list(blobs.values()))
             result = client.watch(run, view, check)
@@ -53,8 +64,7 @@ def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     if result.exit_code:
         raise error_of(result.reason, result.exit_code)
     assert view.record is not None
-    if as_json:
-        print_line(json.dumps(summary(view.record)))
+    return view.record
 
 
 def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int, blobs: dict[str, Blob]) -> Job:

@@ -23,7 +23,7 @@ from evener.run.commands import is_torchrun, launch, torchrun_env
 from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
 from evener.yolo.rank import alone, yolo_rank
-from evener.yolo.words import YoloConfig, read_words, yolo_config
+from evener.yolo.words import YoloConfig, read_agreed_words, read_words, yolo_config
 
 LICENCE = (
     "Ultralytics is under the AGPL-3.0, and so is what is made with it, models included, "
@@ -33,7 +33,16 @@ LICENCE = (
 
 def train(config: RunConfig, *, as_json: bool) -> None:
     """`evener train` of a model of Ultralytics."""
-    run(yolo_config(config), as_json=as_json)
+    if config.agreement is None:
+        run(yolo_config(config), as_json=as_json)
+        return
+    read_agreed_words(yolo_config(config).words)
+    _require_ultralytics()
+    from evener.yolo.local_run import train_on_nodes
+
+    record = train_on_nodes(config, as_json=as_json, licence=LICENCE)
+    if as_json:
+        print_line(json.dumps(summary(record)))
 
 
 def run(config: YoloConfig, *, as_json: bool) -> None:
@@ -44,13 +53,17 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
         InvalidInput: what is asked for cannot be done.
     """
     read_words(config.words)
-    if importlib.util.find_spec("ultralytics") is None:
-        raise MissingExtra("YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'")
+    _require_ultralytics()
     config = msgspec.structs.replace(config, to_stderr=as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         record = _as_rank(config) if is_torchrun(config) else _on_local_nodes(config)
     if as_json and record is not None:
         print_line(json.dumps(summary(record)))
+
+
+def _require_ultralytics() -> None:
+    if importlib.util.find_spec("ultralytics") is None:
+        raise MissingExtra("YOLO needs Ultralytics, which is not installed: pip install 'evener[ultralytics]'")
 
 
 def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:

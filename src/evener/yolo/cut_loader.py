@@ -83,7 +83,7 @@ class CutLoader:
 
     def _open(self, first: int) -> None:
         self._batches = None  # its processes end before others start
-        _draw_from_all(self.dataset)
+        draw_from_all(self.dataset)
         self._next = first
         self._batches = open_batches(
             self.dataset,
@@ -108,7 +108,7 @@ class CutLoader:
             self._timer.resume("io")
 
 
-def _draw_from_all(dataset: Any) -> None:
+def draw_from_all(dataset: Any) -> None:
     """Have no transform of `dataset` choose among the images that this process loaded lately."""
     waiting: list[Any] = [getattr(dataset, "transforms", None)]
     while waiting:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ from ultralytics.models.yolo.model import YOLO
 from evener.errors import InvalidInput, first_line
 from evener.yolo.words import TASKS, read_words
 
+_OF_FILES = (OSError, RuntimeError, KeyError, ValueError, AssertionError)
+"""What Ultralytics raises while it reads descriptions, images, labels and checkpoints."""
 _AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
 
 
@@ -64,6 +68,15 @@ def _checkpoint(settings: dict[str, Any]) -> Path | None:
     if not path.is_file():
         raise InvalidInput(f"there is no checkpoint to go on from at {path}: name it by model=PATH/weights/last.pt")
     return path.resolve()
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """Inside, what Ultralytics does not like about the user's files is told in a sentence."""
+    try:
+        yield
+    except _OF_FILES as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
 
 
 def plain_sentence(error: BaseException) -> str:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,18 +22,16 @@ from ultralytics.utils.torch_utils import unwrap_model
 
 from evener.data.loader import seed_all
 from evener.data.sampler import OrderedSampler, ShuffledSampler
-from evener.errors import Interrupted, InvalidInput
+from evener.errors import Interrupted
 from evener.parallel.gradient_buckets import sum_over
 from evener.run.step import StepResult
 from evener.yolo.criteria import RankImages, share_criterion
 from evener.yolo.cut_loader import CutLoader
 from evener.yolo.even_model import EvenModel
 from evener.yolo.seat import Seat
-from evener.yolo.settings import plain_sentence
+from evener.yolo.settings import in_a_sentence
 from evener.yolo.validation import even_validator
 
-_OF_FILES = (OSError, RuntimeError, KeyError, ValueError, AssertionError)
-"""What Ultralytics raises while it reads descriptions, images, labels and checkpoints."""
 _NO_RETRY = 3
 """Batches that were halved for want of memory, as many as Ultralytics allows: a batch of all ranks is not halved."""
 
@@ -80,12 +76,12 @@ class EvenTrainer(BaseTrainer):
 
     def get_dataset(self) -> Any:
         """The description of the data; one rank of a machine reads it first, and downloads it if it has to."""
-        with self.seat.in_turn(), _in_a_sentence():
+        with self.seat.in_turn(), in_a_sentence():
             return super().get_dataset()
 
     def build_dataset(self, *arguments: Any, **named: Any) -> Any:
         """A data set; one rank of a machine reads its labels first, and keeps them for the others."""
-        with self.seat.in_turn(), _in_a_sentence():
+        with self.seat.in_turn(), in_a_sentence():
             return super().build_dataset(*arguments, **named)
 
     def get_dataloader(self, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
@@ -123,7 +119,7 @@ class EvenTrainer(BaseTrainer):
 
     def resume_training(self, ckpt: Any) -> None:
         """Take over what a checkpoint holds."""
-        with _in_a_sentence():
+        with in_a_sentence():
             super().resume_training(ckpt)
 
     def _agree_on_precision(self) -> None:
@@ -198,12 +194,3 @@ class EvenTrainer(BaseTrainer):
         threads = torch.get_num_threads()
         super().final_eval()
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _in_a_sentence() -> Iterator[None]:
-    """Inside, what Ultralytics does not like about the user's files is told in a sentence."""
-    try:
-        yield
-    except _OF_FILES as error:
-        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error

@@ -32,6 +32,17 @@ _REFUSED = {
 """Settings of Ultralytics that are not taken, and what to do instead."""
 _TAKEN = ("task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output")
 """Options of `evener train` that a training of Ultralytics knows."""
+_AGREED = (
+    "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "overlap", "ship_data",
+    "home", "master", "token", "token_file",
+)  # fmt: skip
+"""Those of one whose nodes train by themselves between merges."""
+_NOT_AGREED = {
+    "freeze": "nodes are sent what is trained",
+    "resume": "a master goes on by itself, when it is started again",
+    "nbs": "every batch of a node is a step",
+}
+"""Settings of Ultralytics that such a training does not take, and why."""
 
 
 class YoloConfig(NodesConfig, frozen=True, kw_only=True):
@@ -87,6 +98,15 @@ def _refuse(found: dict[str, str]) -> None:
         raise InvalidInput("name a model, such as model=yolov8n.pt")
 
 
+def read_agreed_words(words: tuple[str, ...]) -> dict[str, str]:
+    """As `read_words`, of a training whose nodes train by themselves between merges. Raises as it."""
+    found = read_words(words)
+    for key, reason in _NOT_AGREED.items():
+        if found.get(key, "").lower() not in ("", "none", "false", "0"):
+            raise InvalidInput(f"{key}={found[key]} does not go with --agreement: {reason}")
+    return found
+
+
 def is_yolo(config: RunConfig) -> bool:
     """Whether `evener train` is given a model of Ultralytics."""
     return Path(config.task).suffix in MODEL_SUFFIXES
@@ -94,7 +114,7 @@ def is_yolo(config: RunConfig) -> bool:
 
 def yolo_config(config: RunConfig) -> YoloConfig:
     """The same training in the words of Ultralytics. Raises InvalidInput: an option does not belong to it."""
-    known = {one.name for one in fields(YoloConfig)} | {"started", *_TAKEN}
+    known = {one.name for one in fields(YoloConfig)} | {"started", *_TAKEN, *(_AGREED if config.agreement else ())}
     for one in fields(RunConfig):
         given = getattr(config, one.name)
         if one.name == "resume" and given:
