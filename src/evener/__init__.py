@@ -10,38 +10,57 @@ if TYPE_CHECKING:
     from evener.graph import ModelGraph
     from evener.plan import Plan
     from evener.profile import ClusterProfile
+    from evener.program.calling import Trained, train
     from evener.program.joining import gather, join
     from evener.program.session import Run
-    from evener.record import TrainRecord
+    from evener.record import Epoch, TrainRecord, Validation
+    from evener.report.loggers import MLflow, TensorBoard, Wandb
+    from evener.run.callbacks import EarlyStopping
     from evener.task import Task, ThinTask
 
 __version__ = VERSION
 
 __all__ = [
     "ClusterProfile",
+    "EarlyStopping",
+    "Epoch",
     "EvenerError",
+    "MLflow",
     "ModelGraph",
     "Plan",
     "Run",
     "Task",
+    "TensorBoard",
     "ThinTask",
     "TrainRecord",
+    "Trained",
+    "Validation",
+    "Wandb",
     "__version__",
     "gather",
     "join",
+    "train",
 ]
 
 _HOMES = {
     "ClusterProfile": "profile",
+    "EarlyStopping": "run.callbacks",
+    "Epoch": "record",
     "EvenerError": "errors",
+    "MLflow": "report.loggers",
     "ModelGraph": "graph",
     "Plan": "plan",
     "Run": "program.session",
     "Task": "task",
+    "TensorBoard": "report.loggers",
     "ThinTask": "task",
     "TrainRecord": "record",
+    "Trained": "program.calling",
+    "Validation": "record",
+    "Wandb": "report.loggers",
     "gather": "program.joining",
     "join": "program.joining",
+    "train": "program.calling",
 }
 
 

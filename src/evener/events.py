@@ -9,11 +9,11 @@ import msgspec
 
 from evener.plan import Plan
 from evener.profile import ClusterProfile
-from evener.record import Event, Step, TrainRecord, Validation
+from evener.record import Epoch, Event, Step, TrainRecord, Validation
 
-RunEvent: TypeAlias = Plan | Step | Validation | Event | TrainRecord | ClusterProfile
+RunEvent: TypeAlias = Plan | Step | Validation | Epoch | Event | TrainRecord | ClusterProfile
 _KINDS: dict[str, type[RunEvent]] = {
-    kind.__name__: kind for kind in (Plan, Step, Validation, Event, TrainRecord, ClusterProfile)
+    kind.__name__: kind for kind in (Plan, Step, Validation, Epoch, Event, TrainRecord, ClusterProfile)
 }
 _decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
 

@@ -59,6 +59,7 @@ class Validation(Part, frozen=True, kw_only=True):
         loss: mean over the samples.
         accuracy: in [0, 1]; None where the task has no such measure.
         seconds: it took.
+        metrics: others, by name.
     """
 
     step: Amount
@@ -66,6 +67,23 @@ class Validation(Part, frozen=True, kw_only=True):
     loss: Finite
     accuracy: Finite | None
     seconds: Finite
+    metrics: dict[str, Finite] = {}
+
+
+class Epoch(Part, frozen=True, kw_only=True):
+    """The end of a pass over the training data; whoever is shown it may end the run there.
+
+    Attributes:
+        step: the last one.
+        epoch: from 0.
+        loss: mean over the samples of the training; None where a program does not tell it.
+        validation: that followed; None if there was none.
+    """
+
+    step: Amount
+    epoch: Amount
+    loss: Finite | None
+    validation: Validation | None = None
 
 
 class Event(Part, frozen=True, kw_only=True):

@@ -56,6 +56,9 @@ def done(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder, {(cell["mode"], cell["workers"]): cell for cell in cells}, result.stderr
 
 
+SEEDED = ("accuracy", "accuracy_interval", "bytes_sent", "bytes_received")
+"""What the seed alone decides."""
+
 Done = tuple[Path, dict[tuple[str, int], Any], str]
 
 
@@ -84,6 +87,16 @@ def test_the_weights_travel_once_each_way_for_every_update_and_worker(done: Done
         expected = WEIGHT_BYTES * 300 * (workers if mode == "sync" else 1)
         assert cell["bytes_sent"] == pytest.approx(expected, rel=0.01)
         assert cell["bytes_received"] == pytest.approx(expected + workers * WEIGHT_BYTES, rel=0.01)
+
+
+@pytest.mark.slow
+def test_encryption_changes_nothing_but_the_time(digits: Path, done: Done, tmp_path: Path) -> None:
+    words = ("--updates", "300", "--workers", "1", "--mode", "sync", "--repeat", "2", "--json", "--tls")
+    result = evener("experiment", "nfnn", "--data", str(digits), *words, cwd=tmp_path, timeout=110)
+    assert result.returncode == 0, result.stderr
+    (cell,) = json.loads(result.stdout.strip().splitlines()[-1])["cells"]
+    _, cells, _ = done
+    assert {name: cell[name] for name in SEEDED} == {name: cells["sync", 1][name] for name in SEEDED}
 
 
 def test_what_frames_an_update_is_less_than_one_percent_of_it() -> None:

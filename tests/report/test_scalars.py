@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from evener.errors import InvalidValue
-from evener.report.tensorboard import open_scalars
+from evener.errors import InvalidValue, MissingExtra
+from evener.plan import Assignment, Plan
+from evener.report.loggers import TensorBoard, has_tensorboard
+from evener.report.scalars import ScalarLog, scalars_of_step
 from support.fake_runs import fake_run
 
 NAMES = ("ada", "bob", "cleo")
@@ -26,13 +29,13 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_steps_and_validations_are_scalars_by_step(tmp_path: Path) -> None:
     run = fake_run(num_steps=5)
     threads = threading.active_count()
-    writer = open_scalars(tmp_path / "scalars", NAMES)
-    assert writer is not None
+    log = ScalarLog(TensorBoard(tmp_path / "scalars"))
+    log(plan(NAMES))
     for step in run.steps:
-        writer.step(step)
-    writer.validation(run.validations[0])
-    writer.validation(msgspec.structs.replace(run.validations[1], accuracy=None))
-    writer.close()
+        log(step)
+    log(run.validations[0])
+    log(msgspec.structs.replace(run.validations[1], accuracy=None, metrics={"top5": 0.5}))
+    log.close()
     assert threading.active_count() == threads
 
     scalars = read(tmp_path / "scalars")
@@ -42,6 +45,7 @@ def test_steps_and_validations_are_scalars_by_step(tmp_path: Path) -> None:
         "loss/train",
         "loss/validation",
         "throughput/samples_per_second",
+        "top5/validation",
         *(f"waiting/{name}" for name in NAMES),
     ]
     assert [step for step, _ in scalars["loss/train"]] == [1, 2, 3, 4, 5]
@@ -61,19 +65,26 @@ def values(scalars: list[tuple[int, float]]) -> list[float]:
     return [value for _, value in scalars]
 
 
+def plan(names: Sequence[str]) -> Plan:
+    assignments = tuple(Assignment(rank=rank, node=name, device="cpu", samples=1) for rank, name in enumerate(names))
+    return Plan(strategy="data", batch_size=len(names), assignments=assignments)
+
+
 def test_a_step_of_other_nodes_is_refused_until_their_names_are_given(tmp_path: Path) -> None:
     step = fake_run(num_steps=1).steps[0]
-    writer = open_scalars(tmp_path, NAMES[:2])
-    assert writer is not None
     with pytest.raises(InvalidValue, match=r"step\.nodes must be 2 nodes, got 3"):
-        writer.step(step)
-    writer.node_names = NAMES
-    writer.step(step)
-    writer.close()
+        scalars_of_step(step, NAMES[:2])
+    log = ScalarLog(TensorBoard(tmp_path))
+    log(plan(NAMES[:2]))
+    log(plan(NAMES))
+    log(step)
+    log.close()
     assert "waiting/cleo" in read(tmp_path)
 
 
-def test_without_tensorboard_there_is_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_a_logger_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert has_tensorboard()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert open_scalars(tmp_path / "scalars", NAMES) is None
+    with pytest.raises(MissingExtra, match=r"pip install 'evener\[report\]'"):
+        TensorBoard(tmp_path / "scalars").begin(plan(NAMES))
     assert not (tmp_path / "scalars").exists()

@@ -45,7 +45,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def random_state_kept() -> Iterator[None]:
     """Restore the CPU's random states (torch, Python, NumPy) afterwards."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
@@ -97,7 +97,7 @@ def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, coll
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
     samples = []
-    with _random_state_kept():
+    with random_state_kept():
         for i, own_seed in zip(indices.tolist(), sample_seeds(seed, epoch, indices).tolist(), strict=True):
             _seed_cpu(own_seed)
             samples.append(dataset[i])

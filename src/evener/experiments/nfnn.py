@@ -112,7 +112,7 @@ def run(config: NfnnConfig, *, as_json: bool) -> list[Row]:
         for workers in numbers("--workers", config.workers):
             nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(workers)]
             with (
-                local_cluster(nodes, PATIENCE, thin=True, data=data) as cluster,
+                local_cluster(nodes, PATIENCE, thin=True, data=data, encrypted=config.tls) as cluster,
                 MasterClient(cluster.address, cluster.token, PATIENCE) as client,
             ):
                 cluster.wait_for_nodes(client)

@@ -25,6 +25,7 @@ class NfnnConfig(Part, frozen=True, kw_only=True):
     workers: Annotated[str, Meta(description="Numbers of workers, such as 1,2,3.")] = "1,2,3"
     mode: Annotated[str, Meta(description="sync, async or sync,async.")] = "sync,async"
     repeat: Annotated[int, Meta(description="Runs of every cell.")] = 5
+    tls: Annotated[bool, Meta(description="Encrypt as between machines, which loopback does not need.")] = False
     seed: Annotated[
         int, Meta(description="Of the weights, and of the first run's order; 9 is nearest to the published.")
     ] = 9

@@ -17,10 +17,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
@@ -147,8 +149,8 @@ class LocalProcesses:
 
         Args:
             name: that tools of the system show.
-            target: module-level function of its `Parent` and the `arguments`.
-            arguments: plain values.
+            target: function of its `Parent` and the `arguments`, of a module that can be imported.
+            arguments: plain values; of nothing that is defined in the program that was started.
             cores: of the processor that it runs on; empty for all.
             threads: that one operation may use; None for the libraries' defaults.
         """
@@ -156,7 +158,8 @@ class LocalProcesses:
         process = self._context.Process(
             target=_main, args=(target, arguments, tuple(cores), threads, theirs), name=name
         )
-        process.start()
+        with _without_main():
+            process.start()
         theirs.close()
         self._started.append(LocalProcess(process, ours))
         return self._started[-1]
@@ -223,6 +226,20 @@ def _main(
     sys.stdout.flush()
     sys.stderr.flush()
     parent.end(error)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Inside, a process that is started does not run the user's program again to find out what is defined there.
+
+    A program that calls `evener.train` would start itself without end, and a notebook has no file to run.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def exit_with_parent() -> None:

@@ -31,6 +31,7 @@ from evener.errors import (
 from evener.events import RunEvent
 from evener.heartbeat import Progress, interval
 from evener.launch.nodes import LocalNode
+from evener.record import Epoch
 from evener.signals import first_request
 
 LEAST_START_SECONDS = 30.0
@@ -161,6 +162,7 @@ class RankEnvironment:
         heartbeat: by which the ranks know that all of them live; None for a process alone.
         address: of this machine, at which the other ranks reach it.
         end: ends this process at once by an error, from any thread: the main one may wait in a collective for ever.
+        answer: what whoever was notified of the end of an epoch says to it; None where `notify` returns that itself.
         stop_requested: whether a signal asked this process to stop.
     """
 
@@ -168,11 +170,12 @@ class RankEnvironment:
     nodes: list[LocalNode]
     device: torch.device
     patience: float
-    notify: Callable[[Any], None]
+    notify: Callable[[Any], object]
     store: dist.Store | None = None  # type: ignore[name-defined]
     heartbeat: RankHeartbeat | None = None
     address: str = "127.0.0.1"
     end: Callable[[EvenerError], None] = end_process
+    answer: Callable[[Epoch], bool] | None = None
     stop_requested: bool = field(default=False)
 
     @property
@@ -199,6 +202,11 @@ class RankEnvironment:
         for number in signals:
             signal.signal(number, lambda *_: self.request_stop())
 
+    def is_over(self, epoch: Epoch) -> bool:
+        """Notify of the end of `epoch`; whether the run is to end there."""
+        said = self.notify(epoch)
+        return bool(said) if self.answer is None else self.answer(epoch)
+
     def at_step(self, step: int) -> None:
         """Note the step that this rank works on."""
         if self.heartbeat is not None:
@@ -217,7 +225,7 @@ def connect_store(host: str, port: int, *, keep: bool, patience: float) -> dist.
 
 
 def run_inprocess(
-    program: Program, node: LocalNode, config: Any, *, patience: float, on_event: Callable[[RunEvent], None]
+    program: Program, node: LocalNode, config: Any, *, patience: float, on_event: Callable[[RunEvent], object]
 ) -> None:
     """Run `program` on `node` here. Ctrl-C asks it to stop after its step, a second one stops it at once."""
     env = RankEnvironment(rank=0, nodes=[node], device=torch.device(node.device), patience=patience, notify=on_event)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,10 +34,13 @@ from evener.launch.rank_environment import (
     read_beat,
     run_rank,
 )
+from evener.record import Epoch
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
 _HOST = "127.0.0.1"
 _GRACE = 1.0
+_LOOKING = timedelta(days=7)
+"""That a user may take to look at the end of an epoch."""
 _PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank"]
 
 
@@ -46,7 +50,7 @@ def run_local(
     config: Any,
     *,
     patience: float,
-    on_event: Callable[[RunEvent], None],
+    on_event: Callable[[RunEvent], object],
 ) -> None:
     """Run `program` once a node, each in a process of its own, to the end.
 
@@ -55,7 +59,7 @@ def run_local(
         nodes: one a rank.
         config: what to do; a plain value.
         patience: seconds of silence after which a rank is given up.
-        on_event: called with everything of which a rank notifies.
+        on_event: called with everything of which a rank notifies; at the end of an epoch, whether the run ends there.
 
     Raises:
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
@@ -69,7 +73,7 @@ def run_local(
             )
             for rank, node in enumerate(nodes)
         ]  # fmt: skip
-        was_stopped = _relay(processes, ranks, on_event, patience)
+        was_stopped = _relay(processes, ranks, partial(_show, store, on_event), patience)
         _raise_first(ranks, store, nodes, was_stopped)
 
 
@@ -102,6 +106,7 @@ def _be_rank(
         store=connect_store(_HOST, port, keep=False, patience=patience),
     )
     env.end = parent.end
+    env.answer = partial(_answer, env.store)
     env.stop_on(signal.SIGTERM)
     env.heartbeat = RankHeartbeat(
         connect_store(_HOST, port, keep=False, patience=patience),
@@ -113,8 +118,25 @@ def _be_rank(
     run_rank(env, program, config)
 
 
+def _show(store: Any, on_event: Callable[[RunEvent], object], event: RunEvent) -> None:
+    """Show an event; what comes back at the end of an epoch is left in the store, where the leader waits for it."""
+    said = on_event(event)
+    if isinstance(event, Epoch):
+        store.set(_end_of(event), "over" if said else "on")
+
+
+def _answer(store: Any, epoch: Epoch) -> bool:
+    """What the process that started this one says to the end of `epoch`, however long it looks at it."""
+    store.wait([_end_of(epoch)], _LOOKING)
+    return bool(store.get(_end_of(epoch)) == b"over")
+
+
+def _end_of(epoch: Epoch) -> str:
+    return f"epoch/{epoch.epoch}"
+
+
 def _relay(
-    processes: LocalProcesses, ranks: Sequence[LocalProcess], on_event: Callable[[RunEvent], None], patience: float
+    processes: LocalProcesses, ranks: Sequence[LocalProcess], show: Callable[[RunEvent], None], patience: float
 ) -> bool:
     """Pass on what the ranks say until all have ended, or had the time for it. Whether they were asked to stop."""
     deadline: float | None = None
@@ -123,7 +145,7 @@ def _relay(
         while not all(rank.has_ended and rank.is_silent for rank in ranks):
             for _, data in processes.receive(timeout=0.2):
                 for event in decode_events(data):
-                    on_event(event)
+                    show(event)
             failed = [rank for rank in ranks if rank.has_failed]
             if failed and deadline is None:
                 is_own = any(rank.failure and rank.failure.is_own for rank in failed)

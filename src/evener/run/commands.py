@@ -33,6 +33,7 @@ from evener.report.html import write_page
 from evener.report.planning_tables import layers_table, links_table, profile_table, timing_table
 from evener.report.tables import comparison_table, summary
 from evener.report.text import percent
+from evener.run.callbacks import Callback
 from evener.run.config import RunConfig
 from evener.run.console import RunView, open_console, output_file, print_line, run_folder
 from evener.run.context import join_world, make_context, read_plan
@@ -59,23 +60,40 @@ def train(config: RunConfig, *, as_json: bool) -> None:
         print_line(json.dumps(summary(record)))
 
 
-def perform(config: RunConfig, nodes: Sequence[LocalNode] | None = None, *, to_stderr: bool = False) -> TrainRecord:
+def perform(
+    config: RunConfig,
+    nodes: Sequence[LocalNode] | None = None,
+    *,
+    to_stderr: bool = False,
+    quiet: bool = False,
+    program: Program = train_rank,
+    watch: Callback = bool,
+) -> TrainRecord:
     """Train on nodes of this machine, showing what happens; the record.
 
     Args:
         config: what is asked for.
         nodes: one a rank; None for those of `config`.
         to_stderr: keep stdout free.
+        quiet: print nothing.
+        program: of a rank.
+        watch: called with everything that happens.
     """
     with RunView(run_folder(config.folder), to_stderr=to_stderr) as view:
-        launch(train_rank, config, view, nodes)
+        view.console.quiet = quiet
+
+        def show(event: RunEvent) -> object:
+            view(event)
+            return watch(event)
+
+        launch(program, config, show, nodes)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
 
 
 def launch(
-    program: Program, config: NodesConfig, show: Callable[[RunEvent], None], nodes: Sequence[LocalNode] | None = None
+    program: Program, config: NodesConfig, show: Callable[[RunEvent], object], nodes: Sequence[LocalNode] | None = None
 ) -> None:
     """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process."""
     chosen = choose_nodes(config) if nodes is None else nodes

@@ -17,8 +17,9 @@ from evener.errors import CannotWrite, InvalidInput
 from evener.events import RunEvent
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
+from evener.report.loggers import TensorBoard, has_tensorboard
+from evener.report.scalars import ScalarLog
 from evener.report.tables import plan_table, predicted_table, record_table
-from evener.report.tensorboard import ScalarWriter, open_scalars
 from evener.report.text import human_bytes
 from evener.schema import write_noun
 
@@ -44,7 +45,7 @@ class RunView:
         self.record: TrainRecord | None = None
         self._output, self._shows_steps = output, shows_steps
         self._plan: Plan | None = None
-        self._scalars: ScalarWriter | None = None
+        self._scalars = ScalarLog(TensorBoard(output / "scalars")) if has_tensorboard() else None
         self._bar: Progress | None = None
         self._bar_task: TaskID | None = None
         self._rate = 0.0
@@ -68,19 +69,18 @@ class RunView:
             self._on_event(event)
         elif isinstance(event, TrainRecord):
             self._on_record(event)
+        if self._scalars is not None:
+            self._scalars(event)
 
     def _on_plan(self, plan: Plan) -> None:
         """Begin a table and columns; a master's run has another plan when a node has come."""
         self._close()
         self._plan = plan
         write_noun(plan, self._output / "plan.json")
-        self._scalars = open_scalars(self._output / "scalars", [a.node for a in plan.assignments])
         if len(plan.assignments) > 1 or plan.rejected:
             self.console.print(plan_table(plan))
 
     def _on_step(self, step: Step) -> None:
-        if self._scalars is not None:
-            self._scalars.step(step)
         rate = step.samples / step.seconds if step.seconds else 0.0
         if not self._shows_steps:
             return
@@ -110,13 +110,13 @@ class RunView:
         self._bar.update(self._bar_task, completed=step.step, description=line)
 
     def _on_validation(self, validation: Validation) -> None:
-        if self._scalars is not None:
-            self._scalars.validation(validation)
         if not self._shows_steps:
             return
         accuracy = "" if validation.accuracy is None else f"  accuracy {validation.accuracy:.2%}"
+        others = "".join(f"  {name} {value:.4g}" for name, value in validation.metrics.items())
         self.console.print(
-            f"epoch {validation.epoch + 1}  step {validation.step}  validation loss {validation.loss:.4f}{accuracy}"
+            f"epoch {validation.epoch + 1}  step {validation.step}  validation loss {validation.loss:.4f}"
+            f"{accuracy}{others}"
         )
 
     def _on_event(self, event: Event) -> None:
@@ -143,7 +143,6 @@ class RunView:
             self._bar = None
         if self._scalars is not None:
             self._scalars.close()
-            self._scalars = None
 
 
 def run_folder(folder: Path) -> Path:

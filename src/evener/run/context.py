@@ -126,9 +126,13 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
     return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
 
 
-def make_context(env: RankEnvironment, group: Group, config: RunConfig) -> RankContext:
-    """The context of a rank of `group`. Raises InvalidInput: the task, or what was asked of it, is wrong."""
-    task, given = load_task(config.task, config.data, config.option), read_plan(config)
+def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Task | None = None) -> RankContext:
+    """The context of a rank of `group`, which has the task already or loads it.
+
+    Raises:
+        InvalidInput: the task, or what was asked of it, is wrong.
+    """
+    task, given = task or load_task(config.task, config.data, config.option), read_plan(config)
     arithmetic = Arithmetic(config.precision, env.device)
     batch_size, epochs = config.sizes_of(task, given)
     train_data = task.train_data()

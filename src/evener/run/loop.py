@@ -64,22 +64,26 @@ class Loop:
         self._monitor.start(first)
         with self._writer:
             for step in range(first, self._training.num_steps + 1):
-                self._step_and_save(step, loader)
+                if self._is_last(step, loader):
+                    break
             self._emit_all(self._writer.wait())
         self._monitor.history.wall_seconds = time.perf_counter() - begin
         return self._monitor.history
 
-    def _step_and_save(self, step: int, loader: Loader) -> None:
+    def _is_last(self, step: int, loader: Loader) -> bool:
+        """Perform `step`; whether whoever watches wants no other one."""
         every = self._config.checkpoint_steps
         self.one_step(step, loader)
         self._emit_all(self._writer.finished())
+        is_over = False
         if step % self._training.sampler.steps_per_epoch == 0:
-            self._end_epoch(step)
+            is_over = self._end_epoch(step)
         elif self._monitor.is_saving or (every and step % every == 0):
             self._monitor.settle()
             self._save(step)
         if self._monitor.is_stopping:
             self._stop(step)
+        return is_over
 
     def loader(self, first: int) -> Loader:
         """The batches from step `first` on."""
@@ -143,12 +147,16 @@ class Loop:
         self._emit_all(self._writer.wait())
         return "" if self._checkpoints.is_empty else f"; the last good checkpoint is {self._checkpoints.latest()[0]}"
 
-    def _end_epoch(self, step: int) -> None:
+    def _end_epoch(self, step: int) -> bool:
+        """Validate and save; whether whoever watches ends the run here."""
         self._monitor.settle()
         epoch = step // self._training.sampler.steps_per_epoch - 1
         if self._context.validation_data is not None:
             self._validate(step, epoch)
         self._save(step)
+        is_over = self._monitor.is_over(step, epoch)
+        self._monitor.restart_clock()
+        return is_over
 
     def _validate(self, step: int, epoch: int) -> None:
         assert self._context.validation_data is not None

@@ -18,7 +18,7 @@ from evener.errors import NonFiniteLoss, TrainingFailed
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Balance
-from evener.record import Event, Step, Validation
+from evener.record import Epoch, Event, Step, Validation
 from evener.run.step import Reports, StepReport, StepResult, entry_of
 
 WARM_UP = 6
@@ -112,6 +112,19 @@ class Monitor:
             self.history.validations.append(what)
         if self._group.is_leader:
             self._env.notify(what)
+
+    def is_over(self, step: int, epoch: int) -> bool:
+        """Whether whoever watches the run ends it with `epoch`, whose last step was `step`; every rank calls this."""
+        word = b""
+        if self._group.is_leader:
+            last = self.history.validations[-1:]
+            validation = last[0] if last and last[0].epoch == epoch else None
+            end = Epoch(step=step, epoch=epoch, loss=self.history.last_loss(), validation=validation)
+            word = b"over" if self._env.is_over(end) else b""
+        if not self._group.told_by_leader(word):
+            return False
+        self.emit(Event(step=step, kind="ended", message=f"as was said at the end of epoch {epoch + 1}"))
+        return True
 
     def _send(self) -> None:
         step, outcome, wall = self._unsent.popleft()

@@ -69,7 +69,12 @@ class LocalCluster:
 
 @contextmanager
 def local_cluster(
-    nodes: Sequence[LocalNode], patience: float, *, thin: bool = False, data: Path | None = None
+    nodes: Sequence[LocalNode],
+    patience: float,
+    *,
+    thin: bool = False,
+    data: Path | None = None,
+    encrypted: bool = False,
 ) -> Iterator[LocalCluster]:
     """A master and `nodes`, which are gone when the block is left, or when this process dies.
 
@@ -78,11 +83,13 @@ def local_cluster(
         patience: seconds of silence after which one of them is given up.
         thin: whether they compute without PyTorch, and over TCP, as on machines of their own.
         data: folder of the nodes' own data.
+        encrypted: whether they speak TLS, though nothing leaves this machine.
 
     Raises:
         NodeLost: the master does not start.
+        MissingExtra: `cryptography` is not installed, and they are to speak TLS.
     """
-    identity = make_identity(insecure=True)  # nothing leaves this machine
+    identity = make_identity(insecure=not encrypted)
     with (
         tempfile.TemporaryDirectory(prefix="evener-", ignore_cleanup_errors=True) as name,
         LocalProcesses(_PRELOAD_THIN if thin else _PRELOAD) as processes,

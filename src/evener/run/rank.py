@@ -35,12 +35,19 @@ from evener.run.loop import Loop
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
 from evener.run.training import Training, make_training
+from evener.task import Task
 
 
-def train_rank(env: RankEnvironment, config: RunConfig) -> None:
-    """One rank's whole way; the leader emits plan, steps and record through the env."""
+def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None) -> None:
+    """One rank's whole way; the leader emits plan, steps and record through the env.
+
+    Args:
+        env: of the rank.
+        config: what is asked for.
+        task: to be trained; None: the one that `config` names.
+    """
     group, config = join_run(env, config)
-    training = prepare(make_context(env, group, config), config)
+    training = prepare(make_context(env, group, config, task), config)
     if training is None:
         return
     if training.group.is_leader:

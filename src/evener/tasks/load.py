@@ -132,6 +132,7 @@ def import_file(path: Path) -> ModuleType:
 EXTRAS = {
     "torch": ("PyTorch", "torch"),
     "torchvision": ("torchvision", "vision"),
+    "cloudpickle": ("cloudpickle, which sends a task that lies in no file,", "notebook"),
     "PIL": ("Pillow, which reads the images,", "vision"),
 }
 """Module -> its name for people, and the extra of Evener that installs it."""
@@ -201,6 +202,11 @@ def load_task(reference: str, data_dir: Path | None = None, options: Mapping[str
     with needing_extras():
         module = import_module(f"evener.tasks.{reference.replace('-', '_')}")
     return _make(Task, module.task, f"task {reference}", data_dir, options, needing_extras())
+
+
+def task_of(found: Any, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task:
+    """The Task that `found` is, or that it returns; arguments as for `load_task`. Raises InvalidInput."""
+    return _make(Task, found, "evener.train", data_dir, options, nullcontext())
 
 
 def load_thin_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> ThinTask:

@@ -1,0 +1,117 @@
+"""`evener.train`: a run from Python or a notebook, on nodes of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from msgspec.structs import fields, replace
+from safetensors.torch import load_file
+from torch import nn
+
+from evener.data.loader import random_state_kept
+from evener.errors import InvalidInput, nearest
+from evener.launch.rank_environment import Program
+from evener.parallel.op_registry import without_synchronised
+from evener.record import TrainRecord
+from evener.report.scalars import ScalarLogger
+from evener.run.callbacks import Callback, watched
+from evener.run.commands import choose_nodes, perform
+from evener.run.config import RunConfig
+from evener.run.context import Arithmetic, read_plan
+from evener.run.rank import train_rank
+from evener.run.shipped import shipped
+from evener.task import Task
+from evener.tasks.load import load_task, task_of
+
+_OF_A_MASTER = ("agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "overlap",
+                "ship_data", "home", "master", "token", "token_file")  # fmt: skip
+
+
+class Trained(NamedTuple):
+    """What a run left.
+
+    Attributes:
+        model: with the trained weights, on the processor.
+        record: of the run.
+    """
+
+    model: nn.Module
+    record: TrainRecord
+
+
+def train(
+    task: Task | Callable[..., Task] | str | Path,
+    *,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[ScalarLogger] = (),
+    quiet: bool = False,
+    **options: Any,
+) -> Trained:
+    """Train `task` on nodes of this machine, as `evener train` does.
+
+        model, record = evener.train(task, local_nodes="1.0,0.5", epochs=3)
+
+    Args:
+        task: a Task, or a function that returns one, also of a notebook; or what `evener train` takes: the name of a
+            built-in task or the path of a task file.
+        callbacks: functions that are called here, in this process, with everything that happens: Plan, Step,
+            Validation, Epoch, Event and TrainRecord. What is true at an Epoch ends the run there.
+        loggers: where loss, accuracy, metrics and speed are written to.
+        quiet: print nothing.
+        options: those of `evener train`, with underscores; `local_nodes` may be a list of speeds.
+
+    Raises:
+        InvalidInput: something that was asked for cannot be done.
+        EvenerError: what else ends `evener train`.
+    """
+    config = _config_of(options)
+    is_named = isinstance(task, str | Path)
+    made = load_task(str(task), config.data, config.option) if is_named else task_of(task, config.data, config.option)
+    config = replace(config, task=str(task) if is_named else made.name)
+    config.sizes_of(made, read_plan(config))
+    with watched(callbacks, loggers) as watch, random_state_kept():
+        record = perform(config, program=_program(made, config, is_named), watch=watch, quiet=quiet)
+        return Trained(_trained_model(made, config), record)
+
+
+def _program(task: Task, config: RunConfig, is_named: bool) -> Program:
+    """What a rank does; it finds a named task by itself."""
+    if config.local_nodes is None and len(choose_nodes(config)) == 1:
+        return partial(train_rank, task=task)
+    return train_rank if is_named else shipped(train_rank, task)
+
+
+def _config_of(options: Mapping[str, Any]) -> RunConfig:
+    """What is asked for. Raises InvalidInput."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        raise InvalidInput("evener.train starts its nodes itself: under torchrun use evener.join(), or `evener train`")
+    known = [one.name for one in fields(RunConfig) if one.name not in (*_OF_A_MASTER, "task", "started")]
+    for name in options:
+        if name in _OF_A_MASTER:
+            raise InvalidInput(f"evener.train takes no {name}: a master's nodes are for `evener train --agreement`")
+        if name not in known:
+            raise InvalidInput(f"evener.train has no option {name!r}{nearest(name, known)}")
+    words = dict(options)
+    speeds = words.get("local_nodes")
+    if isinstance(speeds, list | tuple):
+        words["local_nodes"] = ",".join(map(str, speeds))
+    words["option"] = {name: str(value) for name, value in words.get("option", {}).items()}
+    paths = {name: str(value) for name, value in words.items() if isinstance(value, Path)}
+    try:
+        return msgspec.convert({"task": "task", **words, **paths}, RunConfig, dec_hook=lambda _, text: Path(text))
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"evener.train: {error}".replace("$.", "")) from error
+
+
+def _trained_model(task: Task, config: RunConfig) -> nn.Module:
+    """The task's model with the weights that the run wrote."""
+    model = without_synchronised(task.model())
+    Arithmetic(config.precision, torch.device("cpu")).prepare_model(model)
+    model.load_state_dict(load_file(config.folder / "model.safetensors"))
+    return model
