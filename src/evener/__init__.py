@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from evener.record import Epoch, TrainRecord, Validation
     from evener.report.loggers import MLflow, TensorBoard, Wandb
     from evener.run.callbacks import EarlyStopping
-    from evener.task import Task, ThinTask
+    from evener.task import BatchTask, Task, ThinTask
 
 __version__ = VERSION
 
 __all__ = [
+    "BatchTask",
     "ClusterProfile",
     "EarlyStopping",
     "Epoch",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BatchTask": "task",
     "ClusterProfile": "profile",
     "EarlyStopping": "run.callbacks",
     "Epoch": "record",

@@ -1,9 +1,9 @@
-"""What a user writes: a Task in plain PyTorch, a ThinTask for machines without it. Importing this needs neither."""
+"""What a user writes: a Task or BatchTask in PyTorch, a ThinTask for machines without it. Importing this needs none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from evener.errors import require
@@ -58,18 +58,78 @@ class Task:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("model", "loss", "train_data"):
-            require(callable(getattr(self, field)), f"Task.{field}", getattr(self, field), "a function")
+        for name in ("model", "loss", "train_data"):
+            require(callable(getattr(self, name)), f"Task.{name}", getattr(self, name), "a function")
         made = hasattr(self.model, "named_parameters") and not isinstance(self.model, type)
         require(not made, "Task.model", self.model, "a function that makes the model, such as lambda: MyModel()")
-        for field in ("validation_data", "optimizer", "scheduler", "labels"):
-            value = getattr(self, field)
-            require(value is None or callable(value), f"Task.{field}", value, "a function or None")
+        for name in ("validation_data", "optimizer", "scheduler", "labels"):
+            value = getattr(self, name)
+            require(value is None or callable(value), f"Task.{name}", value, "a function or None")
         require(self.batch_size > 0, "Task.batch_size", self.batch_size, "positive")
         require(self.epochs > 0, "Task.epochs", self.epochs, "positive")
         ok = self.correct is None or self.correct == "argmax" or callable(self.correct)
         require(ok, "Task.correct", self.correct, "a function, 'argmax' or None")
         require(self.clip_norm is None or self.clip_norm > 0, "Task.clip_norm", self.clip_norm, "positive or None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTask:
+    """A model, a loss of it and of a batch, and data of any kind: a training program without its loop.
+
+    A Task says what its model's inputs are, so that layers and stages may be divided too; of a BatchTask nodes divide
+    the samples of every batch.
+
+    Attributes:
+        name: in tables and files.
+        model: makes the model, on the CPU; weights follow `--seed`.
+        loss: (model, batch) -> mean loss over the samples, or what `count` says; or (numerator, denominator): the loss
+            of a batch is then the sum of all numerators by that of all denominators.
+        train_data: makes a map-style data set, or a stream (an IterableDataset) that is the same on all nodes.
+        collate: a list of samples -> a batch, which may be anything; by default PyTorch's.
+        count: what the loss is a mean over: "samples", "sum" if it is no mean, or batch -> a number, such as of tokens.
+        validation_data: as train_data; None for none.
+        metrics: name -> (model, batch) -> mean over the samples, or (sum, number); over the validation data.
+        validate: (model, run) -> numbers by name, after every epoch on all nodes, which compare notes by `run.sum` and
+            `run.gather`; a `loss` among them is that of the validation.
+        optimizer: model -> optimiser, whose step may call its closure more than once; SGD with lr 0.1, momentum 0.9 by
+            default.
+        scheduler: (optimiser, number of steps of the run) -> learning-rate schedule, stepped after every step; or a
+            ReduceLROnPlateau, stepped after every epoch with the loss of the validation, or of the training.
+        batch_size: samples of one optimiser step over all nodes together.
+        epochs: passes over the training data.
+        clip_norm: bound on the norm of the whole gradient; None for none.
+    """
+
+    name: str = "task"
+    model: Callable[[], nn.Module]
+    loss: Callable[[Any, Any], Any]
+    train_data: Callable[[], Dataset[Any]]
+    collate: Callable[[list[Any]], Any] | None = None
+    count: Callable[[Any], Any] | str = "samples"
+    validation_data: Callable[[], Dataset[Any]] | None = None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    validate: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    optimizer: Callable[[nn.Module], Optimizer] | None = None
+    scheduler: Callable[[Optimizer, int], Any] | None = None
+    batch_size: int = 64
+    epochs: int = 1
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "train_data"):
+            require(callable(getattr(self, name)), f"BatchTask.{name}", getattr(self, name), "a function")
+        for name in ("collate", "validation_data", "validate", "optimizer", "scheduler"):
+            value = getattr(self, name)
+            require(value is None or callable(value), f"BatchTask.{name}", value, "a function or None")
+        is_count = self.count in ("samples", "sum") or callable(self.count)
+        require(is_count, "BatchTask.count", self.count, "'samples', 'sum' or a function of a batch")
+        for name, metric in self.metrics.items():
+            require(callable(metric), f"BatchTask.metrics[{name!r}]", metric, "a function of the model and a batch")
+        needs = not self.metrics or self.validation_data is not None
+        require(needs, "BatchTask.validation_data", self.validation_data, "a function where there are metrics")
+        require(self.batch_size > 0, "BatchTask.batch_size", self.batch_size, "positive")
+        require(self.epochs > 0, "BatchTask.epochs", self.epochs, "positive")
+        require(self.clip_norm is None or self.clip_norm > 0, "BatchTask.clip_norm", self.clip_norm, "positive or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +164,10 @@ class ThinTask:
     has_accuracy: bool = True
 
     def __post_init__(self) -> None:
-        for field in ("model", "loss", "train_data", "optimizer"):
-            require(callable(getattr(self, field)), f"ThinTask.{field}", getattr(self, field), "a function")
-        for field in ("validation_data", "rate"):
-            value = getattr(self, field)
-            require(value is None or callable(value), f"ThinTask.{field}", value, "a function or None")
+        for name in ("model", "loss", "train_data", "optimizer"):
+            require(callable(getattr(self, name)), f"ThinTask.{name}", getattr(self, name), "a function")
+        for name in ("validation_data", "rate"):
+            value = getattr(self, name)
+            require(value is None or callable(value), f"ThinTask.{name}", value, "a function or None")
         require(self.batch_size > 0, "ThinTask.batch_size", self.batch_size, "positive")
         require(self.epochs > 0, "ThinTask.epochs", self.epochs, "positive")

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from evener.errors import InvalidInput
-from evener.run.config import RunConfig, strategy_conflict
+from evener.run.config import RunConfig
+from evener.run.conflicts import strategy_conflict
 from evener.run.planning import candidate_strategies
 
 SHIPPED = {"agreement": "sync", "ship_data": True}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evener.errors import InvalidInput, InvalidValue
-from evener.tasks.load import arguments
+from evener.tasks.arguments import arguments_for
 
 
 def typed(
@@ -64,13 +64,13 @@ def real_annotations() -> Callable[..., Any]:
 def test_options_are_read_by_their_type(
     function: Callable[..., Any], given: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    result = arguments(function, "task a", given, {"data_dir": None})
+    result = arguments_for(function, "task a", given, {"data_dir": None})
     assert result == expected
     assert [type(value) for value in result.values()] == [type(value) for value in expected.values()]
 
 
 def test_the_data_folder_is_passed_on_as_it_is() -> None:
-    assert arguments(typed, "task a", {}, {"data_dir": Path("d")}) == {"data_dir": Path("d")}
+    assert arguments_for(typed, "task a", {}, {"data_dir": Path("d")}) == {"data_dir": Path("d")}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_options_that_do_not_fit_the_function_are_refused(
     function: Callable[..., Any], given: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(InvalidInput, match="^" + re.escape(sentence)):
-        arguments(function, "task a", given, {"data_dir": None})
+        arguments_for(function, "task a", given, {"data_dir": None})
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_options_that_do_not_fit_the_function_are_refused(
 )
 def test_a_value_that_does_not_fit_its_type_is_refused(name: str, text: str, allowed: str) -> None:
     with pytest.raises(InvalidValue, match=re.escape(f"option {name} of task a must be {allowed}, got {text!r}")):
-        arguments(typed, "task a", {name: text}, {})
+        arguments_for(typed, "task a", {name: text}, {})
 
 
 def test_a_data_folder_that_is_not_taken_is_refused() -> None:
     sentence = "task a takes no data_dir: leave it out, or give its function that parameter"
     with pytest.raises(InvalidInput, match=re.escape(sentence)):
-        arguments(bare, "task a", {}, {"data_dir": Path("d")})
+        arguments_for(bare, "task a", {}, {"data_dir": Path("d")})

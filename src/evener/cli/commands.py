@@ -43,9 +43,9 @@ def train(config: RunConfig, as_json: bool) -> None:
 
         train_on_master(config, as_json=as_json)
     else:
-        from evener.run import commands
+        from evener.program import calling
 
-        commands.train(config, as_json=as_json)
+        calling.train_command(config, as_json=as_json)
 
 
 def yolo(config: YoloConfig, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
 from evener.errors import InvalidInput
+from evener.tracer.nested import map_values
 
 
 def labels_of(dataset: Dataset[Any]) -> NDArray[Any]:
@@ -200,11 +201,11 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """`value` with all tensors in tuples, lists and dicts on `device`."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: to_device(v, device) for key, v in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(to_device(v, device) for v in value)
-    return value
+    """`value` with all tensors in tuples, lists and dicts on `device`, and all else that knows how to go there."""
+
+    def move(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item.to(device, non_blocking=True)
+        return item.to(device) if hasattr(item, "to") else item
+
+    return map_values(value, move)

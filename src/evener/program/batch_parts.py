@@ -98,6 +98,10 @@ class OpenParts:
         """A batch of `owner` is computed from now on; it counts `weight` times."""
         self._weights[owner] = weight
 
+    def reweigh(self, weight: float) -> None:
+        """What is computed now counts `weight` times, which was not known when it began."""
+        self._weights = dict.fromkeys(self._weights, weight)
+
     def close(self, owner: object) -> None:
         """No batch of `owner` is computed any more."""
         self._weights.pop(owner, None)

@@ -18,16 +18,17 @@ from evener.data.loader import random_state_kept
 from evener.errors import InvalidInput, nearest
 from evener.launch.rank_environment import Program
 from evener.parallel.op_registry import without_synchronised
+from evener.program.batch_training import refuse_batches, train_batches
 from evener.record import TrainRecord
 from evener.report.scalars import ScalarLogger
+from evener.run import commands
 from evener.run.callbacks import Callback, watched
-from evener.run.commands import choose_nodes, perform
 from evener.run.config import RunConfig
 from evener.run.context import Arithmetic, read_plan
 from evener.run.rank import train_rank
 from evener.run.shipped import shipped
-from evener.task import Task
-from evener.tasks.load import load_task, task_of
+from evener.task import BatchTask, Task
+from evener.tasks.load import load_any_task, task_of
 
 _OF_A_MASTER = ("agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "overlap",
                 "ship_data", "home", "master", "token", "token_file")  # fmt: skip
@@ -46,7 +47,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    task: Task | Callable[..., Task] | str | Path,
+    task: Task | BatchTask | Callable[..., Task | BatchTask] | str | Path,
     *,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[ScalarLogger] = (),
@@ -58,8 +59,8 @@ def train(
         model, record = evener.train(task, local_nodes="1.0,0.5", epochs=3)
 
     Args:
-        task: a Task, or a function that returns one, also of a notebook; or what `evener train` takes: the name of a
-            built-in task or the path of a task file.
+        task: a Task or BatchTask, or a function that returns one, also of a notebook; or what `evener train` takes: the
+            name of a built-in task or the path of a task file.
         callbacks: functions that are called here, in this process, with everything that happens: Plan, Step,
             Validation, Epoch, Event and TrainRecord. What is true at an Epoch ends the run there.
         loggers: where loss, accuracy, metrics and speed are written to.
@@ -72,19 +73,43 @@ def train(
     """
     config = _config_of(options)
     is_named = isinstance(task, str | Path)
-    made = load_task(str(task), config.data, config.option) if is_named else task_of(task, config.data, config.option)
+    made = (
+        load_any_task(str(task), config.data, config.option) if is_named else task_of(task, config.data, config.option)
+    )
     config = replace(config, task=str(task) if is_named else made.name)
-    config.sizes_of(made, read_plan(config))
+    _refuse(made, config)
     with watched(callbacks, loggers) as watch, random_state_kept():
-        record = perform(config, program=_program(made, config, is_named), watch=watch, quiet=quiet)
+        record = commands.perform(config, program=_program(made, config, is_named), watch=watch, quiet=quiet)
         return Trained(_trained_model(made, config), record)
 
 
-def _program(task: Task, config: RunConfig, is_named: bool) -> Program:
+def train_command(config: RunConfig, *, as_json: bool) -> None:
+    """`evener train`: on this machine's nodes, or as a rank of torchrun."""
+    task = load_any_task(config.task, config.data, config.option)
+    if not commands.is_torchrun(config):
+        _refuse(task, config)
+    commands.train(config, _program_for(task), as_json=as_json)
+
+
+def _program_for(task: Task | BatchTask) -> Any:
+    """What a rank does with an environment, a config and, if it cannot find that by itself, the task."""
+    return train_batches if isinstance(task, BatchTask) else train_rank
+
+
+def _refuse(task: Task | BatchTask, config: RunConfig) -> None:
+    """Raise InvalidInput, before anything is started, for what does not go with `task`."""
+    config.sizes_of(task, read_plan(config))
+    if isinstance(task, BatchTask):
+        refuse_batches(config)
+
+
+def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> Program:
     """What a rank does; it finds a named task by itself."""
-    if config.local_nodes is None and len(choose_nodes(config)) == 1:
-        return partial(train_rank, task=task)
-    return train_rank if is_named else shipped(train_rank, task)
+    program = _program_for(task)
+    if config.local_nodes is None and len(commands.choose_nodes(config)) == 1:
+        return partial(program, task=task)
+    found: Program = program if is_named else shipped(program, task)
+    return found
 
 
 def _config_of(options: Mapping[str, Any]) -> RunConfig:
@@ -109,7 +134,7 @@ def _config_of(options: Mapping[str, Any]) -> RunConfig:
         raise InvalidInput(f"evener.train: {error}".replace("$.", "")) from error
 
 
-def _trained_model(task: Task, config: RunConfig) -> nn.Module:
+def _trained_model(task: Task | BatchTask, config: RunConfig) -> nn.Module:
     """The task's model with the weights that the run wrote."""
     model = without_synchronised(task.model())
     Arithmetic(config.precision, torch.device("cpu")).prepare_model(model)

@@ -138,11 +138,19 @@ class _Ending:
         os._exit(0)  # a Gloo thread may crash an ordinary exit of the interpreter
 
 
-def finish(run: Run, env: RankEnvironment) -> None:
-    """The program is over: write the record. Every rank calls this."""
-    if run.rehearsal.understudy is not None:
+def end_copy(run: Run | None, error: BaseException | None) -> None:
+    """A copy that is in the rehearsal ends here, whether the program has come to its end or failed."""
+    if run is None or run.rehearsal.understudy is None:
+        return
+    if error is None:
         run.rehearsal.understudy.end()
-    record: Any = run.finish()
+    run.rehearsal.understudy.fail(error)
+
+
+def finish(run: Run, env: RankEnvironment, **fields: Any) -> None:
+    """The program is over: write the record, with `fields` that are known better. Every rank calls this."""
+    end_copy(run, None)
+    record: Any = run.finish(**fields)
     if record is not None and run.group.is_leader:
         env.notify(record)
     run.group.barrier()

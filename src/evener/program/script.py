@@ -69,12 +69,7 @@ def perform_script(env: RankEnvironment, config: ScriptConfig) -> None:
 
 def _end_copy(_kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
     """A copy that is in the rehearsal ends here, whether the program has come to its end or failed."""
-    run = joining.joined()
-    if run is None or run.rehearsal.understudy is None:
-        return
-    if error is None:
-        run.rehearsal.understudy.end()
-    run.rehearsal.understudy.fail(error)
+    joining.end_copy(joining.joined(), error)
 
 
 @contextmanager

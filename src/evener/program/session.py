@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput, NodeLost
+from evener.errors import InvalidInput, require
 from evener.launch.rank_environment import RankEnvironment
 from evener.program.batch_parts import (
     BatchPart,
@@ -49,11 +48,9 @@ from evener.program.random_state import draw_own, take_leaders_state
 from evener.program.rehearsal import Rehearsal
 from evener.program.rows import gather_rows
 from evener.program.steps import Steps, refuse_outside
+from evener.program.totals import mean_like, numbers_of, sum_like, total_of
 from evener.record import TrainRecord
 from evener.run.planning import relative_shares
-
-_PATIENCE = 60.0
-"""Seconds that a node waits for the others where all have to call the same; those may compute as long."""
 
 
 class Run:
@@ -64,18 +61,21 @@ class Run:
         leader: whether this node speaks for all: prints, writes files.
         rank: of this node, from 0.
         size: number of nodes.
+        part: of the batch that is computed now, or was last.
+        steps: that were performed.
     """
 
     def __init__(self, env: RankEnvironment, group: Group, config: ScriptConfig | None) -> None:
         self._env, self.group, self._config = env, group, config
         self.device, self.leader, self.rank, self.size = group.device, group.is_leader, group.rank, group.size
         shares = relative_shares(config.shares if config else "measured", group.size)
-        self._steps = Steps(env, group, shares)
+        self.steps = Steps(env, group, shares)
         self._parts = OpenParts()
         self._models: list[PreparedModel] = []
         self._loaders: list[DividedLoader] = []
         self._has_own_draws = False
         self._sharing = False
+        self.part: BatchPart | None = None
         self._passes: set[object] = set()
         self._rehearsed: set[object] = set()
         self.rehearsal = Rehearsal(
@@ -108,7 +108,7 @@ class Run:
     def epochs(self, rounds: int | Iterable[Any]) -> Iterator[Any]:
         """The numbers 0 to `rounds` - 1, or what `rounds` gives; at the beginning of each, all nodes draw alike."""
         for index, value in enumerate(range(rounds) if isinstance(rounds, int) else rounds):
-            self._steps.epoch = index
+            self.steps.epoch = index
             if self.size > 1:
                 take_leaders_state(self.group)
                 self._has_own_draws = False
@@ -149,17 +149,34 @@ class Run:
             return value.detach() if isinstance(value, Tensor) else value
         refuse_outside(self._parts.are_any, bool(self._loaders) or self._sharing, "run.mean")
         weight = self._parts.weight() / self.group.size
-        own = _numbers(value) * weight if weight else np.zeros_like(_numbers(value))
+        own = numbers_of(value) * weight if weight else np.zeros_like(numbers_of(value))
         if own.size == 1:
-            self._steps.tell_loss(float(own.sum()))
-        return _mean_like(value, self._sum("mean", own))
+            self.steps.tell_loss(float(own.sum()))
+        return mean_like(value, total_of(self.group, "mean", own, self._env.patience))
 
     def sum(self, value: Any) -> Any:
         """The sum over all nodes of a number or a tensor. Every node calls this."""
         if self._is_alone:
             return value
-        own = _numbers(value)
-        return _sum_like(value, self._sum("sum", own if self._parts.weight() else np.zeros_like(own)))
+        own = numbers_of(value) * (self._parts.weight() != 0)
+        return sum_like(value, total_of(self.group, "sum", own, self._env.patience))
+
+    def ratio(self, numerator: Tensor, denominator: Any) -> Tensor:
+        """A loss that is a sum by a number, such as of tokens, in the place of `count`; every node differentiates this.
+
+        The loss of the batch is the sum of all nodes' numerators by that of their denominators.
+
+        Args:
+            numerator: the sum over this node's part of the batch, a scalar.
+            denominator: what it is divided by, zero or more.
+        """
+        own = float(denominator)
+        require(own >= 0, "run.ratio: denominator", own, "zero or more")
+        if not self._is_alone:
+            own = own if self._parts.weight() else 0.0
+            whole = float(total_of(self.group, "ratio", np.asarray(own), self._env.patience))
+            self._parts.reweigh(self.group.size * own / whole if whole else 0.0)
+        return numerator / (own or 1.0)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all nodes, in the order of the batch; differentiable. Every node calls this."""
@@ -178,10 +195,14 @@ class Run:
                 stack.enter_context(model.means.accumulating())
             yield
 
-    def finish(self) -> TrainRecord | None:
-        """The record of what the program did, on every node; None if it trained nothing. Every node calls this once."""
+    def finish(self, **fields: Any) -> TrainRecord | None:
+        """The record of what the program did, on every node; None if it trained nothing. Every node calls this once.
+
+        Args:
+            fields: of the record, as far as they are known better than from outside.
+        """
         assert self._config is not None
-        return self._steps.finish(self._config.script.stem, self._config.started)
+        return self.steps.finish(self._config.started, **{"task": self._config.script.stem, **fields})
 
     def _prepared(self, thing: Any, count: Count) -> Any:
         if isinstance(thing, nn.Module):
@@ -190,7 +211,7 @@ class Run:
             self._models.append(PreparedModel(thing, self.group, self._parts.weight))
             return self._models[-1].model
         if isinstance(thing, Optimizer):
-            self._steps.follow(PreparedOptimizer(thing, self).optimizer)
+            self.steps.follow(PreparedOptimizer(thing, self).optimizer)
             return thing
         if isinstance(thing, DataLoader):
             self._loaders.append(DividedLoader(thing, self, count))
@@ -204,7 +225,7 @@ class Run:
     def sizes(self, count: int, is_training: bool) -> Any:
         """As `Divider`."""
         understudy = self.rehearsal.understudy
-        return self._steps.sizes(count, is_training) if understudy is None else understudy.sizes(count)
+        return self.steps.sizes(count, is_training) if understudy is None else understudy.sizes(count)
 
     def is_training(self) -> bool:
         """As `Divider`: somebody could call `backward()`, and a model is in training mode."""
@@ -221,7 +242,7 @@ class Run:
         """As `Divider`."""
         timer = self.group.timer
         timer.pause()
-        self._steps.end(owner)
+        self.steps.end(owner)
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.next_batch()
         timer.resume("io")
@@ -232,7 +253,7 @@ class Run:
 
     def end(self, loader: DividedLoader) -> None:
         """As `Divider`."""
-        self._steps.end(loader)
+        self.steps.end(loader)
         self._parts.close(loader)
         self._passes.discard(loader)
         self.group.timer.pause()
@@ -255,7 +276,7 @@ class Run:
         if self.rehearsal.is_wanted and is_first and self.rehearsal.understudy is None:
             self._rehearsed.add(owner)
             if not self._passes:  # else it was in the rehearsal of the loader beside which it is gone through
-                self._steps.tell(self.rehearsal.perform(self._models))
+                self.steps.tell(self.rehearsal.perform(self._models))
             self.leader = self.leader and self.rehearsal.understudy is None
         understudy = self.rehearsal.understudy
         return None if understudy is None else understudy.samples
@@ -266,55 +287,14 @@ class Run:
         timer.pause()
         understudy = self.rehearsal.understudy
         batch = batch if understudy is None else understudy.widened(batch)
+        self.part = part
         self._parts.open(owner, weight_of(part, batch, count, self.group))
         for model in self._models:
             model.let_count(part.samples > 0)
         if self.is_training() and understudy is None:
-            self._steps.begin(owner, part, self.rehearsal.check)
+            self.steps.begin(owner, part, self.rehearsal.check)
             if self.size > 1 and not self._has_own_draws:
                 draw_own(self.rank)
                 self._has_own_draws = True
         timer.resume("fb")
         return batch
-
-    def _sum(self, what: str, own: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of every rank's numbers, of one shape on all. Raises InvalidInput: another rank calls something else."""
-        if self.group.size == 1:
-            return own
-        head = f"{what}{own.shape};".encode()
-        assert self.group.mesh is not None
-        try:
-            with self.group.waiting("values"), self.group.mesh.within(max(_PATIENCE, self._env.patience)):
-                rows = self.group.all_gather_bytes(head + own.tobytes())
-        except NodeLost as error:
-            raise InvalidInput(
-                f"run.{what} waits for nodes that do not call it: all have to, not only run.leader"
-            ) from error
-        if any(not row.startswith(head) for row in rows):
-            raise InvalidInput(
-                f"run.{what} is called on one node while another calls something else: all have to call it"
-            )
-        total: NDArray[np.float64] = np.sum(
-            [np.frombuffer(row[len(head) :]).reshape(own.shape) for row in rows], axis=0
-        )
-        return total
-
-
-def _numbers(value: Any) -> Any:
-    detached = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-    return np.asarray(detached, dtype=np.float64)
-
-
-def _mean_like(value: Any, numbers: Any) -> Any:
-    """`numbers` as a tensor where `value` is one, else as plain numbers."""
-    if isinstance(value, Tensor):
-        dtype = value.dtype if value.is_floating_point() else torch.float64
-        return torch.as_tensor(numbers, dtype=dtype, device=value.device)
-    return numbers if isinstance(value, np.ndarray) else float(numbers)
-
-
-def _sum_like(value: Any, numbers: Any) -> Any:
-    """Likewise, of the same type."""
-    if isinstance(value, Tensor):
-        return torch.as_tensor(numbers, device=value.device).to(value.dtype)
-    return numbers if isinstance(value, np.ndarray) else type(value)(numbers)

@@ -17,7 +17,7 @@ from evener.oracle.apportion import Balance, Worker, weights_to_workers
 from evener.plan import Assignment, Check, Plan
 from evener.program.batch_parts import BatchPart
 from evener.program.prepared import rate_of, sampled_weight
-from evener.record import Event, TrainRecord
+from evener.record import Event, TrainRecord, Validation
 from evener.run.monitor import Monitor
 from evener.run.rank import node_summaries
 from evener.run.step import StepResult
@@ -119,24 +119,46 @@ class Steps:
         if self._monitor is not None:
             self._monitor.restart_clock()
 
-    def finish(self, task: str, startup_from: float) -> TrainRecord | None:
-        """The record, after the last step; None if there was none."""
+    def validated(self, **fields: Any) -> None:
+        """A validation followed the last step, with these `fields` of the record's."""
+        assert self._monitor is not None
+        self._monitor.settle()
+        self._monitor.emit(Validation(step=self.number, epoch=self.epoch, **fields))
+
+    def last_loss(self) -> float | None:
+        """Mean over the samples of this epoch; None if nobody told it."""
+        assert self._monitor is not None
+        self._monitor.settle()
+        return self._monitor.history.last_loss()
+
+    def is_over(self) -> bool:
+        """Whether whoever watches the run ends it with this epoch; every rank calls this."""
+        assert self._monitor is not None
+        self._monitor.settle()
+        return self._monitor.is_over(self.number, self.epoch)
+
+    def finish(self, startup_from: float, **fields: Any) -> TrainRecord | None:
+        """The record, after the last step; None if there was none.
+
+        Args:
+            startup_from: time at which the run began.
+            fields: of the record, in the place of those that are known here.
+        """
         if self._monitor is None or self._plan is None:
             return None
         self.end(self._owner)
         self._monitor.settle()
         history = self._monitor.history
-        return history.record(
-            list(node_summaries(self._group, self._plan, history)),
-            task=task,
-            plan=self._plan,
-            seconds=time.time() - self._begin,
-            environment=environment(),
-            seed=0,
-            epochs=self.epoch + 1,
-            precision="as the program says",
-            startup_seconds=max(0.0, self._begin - startup_from),
-        )
+        known = {
+            "plan": self._plan,
+            "seconds": time.time() - self._begin,
+            "environment": environment(),
+            "seed": 0,
+            "epochs": self.epoch + 1,
+            "precision": "as the program says",
+            "startup_seconds": max(0.0, self._begin - startup_from),
+        }
+        return history.record(list(node_summaries(self._group, self._plan, history)), **{**known, **fields})
 
     def _probe(self) -> float:
         on_gpu = self._group.device.type != "cpu"

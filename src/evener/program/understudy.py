@@ -29,6 +29,8 @@ from evener.run.draws import SameDraws
 
 _stores: Any = dist  # whose stores are not typed
 _MOST_BATCHES, _MOST_UPDATES = 8, 8
+_ROUNDS = 2
+"""Batches that lead to an update: in a single one a mean over something else than samples may be right by chance."""
 _SAMPLED = 50_000
 """Elements of a gradient by which parts are compared with the whole."""
 
@@ -58,6 +60,8 @@ class Understudy:
     _own: list[Tensor] = field(default_factory=list)
     _batches: int = 0
     _updates: int = 0
+    _rounds: int = 0
+    _has_updated: bool = False
     _kept: list[Any] = field(default_factory=list)
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
@@ -85,8 +89,10 @@ class Understudy:
         return Arithmetic("fp64", self.group.device).prepare(batch) if self.is_wide else batch
 
     def next_batch(self) -> None:
-        """The program goes on to another batch, or ends: enough is known after an update, or after some batches."""
-        if self._batches and (self._updates or self._batches >= _MOST_BATCHES):
+        """The program goes on to another batch: enough is known after two that led to updates, or after some others."""
+        self._rounds += self._has_updated
+        self._has_updated = False
+        if self._rounds >= _ROUNDS or self._batches >= _MOST_BATCHES:
             self.end()
         self._batches += 1
 
@@ -95,6 +101,7 @@ class Understudy:
         if self._updates >= _MOST_UPDATES:
             self.end()
         self._updates += 1
+        self._has_updated = True
 
     def end(self) -> NoReturn:
         """Write down what came of it, and end."""
@@ -151,13 +158,14 @@ class Understudy:
                 model.model.double()
 
     def _watch(self, model: PreparedModel, head: str, is_complete: bool) -> None:
-        """Keep the gradients of the first `backward()`: the own ones, then the means."""
-        if any(name.startswith(head) for name in self._values):
+        """Keep the gradients of the first `backward()` of a round: the means, and before that the very first's own."""
+        tail = " of another batch" if self._rounds else ""
+        if any(name.startswith(head) and name.endswith(tail or name) for name in self._values):
             return
         found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
         if is_complete:
-            self._values.update({f"{head}{name}": _kept(grad) for name, grad in found.items()})
-        else:
+            self._values.update({f"{head}{name}{tail}": _kept(grad) for name, grad in found.items()})
+        elif not self._rounds:
             self._own.append(model.means.own_gradients())
 
     def _of_all(self) -> Tensor:

@@ -36,7 +36,7 @@ from evener.report.text import percent
 from evener.run.callbacks import Callback
 from evener.run.config import RunConfig
 from evener.run.console import RunView, open_console, output_file, print_line, run_folder
-from evener.run.context import join_world, make_context, read_plan
+from evener.run.context import join_world, make_context
 from evener.run.costs import time_here
 from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
 from evener.run.rank import train_rank
@@ -49,13 +49,12 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*$", re.IGNORECASE)
 
 
-def train(config: RunConfig, *, as_json: bool) -> None:
-    """`evener train`: as a rank if torchrun started this process, else on nodes of this machine."""
+def train(config: RunConfig, program: Program, *, as_json: bool) -> None:
+    """`evener train` by `program`: as a rank if torchrun started this process, else on nodes of this machine."""
     if is_torchrun(config):
-        _train_as_rank(config, as_json)
+        _train_as_rank(config, program, as_json)
         return
-    config.sizes_of(load_task(config.task, config.data, config.option), read_plan(config))
-    record = perform(config, to_stderr=as_json)
+    record = perform(config, to_stderr=as_json, program=program)
     if as_json:
         print_line(json.dumps(summary(record)))
 
@@ -119,12 +118,12 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvir
     return env
 
 
-def _train_as_rank(config: RunConfig, as_json: bool) -> None:
+def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
     with RunView(run_folder(config.folder), to_stderr=as_json) as view:
         env = torchrun_env(config.patience, view)
         env.stop_on(signal.SIGTERM, signal.SIGINT)
-        run_rank(env, train_rank, config)
+        run_rank(env, program, config)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))
     end_rank(env)

@@ -10,15 +10,15 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from msgspec import UNSET, Meta, field
-from msgspec.structs import fields
+from msgspec import Meta, field
 
 from evener.errors import InvalidInput, require, require_one_of
 from evener.oracle.schedule import Rematerialise, ScheduleName
-from evener.plan import WHOLE_MODEL, Plan, is_pipeline
+from evener.plan import Plan
 from evener.profile import PRECISIONS, Precision
+from evener.run.conflicts import conflict, option_name, strategy_conflict
 from evener.run.options import (
     DataFolder,
     Home,
@@ -30,7 +30,7 @@ from evener.run.options import (
     refuse_two_tokens,
 )
 from evener.sync.protocol import Compression, Robust
-from evener.task import Task, ThinTask
+from evener.task import BatchTask, Task, ThinTask
 
 LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
 """They divide every layer among the ranks of a replica."""
@@ -121,7 +121,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
             require(value is None or is_allowed(value), option_name(name), value, allowed)
         refuse_two_tokens(self.token, self.token_file)
         planned = self.plan is not None  # whose strategy is known when it has been read
-        if (sentence := _conflict(self) or (None if planned else strategy_conflict(self, self.strategy))) is not None:
+        if (sentence := conflict(self) or (None if planned else strategy_conflict(self, self.strategy))) is not None:
             raise InvalidInput(sentence)
 
     @property
@@ -145,7 +145,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         """Between checkpoints; None if they do not come by the clock."""
         return None if self.checkpoint_every is None or self.checkpoint_steps else int(self.checkpoint_every[:-1])
 
-    def sizes_of(self, task: Task | ThinTask, plan: Plan | None = None) -> tuple[int, int]:
+    def sizes_of(self, task: Task | BatchTask | ThinTask, plan: Plan | None = None) -> tuple[int, int]:
         """(samples of a step, epochs) of a run of `task`, which may perform a `plan`. Raises InvalidValue."""
         batch_size = plan.batch_size if plan else self.batch_size or task.batch_size
         require(self.accumulate <= batch_size, "--accumulate", self.accumulate, f"1 to {batch_size}")
@@ -156,11 +156,6 @@ def require_samples(batch_size: int, num_samples: int) -> None:
     """Raise InvalidValue unless there are samples for a step."""
     require(num_samples > 0, "training samples", num_samples, "at least one")
     require(batch_size <= num_samples, "--batch-size", batch_size, f"at most the {num_samples} training samples")
-
-
-def option_name(name: str) -> str:
-    """How the user types the field `name` of a RunConfig."""
-    return f"--{name.replace('_', '-')}"
 
 
 _CHOICES: dict[str, Sequence[str]] = {
@@ -195,123 +190,3 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("outer_momentum", lambda value: 0 < value < 1, "between 0 and 1"),
 )
 """By field that is no choice: whether a value is allowed, and what is, in words."""
-
-
-class Conflict(NamedTuple):
-    """Options that are of no use beside others.
-
-    Attributes:
-        options: fields, each of which is refused if the user gave it.
-        beside: whether the others, and the strategy, are such.
-        sentence: what to say, with the `{option}` that was given.
-    """
-
-    options: tuple[str, ...]
-    beside: Callable[[RunConfig, str], bool]
-    sentence: str
-
-
-_COLLECTIVE = (
-    "strategy", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory", "shares",
-    "accumulate", "compile", "workers", "stationary", "checkpoint", "checkpoint_every", "resume",
-)  # fmt: skip
-_MASTER = ("home", "master", "token", "token_file", "ship_data")
-_PLANNED = ("strategy", "shares", "replicas", "micro_batches", "accumulate", "stationary")
-_PROTOCOLS = ", ".join(get_args(Protocol))
-
-_CONFLICTS = (
-    Conflict(("staleness",), lambda c, _: c.agreement != "bounded", "{option} belongs to --agreement bounded"),
-    Conflict(
-        ("local_steps", "overlap"),
-        lambda c, _: c.agreement not in ("average", "diloco"),
-        "{option} belongs to --agreement average or diloco",
-    ),
-    Conflict(
-        ("outer_lr", "outer_momentum"),
-        lambda c, _: c.agreement != "diloco",
-        "{option} belongs to --agreement diloco",
-    ),
-    Conflict(
-        ("compress", "robust"), lambda c, _: c.agreement is None, f"{{option}} belongs to --agreement {_PROTOCOLS}"
-    ),
-    Conflict(_MASTER, lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
-    Conflict(
-        _COLLECTIVE,
-        lambda c, _: c.agreement is not None,
-        "{option} does not go with --agreement: leave one of them out",
-    ),
-    Conflict(
-        ("precision",),
-        lambda c, _: c.agreement is not None and c.precision == "fp16",
-        "{option} must be fp32, bf16 or fp64 with --agreement, got 'fp16'",
-    ),
-    Conflict(
-        ("local_steps",),
-        lambda c, _: c.agreement == "diloco" and c.local_steps == "epoch",
-        "{option} must be a number with --agreement diloco, got 'epoch'",
-    ),
-    Conflict(
-        ("master", "token", "token_file"),
-        lambda c, _: c.local_nodes is not None,
-        "--local-nodes have a master of their own: leave --master and --token out",
-    ),
-    Conflict(
-        ("ship_data",),
-        lambda c, _: c.local_nodes is not None,
-        "{option}: local nodes read the data where they are: leave it out",
-    ),
-    Conflict(("ship_data",), lambda c, _: c.data is None, "{option} needs --data DIR: what is to be sent"),
-    Conflict(_PLANNED, lambda c, _: c.plan is not None, "{option} does not go with --plan, which says it already"),
-)
-"""Options that do not go together, whatever is divided; of several, the first one is told."""
-
-_STRATEGY_CONFLICTS = (
-    Conflict(("replicas",), lambda _, s: not s.startswith("data+"), "data+..."),
-    Conflict(("micro_batches",), lambda _, s: not is_pipeline(s), "pipelines; others have --accumulate"),
-    Conflict(("accumulate",), lambda _, s: is_pipeline(s), "others; pipelines have --micro-batches"),
-    Conflict(("schedule",), lambda _, s: not is_pipeline(s), "pipelines"),
-    Conflict(("shares",), lambda _, s: s == "pipeline", "others: stages follow the layers"),
-    Conflict(("rematerialise",), lambda _, s: s in WHOLE_MODEL, "models that are divided"),
-    Conflict(
-        ("rematerialise",),
-        lambda c, s: c.rematerialise == "except_last" and not is_pipeline(s),
-        "pipelines if it is except_last; others have never and always",
-    ),
-    Conflict(
-        ("stationary",),
-        lambda _, s: s not in WHOLE_MODEL,
-        "data parallelism: nodes that share a model share its samples",
-    ),
-    Conflict(("compile",), lambda _, s: is_pipeline(s), "others than pipelines"),
-    Conflict(
-        ("precision",),
-        lambda c, s: c.precision == "fp16" and s not in WHOLE_MODEL,
-        "data parallelism if it is fp16; take bf16",
-    ),
-)
-"""Options that do not go with a strategy, and whom each is for."""
-
-
-def _conflict(config: RunConfig) -> str | None:
-    for options, beside, sentence in _CONFLICTS:
-        for name in options:
-            if _is_given(config, name) and beside(config, config.strategy):
-                return sentence.format(option=option_name(name))
-    return None
-
-
-def strategy_conflict(config: RunConfig, strategy: str) -> str | None:
-    """Why `strategy` does not go with the rest of `config`, in a sentence; None if it does."""
-    for options, beside, whom in _STRATEGY_CONFLICTS:
-        for name in options:
-            if _is_given(config, name) and beside(config, strategy):
-                return f"{option_name(name)} does not go with --strategy {strategy}: it is for {whom}"
-    return None
-
-
-_DEFAULTS = {one.name: one.default for one in fields(RunConfig)}
-
-
-def _is_given(config: RunConfig, name: str) -> bool:
-    """Whether the user said something other than the default."""
-    return bool(getattr(config, name) != _DEFAULTS.get(name, UNSET))

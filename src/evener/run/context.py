@@ -23,10 +23,12 @@ from evener.parallel.op_registry import without_synchronised
 from evener.parallel.refusals import refuse_lazy
 from evener.plan import Plan
 from evener.profile import Precision
-from evener.run.config import RunConfig, require_samples, strategy_conflict
+from evener.run.config import RunConfig, require_samples
+from evener.run.conflicts import strategy_conflict
 from evener.schema import read_noun
 from evener.task import Task
 from evener.tasks.load import load_task
+from evener.tracer.nested import map_tensors
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _AGREEMENTS = {"averaging": "average", "server": "sync", "asynchronous server": "async"}
@@ -60,13 +62,7 @@ class Arithmetic:
         """`value` with floating-point tensors widened where the whole run is fp64."""
         if self.precision != "fp64":
             return value
-        if isinstance(value, torch.Tensor):
-            return value.double() if value.is_floating_point() else value
-        if isinstance(value, dict):
-            return {key: self.prepare(v) for key, v in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(self.prepare(v) for v in value)
-        return value
+        return map_tensors(value, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 @dataclass(frozen=True, kw_only=True)

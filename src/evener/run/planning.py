@@ -22,7 +22,8 @@ from evener.oracle.cost.model import CostEstimate
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
 from evener.oracle.division.rules import Division
 from evener.plan import Plan, Rejected, is_pipeline
-from evener.run.config import STRATEGIES, RunConfig, strategy_conflict
+from evener.run.config import STRATEGIES, RunConfig
+from evener.run.conflicts import strategy_conflict
 from evener.run.context import RankContext
 from evener.run.costs import MeasuredCosts, calibrate_pace, gradient_sync, measure_costs, measure_ring, price
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
@@ -133,13 +134,19 @@ def write_results(training: Training, history: History, folder: Path, startup: f
         write_timeline(training.model, folder)
     weights = training.model.gather_weights()
     if training.group.is_leader:
-        path = folder / "model.safetensors"
         try:
-            save_weights(weights, path)
-        except (OSError, SafetensorError) as error:
-            raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error
+            write_weights(weights, folder)
         finally:
             training.context.env.notify(record)
+
+
+def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a model's weights into a run's folder. Raises CannotWrite: the disk is full or gone."""
+    path = folder / "model.safetensors"
+    try:
+        save_weights(weights, path)
+    except (OSError, SafetensorError) as error:
+        raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error
 
 
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:

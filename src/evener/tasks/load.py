@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,90 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed, nearest
-from evener.task import Task, ThinTask
-
-_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-
-
-def _truth(text: str) -> bool:
-    return _TRUTH[text.lower()]
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in text.lower().split("x"))
-
-
-KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "int": (int, "a whole number"),
-    "float": (float, "a number"),
-    "bool": (_truth, "true or false"),
-    "str": (str, "text"),
-    "tuple[int,...]": (_sizes, "whole numbers written like 3x64x64"),
-}
-"""Annotation of a parameter, without spaces -> how its text is read, and what is allowed."""
-
-
-def arguments(
-    function: Callable[..., Any], where: str, given: Mapping[str, str], fixed: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The keyword arguments with which to call `function`.
-
-    Args:
-        function: its annotations (or defaults) say how each option is read: int, float, bool, str, tuple[int, ...].
-        where: names the function in errors, such as "task digits".
-        given: option -> text.
-        fixed: arguments that are no options; left out where None.
-
-    Raises:
-        InvalidInput: an option is unknown, lacking or of a type without text; a fixed argument is not taken.
-        InvalidValue: the text of an option does not fit its type.
-    """
-    parameters = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind in _BY_NAME}
-    result = {name: value for name, value in fixed.items() if value is not None}
-    for name in result:
-        if name not in parameters:
-            raise InvalidInput(f"{where} takes no {name}: leave it out, or give its function that parameter")
-    options = [name for name in parameters if name not in fixed]
-    for name, text in given.items():
-        if name not in options:
-            raise InvalidInput(f"{where} has no option {name!r}{nearest(name, options)}; {_known(options)}")
-        result[name] = _convert(parameters[name], where, text)
-    lacking = [name for name, p in parameters.items() if p.default is p.empty and name not in result]
-    if lacking:
-        raise InvalidInput(f"{where} needs a value for {' and '.join(lacking)}")
-    return result
-
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _known(options: list[str]) -> str:
-    return f"its options are {', '.join(options)}" if options else "it takes no options"
-
-
-def _convert(parameter: inspect.Parameter, where: str, text: str) -> Any:
-    kind = _annotation(parameter)
-    if kind not in KINDS:
-        raise InvalidInput(
-            f"{where}: parameter {parameter.name} is annotated {kind} and cannot be an option; "
-            f"options are of type {', '.join(KINDS)}"
-        )
-    convert, allowed = KINDS[kind]
-    try:
-        return convert(text)
-    except (ValueError, KeyError) as error:
-        raise InvalidValue(f"option {parameter.name} of {where}", text, allowed) from error
-
-
-def _annotation(parameter: inspect.Parameter) -> str:
-    """As text without spaces and `| None`; of a parameter without one, the type of its default."""
-    if parameter.annotation is parameter.empty:
-        default = parameter.default
-        return "str" if default is parameter.empty or default is None else type(default).__name__
-    annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return text.replace(" ", "").removesuffix("|None")
+from evener.errors import EvenerError, InvalidInput, MissingExtra, MissingFile, TrainingFailed, nearest
+from evener.task import BatchTask, Task, ThinTask
+from evener.tasks.arguments import arguments_for
 
 
 def import_file(path: Path) -> ModuleType:
@@ -195,18 +113,29 @@ def load_task(reference: str, data_dir: Path | None = None, options: Mapping[str
         MissingExtra: PyTorch, or what else the task needs, is not installed.
         TrainingFailed: the file's own code raised an error.
     """
+    found = load_any_task(reference, data_dir, options)
+    if isinstance(found, BatchTask):
+        raise InvalidInput(
+            f"{reference} is a BatchTask, of which nodes can divide batches and nothing else: `evener train` and "
+            "`evener.train` do; for this command write a Task"
+        )
+    return found
+
+
+def load_any_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
+    """Likewise, also a BatchTask."""
     if is_path(reference):
         path = Path(reference).resolve()
-        return _make(Task, getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
+        return _any_task(getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
     _require_known(reference, BUILT_IN_TASKS)
     with needing_extras():
         module = import_module(f"evener.tasks.{reference.replace('-', '_')}")
     return _make(Task, module.task, f"task {reference}", data_dir, options, needing_extras())
 
 
-def task_of(found: Any, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task:
-    """The Task that `found` is, or that it returns; arguments as for `load_task`. Raises InvalidInput."""
-    return _make(Task, found, "evener.train", data_dir, options, nullcontext())
+def task_of(found: Any, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
+    """The task that `found` is, or that it returns; arguments as for `load_task`. Raises InvalidInput."""
+    return _any_task(found, "evener.train", data_dir, options, nullcontext())
 
 
 def load_thin_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> ThinTask:
@@ -257,6 +186,14 @@ def _require_known(name: str, known: Sequence[str], kind: str = "") -> None:
         )
 
 
+def _any_task(
+    found: Any, where: str, data_dir: Path | None, options: Mapping[str, str], calling: AbstractContextManager[None]
+) -> Task | BatchTask:
+    """The Task or BatchTask that `found` is, or returns when it is called within `calling`."""
+    made = _called(found, where, "task", "a Task", data_dir, options, calling)
+    return made if isinstance(made, BatchTask) else _of_kind(Task, made, where, "task", "a Task")
+
+
 def _make(
     kind: type[_Kind],
     found: Any,
@@ -267,16 +204,31 @@ def _make(
 ) -> _Kind:
     """The task that `found` is, or returns when it is called within `calling`."""
     name, article = ("task", "a Task") if kind is Task else ("thin_task", "a ThinTask")
-    if isinstance(found, kind):
+    return _of_kind(kind, _called(found, where, name, article, data_dir, options, calling), where, name, article)
+
+
+def _called(
+    found: Any,
+    where: str,
+    name: str,
+    article: str,
+    data_dir: Path | None,
+    options: Mapping[str, str],
+    calling: AbstractContextManager[None],
+) -> Any:
+    if isinstance(found, Task | BatchTask | ThinTask):
         if data_dir is not None or options:
             raise InvalidInput(f"{where}: {name} is not a function, so it takes no data folder and no options")
         return found
     if not callable(found):
         what = "there is none" if found is None else f"it is of type {type(found).__name__}"
         raise InvalidInput(f"{where} must define {name}, {article} or a function that returns one; {what}")
-    keywords = arguments(found, where, options, {"data_dir": data_dir})
+    keywords = arguments_for(found, where, options, {"data_dir": data_dir})
     with calling:
-        task = found(**keywords)
+        return found(**keywords)
+
+
+def _of_kind(kind: type[_Kind], task: Any, where: str, name: str, article: str) -> _Kind:
     if not isinstance(task, kind):
         raise InvalidInput(
             f"{where}: the function {name} must return {article}, it returned type {type(task).__name__}"

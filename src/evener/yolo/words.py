@@ -13,7 +13,8 @@ from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
 
 from evener.errors import InvalidInput, require
-from evener.run.config import RunConfig, option_name
+from evener.run.config import RunConfig
+from evener.run.conflicts import option_name
 from evener.run.options import NodesConfig
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
