@@ -20,7 +20,8 @@ TRAIN: Panels = {
     ),
     "What is written, and read": ("output", "checkpoint", "checkpoint_every", "resume"),
     _MASTER: (
-        "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "overlap",
+        "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge",
+        "overlap",
         "ship_data",
         "home", "master", "token", "token_file",
     ),

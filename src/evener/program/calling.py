@@ -30,8 +30,10 @@ from evener.run.shipped import shipped
 from evener.task import BatchTask, Task
 from evener.tasks.load import load_any_task, task_of
 
-_OF_A_MASTER = ("agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "overlap",
-                "ship_data", "home", "master", "token", "token_file")  # fmt: skip
+_OF_A_MASTER = (
+    "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
+    "ship_data", "home", "master", "token", "token_file",
+)  # fmt: skip
 
 
 class Trained(NamedTuple):

@@ -10,25 +10,25 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted, first_line
-from evener.events import encode_events
 from evener.history import History
 from evener.ps.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer
 from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
+from evener.ps.merges import merge_of
 from evener.ps.messages import (
     BlobChunk,
     FetchBlob,
     Release,
     RunAccepted,
-    RunEvents,
     RunFinished,
     RunRejected,
     Send,
     StopRun,
 )
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.results import RunResult, encode_record, load_result, plan_of, record_of, save_result, weights_of
+from evener.ps.results import RunResult, encode_record, load_result, record_of, save_result, weights_of
+from evener.ps.subscribers import Subscribers
 from evener.ps.training_run import TrainingRun
 from evener.schema import shown
 from evener.sync.parameter_server import ParameterServer
@@ -70,7 +70,8 @@ class Scheduler:
             return
         checkpoint, snapshot = found
         number = snapshot.state.last_number + _MORE_LEASES
-        server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores)
+        merge = merge_of(snapshot.state.agreement)
+        server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores, merge=merge)
         self._nodes.resume(checkpoint.nodes, self._clock())
         history = checkpoint.history
         self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
@@ -209,7 +210,12 @@ class Scheduler:
             return
         job = replace(submission.job, run=self._free_name(submission.job.run))
         server = ParameterServer(
-            job.agreement, job.workload, submission.weights, cores=self._cores, first_number=time.time_ns()
+            job.agreement,
+            job.workload,
+            submission.weights,
+            cores=self._cores,
+            first_number=time.time_ns(),
+            merge=merge_of(job.agreement),
         )
         self.run = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
         self.run.submitted = submission.submitted
@@ -250,75 +256,3 @@ class Scheduler:
             f"the master is busy with run {run}, {version} updates so far: wait for it (`evener nodes` shows it, "
             f"its results will be in {self._folder(self.run)}), or end all with `evener down`"
         )
-
-
-_SECONDS = 0.25
-"""For which events are collected."""
-
-
-class Subscribers:
-    """The commands that watch a run: what happens is collected for a moment, and then sent to all of them.
-
-    Args:
-        nodes: of which the plan names the devices.
-        send: to connections.
-    """
-
-    def __init__(self, nodes: Nodes, send: Send) -> None:
-        self._nodes, self._send = nodes, send
-        self._peers: set[int] = set()
-        self._columns = 0
-        self._sent = 0.0
-
-    def begin(self, peers: Sequence[int], columns: int) -> None:
-        """A run begins, or goes on: watched by `peers`, with so many nodes known already."""
-        self._peers, self._columns = set(peers), columns
-
-    def add(self, peer: int, run: TrainingRun) -> None:
-        """Another one subscribes to the run: from now on, and first how the work is divided."""
-        self.flush(run)
-        self._peers.add(peer)
-        self._add_plan(run)
-
-    def __contains__(self, peer: int) -> bool:
-        return peer in self._peers
-
-    def remove(self, peer: int) -> bool:
-        """A connection is gone; whether it watched."""
-        watched = peer in self._peers
-        self._peers.discard(peer)
-        return watched
-
-    def tick(self, run: TrainingRun, now: float) -> None:
-        """Send what has happened, if the time has come; at once how the work is divided when another node came."""
-        if len(run.history.totals) != self._columns and run.server.members:
-            self._add_steps(run)
-            self._add_plan(run)
-        if now - self._sent >= _SECONDS:
-            self._sent = now
-            self.flush(run)
-
-    def flush(self, run: TrainingRun) -> None:
-        """Send what has happened until now."""
-        self._add_steps(run)
-        if run.events and self._peers:
-            data = encode_events(run.events)
-            for peer in self._peers:
-                self._send(peer, RunEvents(), (data,))
-        run.events.clear()
-
-    def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
-        """The run is over."""
-        for peer in self._peers:
-            self._send(peer, header, buffers)
-        self._peers.clear()
-
-    def _add_plan(self, run: TrainingRun) -> None:
-        self._columns = len(run.history.totals)
-        if self._columns:
-            run.events.append(plan_of(run.job, run.history.names, self._nodes.by_name, run.costs))
-
-    def _add_steps(self, run: TrainingRun) -> None:
-        step = run.history.news(self._columns)
-        if step is not None and self._columns:
-            run.events.append(step)

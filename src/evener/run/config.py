@@ -29,7 +29,7 @@ from evener.run.options import (
     TokenFile,
     refuse_two_tokens,
 )
-from evener.sync.protocol import Compression, Robust
+from evener.sync.protocol import Compression, Merge, Robust
 from evener.task import BatchTask, Task, ThinTask
 
 LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
@@ -103,6 +103,10 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         Robust | None,
         Meta(description="With --agreement: how contributions are merged: mean, clip, trimmed, median or krum."),
     ] = None
+    merge: Annotated[
+        Merge | None,
+        Meta(description="With --agreement: who merges: cores, threads or the master's device."),
+    ] = None
     overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
     ship_data: Annotated[bool, Meta(description="With --agreement: send --data to the nodes.")] = False
     home: Home = None
@@ -162,6 +166,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "agreement": get_args(Protocol),
     "compress": get_args(Compression),
     "robust": get_args(Robust),
+    "merge": get_args(Merge),
     "strategy": STRATEGIES,
     "schedule": get_args(ScheduleName),
     "rematerialise": get_args(Rematerialise),

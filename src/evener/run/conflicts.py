@@ -52,7 +52,9 @@ _CONFLICTS = (
         "{option} belongs to --agreement diloco",
     ),
     Conflict(
-        ("compress", "robust"), lambda c, _: c.agreement is None, f"{{option}} belongs to --agreement {_PROTOCOLS}"
+        ("compress", "robust", "merge"),
+        lambda c, _: c.agreement is None,
+        f"{{option}} belongs to --agreement {_PROTOCOLS}",
     ),
     Conflict(_MASTER, lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
     Conflict(
@@ -69,6 +71,11 @@ _CONFLICTS = (
         ("local_steps",),
         lambda c, _: c.agreement == "diloco" and c.local_steps == "epoch",
         "{option} must be a number with --agreement diloco, got 'epoch'",
+    ),
+    Conflict(
+        ("merge",),
+        lambda c, _: c.robust in ("trimmed", "median", "krum"),
+        "{option} computes means, and --robust trimmed, median and krum are none: leave one of them out",
     ),
     Conflict(
         ("master", "token", "token_file"),

@@ -125,7 +125,14 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
     agreement = PROTOCOLS[config.agreement or ""](batch=batch, **given)
     compression = config.compress or "none"
     robust = config.robust or agreement.robust
-    return replace(agreement, push=compression, pull=compression, is_overlapped=config.overlap, robust=robust)
+    return replace(
+        agreement,
+        push=compression,
+        pull=compression,
+        is_overlapped=config.overlap,
+        robust=robust,
+        merge=config.merge or agreement.merge,
+    )
 
 
 @contextmanager

@@ -2,83 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
-from evener.sync.compression import Bytes, compressor_for
 from evener.sync.data_assigner import DataAssigner
-from evener.sync.layout import Flat, StateLayout
+from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
-from evener.sync.protocol import Compression, SyncProtocol, Workload
+from evener.sync.protocol import SyncProtocol, Workload
+from evener.sync.receive_buffers import ReceiveBuffers
 from evener.sync.robust import NormClipper, merge_robustly
 from evener.sync.snapshot import Snapshot
-from evener.sync.threads import BLOCK_BYTES, ThreadPool
+from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging, is_finite
-from evener.sync.weights import Broadcast, Buffer, BufferPool, CommonWeights
+from evener.sync.weights import Broadcast, Buffer, CommonWeights
 from evener.sync.worker_record import SpeedEstimate, WorkerRecord
 
+WholeMerge = Callable[[Flat, Sequence[Flat], Sequence[float]], None]
+"""Writes the mean of contributions that are all here, weighted, and the sum of their counters."""
+
 NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
-
-
-class ReceiveBuffers:
-    """Memory for contributions under way, one a worker.
-
-    Args:
-        layout: of the weights.
-        compression: of the contributions.
-        cores: that unpack them.
-        is_streamed: whether they may be merged while they arrive.
-
-    Attributes:
-        num_bytes: of every contribution, exactly.
-        comes_in_parts: whether what has arrived can be merged while the rest is still to come; less than a block never
-            is.
-    """
-
-    def __init__(
-        self, layout: StateLayout, compression: Compression, cores: ThreadPool, *, is_streamed: bool = True
-    ) -> None:
-        self._packing = compressor_for(layout, compression, cores)
-        self._shelf = BufferPool(layout)
-        self._pages: dict[str, Buffer] = {}
-        self._images: dict[str, Bytes] = {}
-        self.num_bytes = layout.num_bytes if self._packing is None else self._packing.num_bytes
-        self.comes_in_parts = is_streamed and self._packing is None and self.num_bytes > BLOCK_BYTES
-
-    def open(self, worker: str) -> memoryview:
-        """Where the next bytes of `worker` belong: `num_bytes` of them; memory that nobody else writes to."""
-        if worker in self._pages or worker in self._images:  # of which somebody may still hold the memory
-            self.forget(worker)
-        if self._packing is None:
-            return self.page(worker).lend()
-        self._images[worker] = np.empty(self.num_bytes, np.uint8)
-        return self._images[worker].data
-
-    def page(self, worker: str) -> Buffer:
-        """The memory that the contribution of `worker` arrives in, or will be unpacked into."""
-        page = self._pages.get(worker)
-        if page is None:
-            page = self._pages[worker] = self._shelf.take()
-        return page
-
-    def take(self, worker: str) -> Buffer:
-        """The contribution that has arrived from `worker`; keep it until it is given to `reuse`."""
-        if self._packing is not None:
-            self._packing.unpack(self._images[worker], self.page(worker).flat)
-        return self._pages.pop(worker)
-
-    def reuse(self, page: Buffer) -> None:
-        """Have the memory of a contribution that has been merged."""
-        self._shelf.put_back(page)
-
-    def forget(self, worker: str) -> None:
-        """Drop what has arrived from `worker` so far."""
-        self._images.pop(worker, None)
-        page = self._pages.pop(worker, None)
-        if page is not None:
-            self._shelf.put_back(page)
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -111,6 +54,7 @@ class Aggregator:
         cores: that compute.
         first_number: of the leases.
         quorum: workers that have to be here for work to begin or go on.
+        merge: computes means of contributions; None: one pass over memory on `cores`, while they arrive if possible.
 
     Attributes:
         common: weights.
@@ -129,16 +73,19 @@ class Aggregator:
         cores: ThreadPool,
         first_number: int,
         quorum: int,
+        merge: WholeMerge | None = None,
     ) -> None:
         self.agreement, self.workload, self.quorum = agreement, workload, quorum
         self.common = CommonWeights(weights, agreement.outer, cores)
         self.assigner = DataAssigner(agreement, workload, first_number)
-        is_streamed = agreement.robust == "mean"  # else nothing can be merged before all of it is here
+        is_streamed = (
+            agreement.robust == "mean" and merge is None
+        )  # else nothing can be merged before all of it is here
         self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores, is_streamed=is_streamed)
         self.pulls = Broadcast(agreement, self.common, cores)
         self.workers: dict[str, WorkerRecord] = {}
         self.members: list[WorkerRecord] = []
-        self._merged, self._cores = Flat(weights.layout), cores
+        self._merged, self._cores, self._whole_merge = Flat(weights.layout), cores, merge
         self._clipper = NormClipper() if agreement.robust == "clip" else None
         self._is_mean = agreement.robust in ("mean", "clip")
 
@@ -232,8 +179,18 @@ class Aggregator:
             return () if is_finite(kept[0].page.flat, self._cores) else (0,)
         if not self._is_mean:
             return self._merge_robustly([one.page.flat for one in kept])
+        if self._whole_merge is not None:
+            return self._merge_at_once(self._whole_merge, kept)
         merging = merging or self.merging([one.page.flat for one in kept], [one.num_samples for one in kept])
         return merging.finish()
+
+    def _merge_at_once(self, merge: WholeMerge, kept: Sequence[Received]) -> tuple[int, ...]:
+        flats = [one.page.flat for one in kept]
+        merge(self._merged, flats, [float(one.num_samples) for one in kept])
+        if is_finite(self._merged, self._cores):
+            return ()
+        bad = tuple([i for i, flat in enumerate(flats) if not is_finite(flat, self._cores)])
+        return bad or tuple(range(len(flats)))
 
     def _merge_robustly(self, flats: Sequence[Flat]) -> tuple[int, ...]:
         bad = tuple([i for i, flat in enumerate(flats) if not is_finite(flat, self._cores)])

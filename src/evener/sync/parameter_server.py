@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 
 from evener.errors import require
-from evener.sync.aggregator import Aggregator, Received
+from evener.sync.aggregator import Aggregator, Received, WholeMerge
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Push, ServerOutput, WorkerReply
 from evener.sync.protocol import SyncProtocol, Workload
@@ -31,6 +31,7 @@ class ParameterServer:
         quorum: workers that have to be here for work to begin or go on.
         first_number: of the leases. A server that continues a run takes a higher one than any that was given out
             before, such as the time in nanoseconds, so that what was begun for its predecessor is recognised as late.
+        merge: computes means of contributions; None: `cores` do, in one pass.
 
     Attributes:
         workers: the record of everybody who ever was here, by name; to be read only, speeds excepted.
@@ -47,8 +48,10 @@ class ParameterServer:
         cores: ThreadPool | None = None,
         quorum: int = 1,
         first_number: int = 0,
+        merge: WholeMerge | None = None,
     ) -> None:
-        self._aggregator = Aggregator(agreement, workload, weights, cores or ThreadPool(1), first_number, quorum)
+        cores = cores or ThreadPool(1)
+        self._aggregator = Aggregator(agreement, workload, weights, cores, first_number, quorum, merge)
         self._schedule = (Synchronous if agreement.staleness == 0 else Asynchronous)(self._aggregator)
         self._buffers = self._aggregator.buffers
         self.workers, self.members = self._aggregator.workers, self._aggregator.members
@@ -56,7 +59,13 @@ class ParameterServer:
 
     @classmethod
     def resume(
-        cls, snapshot: Snapshot, *, first_number: int, cores: ThreadPool | None = None, quorum: int = 1
+        cls,
+        snapshot: Snapshot,
+        *,
+        first_number: int,
+        cores: ThreadPool | None = None,
+        quorum: int = 1,
+        merge: WholeMerge | None = None,
     ) -> ParameterServer:
         """The successor of the server that the snapshot was taken of; its workers have to be admitted again.
 
@@ -65,7 +74,15 @@ class ParameterServer:
         """
         state = snapshot.state
         number = max(first_number, state.last_number)
-        server = cls(state.agreement, state.workload, snapshot.weights, cores=cores, quorum=quorum, first_number=number)
+        server = cls(
+            state.agreement,
+            state.workload,
+            snapshot.weights,
+            cores=cores,
+            quorum=quorum,
+            first_number=number,
+            merge=merge,
+        )
         server._aggregator.resume(snapshot)
         return server
 

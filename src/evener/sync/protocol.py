@@ -23,6 +23,8 @@ from evener.schema import Amount, Finite, Part, Whole
 Compression = Literal["none", "bf16", "int8"]
 Robust = Literal["mean", "clip", "trimmed", "median", "krum"]
 """How contributions are merged; see `robust`."""
+Merge = Literal["cores", "threads", "device"]
+"""Who computes their mean: all cores in one pass over memory, six threads array by array, or the master's device."""
 Rate = Finite | tuple[Finite, ...]
 """A learning rate, or one for every version of the weights, from 0; the last one holds for all later versions."""
 
@@ -95,6 +97,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         pull: how changes of the weights are written on the way to the workers.
         is_overlapped: whether a worker goes on with its next steps while its contribution travels.
         robust: how contributions are merged; the mean, weighted by samples, is what one process does.
+        merge: who computes that mean; the result is the same but for rounding.
     """
 
     batch: Whole
@@ -107,6 +110,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
     pull: Compression = "none"
     is_overlapped: bool = False
     robust: Robust = "mean"
+    merge: Merge = "cores"
 
     def __post_init__(self) -> None:
         require(self.batch > 0, "batch", self.batch, "positive")
@@ -118,6 +122,8 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         waits = self.local_steps != "epoch" or self.staleness == 0
         needs_several = self.robust in ("trimmed", "median", "krum")
         require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")
+        is_mean = self.robust in ("mean", "clip")
+        require(is_mean or self.merge == "cores", "merge", self.merge, f"cores: {self.robust} is no mean")
         require(waits, "staleness", self.staleness, "0 if a worker's local steps are an epoch's")
 
     @property

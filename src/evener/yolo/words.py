@@ -34,7 +34,8 @@ _REFUSED = {
 _TAKEN = ("task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output")
 """Options of `evener train` that a training of Ultralytics knows."""
 _AGREED = (
-    "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "overlap", "ship_data",
+    "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
+    "ship_data",
     "home", "master", "token", "token_file",
 )  # fmt: skip
 """Those of one whose nodes train by themselves between merges."""

@@ -1,0 +1,82 @@
+"""Commands that watch a run, and what they are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evener.events import encode_events
+from evener.ps.messages import RunEvents, RunFinished, Send
+from evener.ps.nodes import Nodes
+from evener.ps.results import plan_of
+from evener.ps.training_run import TrainingRun
+
+_SECONDS = 0.25
+"""For which events are collected."""
+
+
+class Subscribers:
+    """The commands that watch a run: what happens is collected for a moment, and then sent to all of them.
+
+    Args:
+        nodes: of which the plan names the devices.
+        send: to connections.
+    """
+
+    def __init__(self, nodes: Nodes, send: Send) -> None:
+        self._nodes, self._send = nodes, send
+        self._peers: set[int] = set()
+        self._columns = 0
+        self._sent = 0.0
+
+    def begin(self, peers: Sequence[int], columns: int) -> None:
+        """A run begins, or goes on: watched by `peers`, with so many nodes known already."""
+        self._peers, self._columns = set(peers), columns
+
+    def add(self, peer: int, run: TrainingRun) -> None:
+        """Another one subscribes to the run: from now on, and first how the work is divided."""
+        self.flush(run)
+        self._peers.add(peer)
+        self._add_plan(run)
+
+    def __contains__(self, peer: int) -> bool:
+        return peer in self._peers
+
+    def remove(self, peer: int) -> bool:
+        """A connection is gone; whether it watched."""
+        watched = peer in self._peers
+        self._peers.discard(peer)
+        return watched
+
+    def tick(self, run: TrainingRun, now: float) -> None:
+        """Send what has happened, if the time has come; at once how the work is divided when another node came."""
+        if len(run.history.totals) != self._columns and run.server.members:
+            self._add_steps(run)
+            self._add_plan(run)
+        if now - self._sent >= _SECONDS:
+            self._sent = now
+            self.flush(run)
+
+    def flush(self, run: TrainingRun) -> None:
+        """Send what has happened until now."""
+        self._add_steps(run)
+        if run.events and self._peers:
+            data = encode_events(run.events)
+            for peer in self._peers:
+                self._send(peer, RunEvents(), (data,))
+        run.events.clear()
+
+    def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
+        """The run is over."""
+        for peer in self._peers:
+            self._send(peer, header, buffers)
+        self._peers.clear()
+
+    def _add_plan(self, run: TrainingRun) -> None:
+        self._columns = len(run.history.totals)
+        if self._columns:
+            run.events.append(plan_of(run.job, run.history.names, self._nodes.by_name, run.costs))
+
+    def _add_steps(self, run: TrainingRun) -> None:
+        step = run.history.news(self._columns)
+        if step is not None and self._columns:
+            run.events.append(step)
