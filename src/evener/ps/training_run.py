@@ -48,7 +48,7 @@ class TrainingRun:
         observations: of nodes, for membership: what, and whose.
         events: that nobody was shown yet.
         failure: why the run cannot go on, if it cannot.
-        liars: nodes that were found to lie, with what they said; to be expelled.
+        liars: nodes that were found to lie, with what they said or sent; to be expelled.
         has_begun: whether work is given out.
         used: samples used of each epoch that has begun and not ended.
         submitted: when it was asked for.
@@ -309,6 +309,8 @@ class TrainingRun:
         self._refused_in_a_row += 1
         self.note("refused", f"the update of node {judgement.worker} was refused: {judgement.reason}")
         self._observe("refused", judgement)
+        if judgement.expels:
+            self.liars.append((self._nodes.by_name[judgement.worker], f"{judgement.reason}, again and again"))
         if judgement.lease is not None:
             self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
         if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):

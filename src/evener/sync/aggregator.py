@@ -9,6 +9,7 @@ import msgspec
 from evener.sync.data_assigner import DataAssigner
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
+from evener.sync.opposition import Opposition
 from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.receive_buffers import ReceiveBuffers
 from evener.sync.robust import NormClipper, merge_robustly
@@ -22,6 +23,7 @@ WholeMerge = Callable[[Flat, Sequence[Flat], Sequence[float]], None]
 """Writes the mean of contributions that are all here, weighted, and the sum of their counters."""
 
 NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
+OPPOSED = "the contribution is far longer than is usual, and points away from all others"
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -87,6 +89,7 @@ class Aggregator:
         self.members: list[WorkerRecord] = []
         self._merged, self._cores, self._whole_merge = Flat(weights.layout), cores, merge
         self._clipper = NormClipper() if agreement.robust == "clip" else None
+        self._opposition = Opposition()
         self._is_mean = agreement.robust in ("mean", "clip")
 
     def resume(self, snapshot: Snapshot) -> None:
@@ -125,16 +128,17 @@ class Aggregator:
         """Update the common weights by the mean of contributions, and judge each.
 
         Args:
-            contributions: of one or several workers; those that are not finite are left out.
+            contributions: of one or several workers; those that are not finite, or oppose all others, are left out.
             merging: of all these, if it has begun.
 
         Returns:
             What was done, None if nothing could be; and a judgement by worker.
         """
-        kept = list(contributions)
+        kept, judged = list(contributions), dict[str, Judgement]()
+        if self._leave_out_opposed(kept, judged):
+            merging = None
         if self._clipper is not None:
             self._clip(self._clipper, kept)
-        judged: dict[str, Judgement] = {}
         while kept and (bad := self._merge(kept, merging)):
             for i in reversed(bad):
                 judged[kept[i].worker.name] = self.refuse(kept[i].worker, kept[i].lease, NOT_FINITE)
@@ -149,12 +153,12 @@ class Aggregator:
             self.buffers.reuse(one.page)
         return update, judged
 
-    def refuse(self, worker: WorkerRecord, lease: Lease, reason: str) -> Judgement:
+    def refuse(self, worker: WorkerRecord, lease: Lease, reason: str, *, expels: bool = False) -> Judgement:
         """Count that a contribution is not taken: its samples are used up, or they might be refused for ever."""
         num_samples = lease.num_samples
         worker.totals.refused += 1
         worker.totals.samples_refused += num_samples
-        return Judgement(worker.name, lease.number, "refused", reason, lease, num_samples)
+        return Judgement(worker.name, lease.number, "refused", reason, lease, num_samples, expels=expels)
 
     def replies(self, judged: Mapping[str, Judgement], leases: Mapping[str, Sequence[Lease]]) -> list[WorkerReply]:
         """Answers to all that were judged or get leases; to everybody, once, when the run is over."""
@@ -197,6 +201,15 @@ class Aggregator:
         if not bad:
             merge_robustly(self.agreement.robust, self._merged, flats, self._cores)
         return bad
+
+    def _leave_out_opposed(self, kept: list[Received], judged: dict[str, Judgement]) -> bool:
+        """Take out of `kept` what works against all others, and judge it; whether there was any."""
+        opposed = self._opposition.examine([(one.worker.name, one.page.flat, one.num_samples) for one in kept])
+        for i in reversed(opposed):
+            one = kept.pop(i)
+            expels = self._opposition.is_against_all(one.worker.name)
+            judged[one.worker.name] = self.refuse(one.worker, one.lease, OPPOSED, expels=expels)
+        return bool(opposed)
 
     def _clip(self, clipper: NormClipper, kept: Sequence[Received]) -> None:
         """Shorten what is much longer than is usual; what is not finite is refused later on."""

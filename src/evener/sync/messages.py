@@ -123,7 +123,7 @@ class WorkerTotals(msgspec.Struct, kw_only=True):
         num_samples: in these.
         duplicate: contributions that had come before.
         late: contributions whose lease had been taken back.
-        refused: contributions that were not finite or of the wrong size.
+        refused: contributions that were not finite, opposed all others, or were of the wrong size.
         samples_refused: in these; nobody learned from them.
         dismissed: how often it was sent away or lost.
         staleness: of all its contributions together.
@@ -154,6 +154,7 @@ class Judgement(msgspec.Struct, frozen=True):
         lease: that it answered; None if it was late, or a duplicate.
         num_samples: of that lease.
         seconds: that the work took, as far as they can be believed.
+        expels: whether the worker is to be sent away for it, and for good.
     """
 
     worker: str
@@ -163,6 +164,7 @@ class Judgement(msgspec.Struct, frozen=True):
     lease: Lease | None = None
     num_samples: int = 0
     seconds: float = 0.0
+    expels: bool = False
 
 
 class WorkerReply(msgspec.Struct, frozen=True):

@@ -1,0 +1,129 @@
+"""Who works against everybody else: contributions far longer than is usual that point away from all others.
+
+    of every contribution a sample is kept: 1024 numbers at most, at places that the server alone knows
+    its length is an outlier       if it, and its worker's last 8 in the (logarithmic) mean, are more than 5 times the
+                                   median of the last 64, and that mean by 5 of its (robust) standard errors; whether
+                                   lengths grow with the samples, shrink with their root (noise), or do neither: in
+                                   each of these views
+    it is opposed                  if, besides, its sample points away from the mean direction of the others' last ones
+    a worker works against all     after 3 opposed ones of its last 10, while none of the others' was
+
+What is opposed is left out. Nobody is judged before four contributions of three workers are known, nor while others are
+opposed as well: then it is the data or the training that changed, not the worker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import ceil, isfinite, log, sqrt
+from random import SystemRandom
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evener.sync.layout import Flat
+
+MOST_TIMES = 5.0
+"""The median of lengths, that a contribution may be long without a second look."""
+STRIKES = 3
+"""Opposed contributions, of the last `_OF`, after which a worker is taken to work against all."""
+_OF = 10
+_MOST_DEVIATIONS = 5.0
+_LEAST_DEVIATION = 0.1
+"""Of the logarithm of lengths: less is taken for this, or some equal lengths would make outliers of all others."""
+_SAMPLE = 1024
+_LENGTHS = 64
+_OWN = 8
+_DIRECTIONS = 16
+_LEAST_KNOWN = 4
+_OFTEN = 8
+_LEAST_WORKERS = 3
+_VIEWS = (0.0, 0.5, -1.0)
+"""Powers of the samples that make lengths comparable: nothing to be done, gradients that are noise, local steps."""
+
+
+class Opposition:
+    """Looks at every contribution before it is merged."""
+
+    def __init__(self) -> None:
+        self._lengths: deque[tuple[str, float, int]] = deque(maxlen=_LENGTHS)
+        self._directions: deque[tuple[str, NDArray[np.float32]]] = deque(maxlen=_DIRECTIONS)
+        self._verdicts: dict[str, deque[bool]] = {}
+        self._offset: int | None = None
+        self._usual, self._until = 0.0, 0
+
+    def examine(self, contributions: Sequence[tuple[str, Flat, int]]) -> list[int]:
+        """Which of a round's contributions, or of one alone, are opposed.
+
+        Args:
+            contributions: worker, contribution and number of samples of each.
+        """
+        lengths = [self._observe(*one) for one in contributions]
+        if len(self._lengths) < _LEAST_KNOWN:
+            return []
+        self._refresh(len(contributions))
+        found = []
+        for i, (worker, _, _) in enumerate(contributions):
+            is_opposed = lengths[i] > MOST_TIMES * self._usual and self._is_opposed(worker)
+            self._verdicts.setdefault(worker, deque(maxlen=_OF)).append(is_opposed)
+            if is_opposed:
+                found.append(i)
+        return found
+
+    def is_against_all(self, worker: str) -> bool:
+        """Whether a worker's last contributions show that it works against all others."""
+        return sum(self._verdicts[worker]) >= STRIKES
+
+    def _observe(self, worker: str, flat: Flat, num_samples: int) -> float:
+        """Remember a contribution; the length of its sample, 0 if it is not finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            sample = self._sample(flat)
+            length = sqrt(float(np.dot(sample, sample)))
+        if not isfinite(length) or length == 0.0 or num_samples <= 0:
+            return 0.0
+        self._lengths.append((worker, length, num_samples))
+        self._directions.append((worker, sample / np.float32(length)))
+        return length
+
+    def _sample(self, flat: Flat) -> NDArray[np.float32]:
+        array = max(flat.parameters, key=len)
+        stride = ceil(len(array) / _SAMPLE)
+        if self._offset is None:
+            self._offset = SystemRandom().randrange(stride)
+        return array[self._offset :: stride].astype(np.float32)
+
+    def _refresh(self, count: int) -> None:
+        """Now and then, find what lengths are usual."""
+        self._until -= count
+        if self._until <= 0:
+            self._usual = float(np.median([length for _, length, _ in self._lengths]))
+            self._until = min(_OFTEN, len(self._lengths))
+
+    def _is_opposed(self, worker: str) -> bool:
+        others = {name for name, _ in self._directions if name != worker}
+        if len(others) < _LEAST_WORKERS - 1 or self._are_others_opposed(worker):
+            return False
+        return self._is_outlier(worker) and self._points_away(worker)
+
+    def _are_others_opposed(self, worker: str) -> bool:
+        others = [own for name, own in self._verdicts.items() if name != worker and not self.is_against_all(name)]
+        return any(map(any, others))
+
+    def _is_outlier(self, worker: str) -> bool:
+        lengths = np.log([length for _, length, _ in self._lengths])
+        samples = np.log([float(n) for _, _, n in self._lengths])
+        own = [i for i, (name, _, _) in enumerate(self._lengths) if name == worker][-_OWN:]
+        for power in _VIEWS:
+            seen = lengths + power * samples
+            middle = float(np.median(seen))
+            deviation = max(1.4826 * float(np.median(np.abs(seen - middle))), _LEAST_DEVIATION)
+            excess = float(seen[own].mean()) - middle
+            if excess <= max(log(MOST_TIMES), _MOST_DEVIATIONS * deviation / sqrt(len(own))):
+                return False
+        return True
+
+    def _points_away(self, worker: str) -> bool:
+        own = next(sample for name, sample in reversed(self._directions) if name == worker)
+        others = np.sum([sample for name, sample in self._directions if name != worker], axis=0)
+        return float(np.dot(own, others)) < 0.0

@@ -1,0 +1,129 @@
+"""Who works against all others is found; who is only different is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from evener.sync.aggregator import OPPOSED
+from evener.sync.layout import Flat, flat_of, layout_of
+from evener.sync.messages import Judgement, Push
+from evener.sync.opposition import STRIKES, Opposition
+from evener.sync.parameter_server import ParameterServer
+from evener.sync.protocol import Sgd, SyncProtocol, Workload, asynchronous, diloco, synchronous
+
+SIZE = 3000
+LAYOUT = layout_of({"w": np.zeros(SIZE)})
+TRUTH = np.random.default_rng(0).standard_normal(SIZE)
+
+
+def flat(values: NDArray[np.float64]) -> Flat:
+    return flat_of(LAYOUT, {"w": values})
+
+
+def gradient(draw: np.random.Generator, num_samples: int, noise: float = 3.0) -> NDArray[np.float64]:
+    """The mean over some samples, each of which is the truth and noise."""
+    mean: NDArray[np.float64] = TRUTH + noise * draw.standard_normal(SIZE) / np.sqrt(num_samples)
+    return mean
+
+
+Contribution = tuple[str, Flat, int]
+
+
+def rounds(opposition: Opposition, count: int, made: Any) -> list[list[int]]:
+    draw = np.random.default_rng(1)
+    return [opposition.examine(made(draw, number)) for number in range(count)]
+
+
+def test_who_flips_its_gradients_is_found_from_the_first_round_on_and_nobody_else() -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        scales = {"a": 1.0, "b": 1.0, "evil": -10.0, "c": 1.0}
+        return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in scales.items()]
+
+    opposition = Opposition()
+    assert rounds(opposition, STRIKES, made) == [[2]] * STRIKES
+    assert opposition.is_against_all("evil")
+    assert not opposition.is_against_all("a")
+
+
+@pytest.mark.parametrize("sizes", [(1, 100, 100), (1, 10, 1000, 30), (2, 2, 2, 2)])
+def test_small_shares_of_noisy_data_are_not_taken_for_malice(sizes: tuple[int, ...]) -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        return [(str(i), flat(gradient(draw, n, noise=300.0)), n) for i, n in enumerate(sizes)]
+
+    assert not any(rounds(Opposition(), 300, made))
+
+
+def test_local_steps_are_as_long_as_they_are_many() -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        sizes = {"a": 1, "b": 2, "fast": 40}
+        return [(name, flat(n * gradient(draw, 1, noise=300.0)), n) for name, n in sizes.items()]
+
+    assert not any(rounds(Opposition(), 100, made))
+
+
+def test_training_that_jumps_for_all_is_nobodys_malice() -> None:
+    def made(draw: np.random.Generator, number: int) -> list[Contribution]:
+        scale = (1.0, -100.0)[number >= 20]
+        return [(name, flat(scale * gradient(draw, 16)), 16) for name in "abcd"]
+
+    opposition = Opposition()
+    found = rounds(opposition, 40, made)
+    assert sum(map(len, found)) < STRIKES
+    assert not any(opposition.is_against_all(name) for name in "abcd")
+
+
+def test_a_long_step_the_same_way_is_clipped_or_taken_but_not_refused() -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in (("a", 1), ("b", 1), ("c", 20))]
+
+    assert not any(rounds(Opposition(), 20, made))
+
+
+def test_of_two_nobody_can_say_who_is_wrong() -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        return [(name, flat(scale * gradient(draw, 16)), 16) for name, scale in (("a", 1), ("evil", -10))]
+
+    assert not any(rounds(Opposition(), 20, made))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, 1e300])
+def test_what_has_no_length_says_nothing(value: float) -> None:
+    opposition = Opposition()
+    for _ in range(5):
+        assert opposition.examine([(name, flat(np.full(SIZE, value)), 16) for name in "abc"]) == []
+
+
+AGREEMENTS = {
+    "sync": synchronous(batch=16, outer=Sgd(learning_rate=1.0)),
+    "async": asynchronous(batch=4, outer=Sgd(learning_rate=0.25)),
+    "diloco": diloco(batch=4, local_steps=1),
+}
+
+
+@pytest.mark.parametrize("agreement", AGREEMENTS.values(), ids=AGREEMENTS)
+def test_a_server_leaves_out_what_is_opposed_and_says_whom_to_send_away(agreement: SyncProtocol) -> None:
+    server = ParameterServer(agreement, Workload(num_samples=16_000, num_updates=40), Flat(LAYOUT), quorum=4)
+    for name in "abcd":
+        server.admit(name)
+    draw, found = np.random.default_rng(2), list[Judgement]()
+    while not any(one.expels for one in found):
+        for name in "abcd":
+            found += push(server, name, (-10.0 if name == "d" else 1.0) * gradient(draw, 4))
+    refused = [one for one in found if one.verdict == "refused"]
+    assert {(one.worker, one.reason) for one in refused} == {("d", OPPOSED)}
+    assert [one.expels for one in refused] == [False] * (STRIKES - 1) + [True]
+    assert server.version <= 10
+    assert server.workers["d"].totals.refused == STRIKES
+
+
+def push(server: ParameterServer, name: str, values: NDArray[np.float64]) -> list[Judgement]:
+    number = next(iter(server.workers[name].leases))
+    inbox = server.inbox(name, number)
+    assert inbox is not None
+    inbox[:] = flat(values).memory.data
+    del inbox
+    return server.push(name, Push(number=number, seconds=1.0, loss=1.0), LAYOUT.num_bytes).judgements
