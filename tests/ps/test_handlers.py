@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from evener.ps.admission import CLOCK_SECONDS, Admission, admission_of
 from evener.ps.config import Versions
-from evener.ps.handlers import CLOCK_SECONDS, Admission, Handlers, admission_of
+from evener.ps.handlers import Handlers
 from evener.ps.messages import PROTOCOL, Contribution, Join
 from evener.sync.messages import Push
 from evener.wire.errors import BadFrame

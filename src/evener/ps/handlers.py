@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from evener.profile import ClusterProfile
 from evener.ps import messages as m
+from evener.ps.admission import Admission, admission_of
 from evener.ps.blob import CHUNK_BYTES
-from evener.ps.config import MasterConfig, Versions
+from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
-from evener.ps.messages import PROTOCOL, Header, Join
+from evener.ps.messages import Header, Join
 from evener.ps.node_state import Transition
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.quotas import IDLE_PATIENCES, MOST_NAMES, MOST_WAITING, MOST_WAITING_IN_ALL
+from evener.ps.rights import AUDITED, may_send
 from evener.ps.scheduler import Scheduler
 from evener.ps.status import ClusterStatus, RunStatus, encode_status
 from evener.ps.training_run import TrainingRun
@@ -30,10 +33,6 @@ from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
 from evener.wire.identity import Role
 from evener.wire.server import Server
-
-CLOCK_SECONDS = 3.0
-"""By which two clocks may differ without a remark."""
-_LONGEST_NAME = 64
 
 
 class Handlers:
@@ -147,7 +146,7 @@ class Handlers:
     def _require_role(self, peer: int, kind: type[Header]) -> Role:
         """What the token of somebody allows. Raises BadFrame: not a message of this kind."""
         role = self._roles.get(peer, "node")
-        if role not in MAY.get(kind, NODES):
+        if not may_send(role, kind):
             raise BadFrame(f"the token of a {role} does not allow {kind.__name__}")
         return role
 
@@ -264,22 +263,9 @@ class Handlers:
     def _get_status(self, peer: int, _: object, __: m.GetStatus, ___: object) -> None:
         run = self._scheduler.run
         nodes = self._nodes.status(run.history.totals if run else {}, self._config.clock())
-        status = ClusterStatus(address=self.address, nodes=nodes, run=self._run_status(run) if run else None)
+        folder = self._config.home.runs
+        status = ClusterStatus(address=self.address, nodes=nodes, run=_status_of(run, folder) if run else None)
         self._send(peer, m.StatusReply(), (encode_status(status),))
-
-    def _run_status(self, run: TrainingRun) -> RunStatus:
-        validations = run.history.validations
-        return RunStatus(
-            run=run.job.run,
-            task=run.job.title,
-            protocol=run.job.protocol,
-            version=run.server.version,
-            epoch=run.history.epoch,
-            epochs=run.job.workload.num_epochs,
-            loss=run.history.loss,
-            accuracy=validations[-1].accuracy if validations else None,
-            folder=str(self._config.home.runs / run.job.run),
-        )
 
     def _shut_down(self, _: int, __: object, ___: m.ShutDown, ____: object) -> None:
         self.is_ending = True
@@ -310,76 +296,17 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = F
 """Who deals with a message: of anybody, or of a node that has joined."""
 
 
-NODES: tuple[Role, ...] = ("node", "admin")
-_SUBMITTERS: tuple[Role, ...] = ("submitter", "admin")
-MAY: dict[type[Header], tuple[Role, ...]] = {
-    m.GetStatus: _SUBMITTERS,
-    m.SubmitRun: _SUBMITTERS,
-    m.BlobChunk: _SUBMITTERS,
-    m.WatchRun: _SUBMITTERS,
-    m.StopRun: _SUBMITTERS,
-    m.ExpelNode: ("admin",),
-    m.ForgetNode: ("admin",),
-    m.ShutDown: ("admin",),
-}
-"""Whose token allows a message; what is not here, is a node's."""
-AUDITED: dict[type[Header], str] = {
-    m.SubmitRun: "submitted",
-    m.StopRun: "stopped",
-    m.ExpelNode: "asked to expel",
-    m.ForgetNode: "forgot",
-    m.ShutDown: "ended",
-}
-"""What the audit log calls the acts of commands."""
-
-
-class Admission(NamedTuple):
-    """The answer to a node.
-
-    Attributes:
-        refusal: why it may not join, with a cure; empty if it may.
-        remarks: sentences for its user.
-    """
-
-    refusal: str = ""
-    remarks: tuple[str, ...] = ()
-
-
-def admission_of(join: Join, here: Versions, now: float) -> Admission:
-    """What to answer to `join`.
-
-    Args:
-        join: of the node.
-        here: what runs on the master.
-        now: the master's clock, seconds since 1970.
-    """
-    if join.protocol != PROTOCOL:
-        return Admission(
-            f"Evener {join.evener} on the node does not understand Evener {here.evener} on the master: "
-            "install the same version on both"
-        )
-    if not join.name.isprintable() or not 0 < len(join.name) <= _LONGEST_NAME or join.name != join.name.strip():
-        return Admission(f"the name of a node must be 1 to {_LONGEST_NAME} printable characters, got {join.name!r}")
-    return Admission(remarks=tuple(_remarks(join, here, now)))
-
-
-def _remarks(join: Join, here: Versions, now: float) -> list[str]:
-    """What differs and may matter: results need not be the same to the last bit, and logs do not fit each other."""
-    remarks = []
-    if abs(join.clock - now) > CLOCK_SECONDS:
-        relation = "ahead of" if join.clock > now else "behind"
-        seconds = abs(join.clock - now)
-        remarks.append(f"the clock of node {join.name} is {seconds:.0f} s {relation} the master's: let both follow NTP")
-    pairs = {
-        "Evener": (join.evener, here.evener),
-        "Python": (_minor(join.python), _minor(here.python)),
-        "PyTorch": (_minor(join.torch), _minor(here.torch)),
-    }
-    for what, (theirs, ours) in pairs.items():
-        if theirs and ours and theirs != ours:
-            remarks.append(f"node {join.name} runs {what} {theirs}, the master {ours}")
-    return remarks
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+def _status_of(run: TrainingRun, folder: Path) -> RunStatus:
+    """How a run stands, whose results will lie in `folder`, in one of its own."""
+    validations = run.history.validations
+    return RunStatus(
+        run=run.job.run,
+        task=run.job.title,
+        protocol=run.job.protocol,
+        version=run.server.version,
+        epoch=run.history.epoch,
+        epochs=run.job.workload.num_epochs,
+        loss=run.history.loss,
+        accuracy=validations[-1].accuracy if validations else None,
+        folder=str(folder / run.job.run),
+    )
