@@ -141,6 +141,7 @@ class History(msgspec.Struct, kw_only=True):
         seconds: of all steps, without validation.
         loss: of the last step whose loss is known.
         epoch: of the last step.
+        lost_seconds: in which nothing was computed that counts, as nodes were lost or came.
         wall_seconds: of the whole loop, validation and checkpoints included, where one process has it.
     """
 
@@ -155,7 +156,18 @@ class History(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     loss: float = 0.0
     epoch: int = 0
+    lost_seconds: float = 0.0
     wall_seconds: float = 0.0
+
+    @property
+    def last_step(self) -> int:
+        """The last one that is in it; 0 before the first."""
+        return self.open.step or (self.entries[-1].step if self.entries else 0)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the loop's seconds in which work was done that counts, or validation or a checkpoint."""
+        return 1 - min(1.0, self.lost_seconds / self.wall_seconds) if self.wall_seconds else 1.0
 
     @property
     def names(self) -> list[str]:
@@ -211,6 +223,7 @@ class History(msgspec.Struct, kw_only=True):
             validations=tuple(self.validations),
             events=tuple(self.events),
             nodes=tuple(nodes),
+            goodput=self.goodput,
             bytes_saved=sum(work.saved for work in self.totals.values()),
             **fields,
         )

@@ -161,6 +161,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         environment: versions of what ran it.
         agreement: how the nodes agreed, on the parameter-server plane; empty where they met in collectives.
         bytes_saved: by compression, there.
+        goodput: share of `seconds` that was not lost to nodes that were lost or came.
     """
 
     task: str
@@ -181,6 +182,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     agreement: str = ""
     bytes_saved: Amount = 0
+    goodput: Finite = 1.0
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "1 or more")

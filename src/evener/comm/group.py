@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from evener.comm.abortable import AbortableSums
 from evener.comm.mesh import Mesh, join_mesh
 from evener.comm.step_timing import StepTimer
 
@@ -68,6 +69,8 @@ class Group:
         mesh: for small messages.
         reports: likewise, for messages that are read later than the next one is sent.
         world_ranks: of these ranks among all that run; empty if they are all.
+        is_elastic: whether other ranks may come and go; its fields are then others afterwards.
+        sums: of an elastic group, instead of the process group.
         traffic: bytes sent so far.
     """
 
@@ -80,6 +83,8 @@ class Group:
     mesh: Mesh | None = None
     reports: Mesh | None = None
     world_ranks: Sequence[int] = ()
+    is_elastic: bool = False
+    sums: AbortableSums | None = None
     traffic: Traffic = field(default_factory=Traffic)
     _joined: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
@@ -87,6 +92,11 @@ class Group:
     def is_leader(self) -> bool:
         """Whether this rank speaks for the group: prints, writes checkpoints."""
         return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank, and never will be."""
+        return self.size == 1 and not self.is_elastic
 
     def all_gather_bytes(self, message: bytes) -> list[bytes]:
         """Every rank's `message`, in order of ranks."""
@@ -130,12 +140,27 @@ class Group:
         """Start to sum `tensor` over the ranks, in place; the function that is returned waits for it."""
         if self.size == 1:
             return lambda: None
+        if self.sums is not None:
+            return self.sum_later(tensor, kind).wait
         self.count_all_reduce(tensor, kind)
         if self.process_group is None:
             return lambda: tensor.copy_(self._gather(tensor.flatten()).view(self.size, *tensor.shape).sum(0))
         work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
         assert work is not None
         return lambda: work.wait()
+
+    def sum_later(self, tensor: Tensor, kind: str) -> torch.futures.Future[Tensor]:
+        """Start to sum `tensor` over the ranks, in place, by their process group; a future of it."""
+        if self.size == 1:
+            alone: torch.futures.Future[Tensor] = torch.futures.Future()
+            alone.set_result(tensor)
+            return alone
+        self.count_all_reduce(tensor, kind)
+        if self.sums is not None:
+            return self.sums.all_reduce(tensor)
+        work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
         """Every rank's `tensor`, of one shape on all, stacked: (size, *tensor.shape); computing pauses meanwhile."""
@@ -243,19 +268,34 @@ def join_group(
         limit = timedelta(seconds=longest_wait)
         dist.init_process_group(backend, store=store, rank=rank, world_size=group.size, timeout=limit)
         group.process_group = dist.group.WORLD
-        meshes = [
-            join_mesh(
-                rank=rank,
-                nodes=group.nodes,
-                store=dist.PrefixStore(name, store),  # type: ignore[attr-defined,arg-type]
-                address=address,
-                patience=patience,
-                longest_wait=longest_wait,
-            )
-            for name in ("small", "reports")
-        ]
-        group.mesh, group.reports = meshes
+        group.mesh, group.reports = join_meshes(
+            rank=rank, nodes=group.nodes, store=store, address=address, patience=patience, longest_wait=longest_wait
+        )
     return group
+
+
+def join_meshes(
+    *,
+    rank: int,
+    nodes: Sequence[str],
+    store: dist.Store | None,  # type: ignore[name-defined]
+    address: str,
+    patience: float,
+    longest_wait: float,
+) -> tuple[Mesh, Mesh]:
+    """Those of a group: for small messages, and for reports; arguments as `join_mesh` has them."""
+    small, reports = (
+        join_mesh(
+            rank=rank,
+            nodes=nodes,
+            store=dist.PrefixStore(name, store),  # type: ignore[attr-defined,arg-type]
+            address=address,
+            patience=patience,
+            longest_wait=longest_wait,
+        )
+        for name in ("small", "reports")
+    )
+    return small, reports
 
 
 def leave_group() -> None:

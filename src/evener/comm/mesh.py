@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
@@ -100,6 +100,12 @@ class Mesh:
         finally:
             for peer, longest in before.items():
                 peer.settimeout(longest)
+
+    def abort(self) -> None:
+        """From now on whoever waits for a message, or sends one, raises NodeLost; from any thread."""
+        for peer in self.peers.values():
+            with suppress(OSError):  # it is gone already
+                peer.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close all connections."""

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,12 @@ from evener.errors import EvenerError, NodeLost, error_of, explain
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
     """Something for whoever started the process."""
+
+    data: bytes
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """Something for the authority of an elastic run, which is whoever started the process, too."""
 
     data: bytes
 
@@ -61,7 +68,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The process has done its work and ends."""
 
 
-_decoder = msgspec.msgpack.Decoder(Sent | Failed | Done)
+_decoder = msgspec.msgpack.Decoder(Sent | Said | Failed | Done)
 
 
 class Parent:
@@ -74,6 +81,14 @@ class Parent:
         """Send `data`, from any thread."""
         self._send(Sent(data))
 
+    def say(self, data: bytes) -> None:
+        """Send `data` to the authority, from any thread. Raises OSError when it is gone."""
+        self._send(Said(data))
+
+    def hear(self) -> bytes:
+        """The authority's next words; waits for them. Raises EOFError or OSError when it is gone."""
+        return self._pipe.recv_bytes()
+
     def end(self, error: BaseException | None = None) -> NoReturn:
         """Say how this process ends, and end it at once: a thread of Gloo may crash an ordinary exit."""
         code = 0
@@ -85,7 +100,7 @@ class Parent:
                 self._send(Failed(not isinstance(error, NodeLost), code, sentence, trace))
         os._exit(code)
 
-    def _send(self, message: Sent | Failed | Done) -> None:
+    def _send(self, message: Sent | Said | Failed | Done) -> None:
         with self._sending:
             self._pipe.send_bytes(msgspec.msgpack.encode(message))
 
@@ -96,6 +111,7 @@ class LocalProcess:
 
     Attributes:
         has_finished: whether it said that its work is done.
+        said: to the authority, and not yet read by it.
         is_silent: whether all that it said has been read.
         failure: how it failed; None if it did not say so.
     """
@@ -104,7 +120,13 @@ class LocalProcess:
     pipe: Connection
     has_finished: bool = False
     is_silent: bool = False
+    said: deque[bytes] = field(default_factory=deque)
     failure: Failed | None = field(default=None)
+
+    def tell(self, data: bytes) -> None:
+        """Let the process hear the authority's words; one that has ended hears nothing."""
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(data)
 
     @property
     def has_ended(self) -> bool:
@@ -154,7 +176,7 @@ class LocalProcesses:
             cores: of the processor that it runs on; empty for all.
             threads: that one operation may use; None for the libraries' defaults.
         """
-        ours, theirs = self._context.Pipe(duplex=False)
+        ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=_main, args=(target, arguments, tuple(cores), threads, theirs), name=name
         )
@@ -184,6 +206,8 @@ class LocalProcesses:
                 continue
             if isinstance(message, Sent):
                 found.append((one, message.data))
+            elif isinstance(message, Said):
+                one.said.append(message.data)
             elif isinstance(message, Failed):
                 one.failure = message
             else:

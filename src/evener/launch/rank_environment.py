@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from evener.elastic.line import Line
 from evener.errors import (
     DoesNotFit,
     EvenerError,
@@ -163,6 +164,7 @@ class RankEnvironment:
         address: of this machine, at which the other ranks reach it.
         end: ends this process at once by an error, from any thread: the main one may wait in a collective for ever.
         answer: what whoever was notified of the end of an epoch says to it; None where `notify` returns that itself.
+        line: to the authority of an elastic run; None in others.
         stop_requested: whether a signal asked this process to stop.
     """
 
@@ -176,6 +178,7 @@ class RankEnvironment:
     address: str = "127.0.0.1"
     end: Callable[[EvenerError], None] = end_process
     answer: Callable[[Epoch], bool] | None = None
+    line: Line | None = None
     stop_requested: bool = field(default=False)
 
     @property
@@ -264,8 +267,9 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         return DoesNotFit(
             f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
         )
-    if env.heartbeat is not None and isinstance(error, RuntimeError) and is_broken_connection(error):
-        return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection at step {env.heartbeat.step}")
+    if len(env.nodes) > 1 and isinstance(error, RuntimeError) and is_broken_connection(error):
+        at = "" if env.heartbeat is None else f" at step {env.heartbeat.step}"
+        return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection{at}")
     if place := place_of(error):
         return TrainingFailed(f"{type(error).__name__}: {error}{place}")
     return error

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from evener.elastic.line import Line
 from evener.errors import Interrupted, InvalidValue, NodeLost
 from evener.events import RunEvent, decode_events, encode_events
 from evener.host import own_address
+from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
 from evener.launch.rank_environment import (
@@ -51,6 +53,7 @@ def run_local(
     *,
     patience: float,
     on_event: Callable[[RunEvent], object],
+    is_elastic: bool = False,
 ) -> None:
     """Run `program` once a node, each in a process of its own, to the end.
 
@@ -60,21 +63,23 @@ def run_local(
         config: what to do; a plain value.
         patience: seconds of silence after which a rank is given up.
         on_event: called with everything of which a rank notifies; at the end of an epoch, whether the run ends there.
+        is_elastic: whether the program can go on without a rank, and with another one in its place.
 
     Raises:
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
     """
     with _store() as (store, port), sigterm_is_ctrl_c(), LocalProcesses(_PRELOAD) as processes:
-        ranks = [
-            processes.start(
-                node.name, _be_rank, program, rank, list(nodes), config, port, patience,
-                cores=node.cores, threads=node.threads,
-            )
-            for rank, node in enumerate(nodes)
-        ]  # fmt: skip
-        was_stopped = _relay(processes, ranks, partial(_show, store, on_event), patience)
-        _raise_first(ranks, store, nodes, was_stopped)
+
+        def start(rank: int, number: int) -> LocalProcess:
+            arguments = (program, rank, list(nodes), config, port, patience, number if is_elastic else None)
+            node = nodes[rank]
+            return processes.start(node.name, _be_rank, *arguments, cores=node.cores, threads=node.threads)
+
+        ranks = [start(rank, rank) for rank in range(len(nodes))]
+        elastic = ElasticRanks(ranks, nodes, patience, start) if is_elastic else None
+        was_stopped = _relay(processes, ranks, partial(_show, store, on_event), patience, elastic)
+        _raise_first(ranks, store, nodes, was_stopped, elastic)
 
 
 @contextlib.contextmanager
@@ -92,9 +97,16 @@ def _store() -> Iterator[tuple[Any, int]]:
 
 
 def _be_rank(
-    parent: Parent, program: Program, rank: int, nodes: list[LocalNode], config: Any, port: int, patience: float
+    parent: Parent,
+    program: Program,
+    rank: int,
+    nodes: list[LocalNode],
+    config: Any,
+    port: int,
+    patience: float,
+    number: int | None,
 ) -> None:
-    """What a rank's process runs."""
+    """What a rank's process runs; with a `number`, that of an elastic run, which may have begun without it."""
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     env = RankEnvironment(
@@ -108,13 +120,16 @@ def _be_rank(
     env.end = parent.end
     env.answer = partial(_answer, env.store)
     env.stop_on(signal.SIGTERM)
-    env.heartbeat = RankHeartbeat(
-        connect_store(_HOST, port, keep=False, patience=patience),
-        rank=rank,
-        nodes=env.names,
-        patience=patience,
-        on_lost=lambda sentence: env.end(NodeLost(sentence)),
-    )
+    if number is not None:
+        env.line = _line_to(parent, env, number, port)
+    if env.line is None or not env.line.is_late:
+        env.heartbeat = RankHeartbeat(
+            connect_store(_HOST, port, keep=False, patience=patience),
+            rank=rank,
+            nodes=env.names,
+            patience=patience,
+            on_lost=lambda sentence: env.end(NodeLost(sentence)),
+        )
     run_rank(env, program, config)
 
 
@@ -135,18 +150,39 @@ def _end_of(epoch: Epoch) -> str:
     return f"epoch/{epoch.epoch}"
 
 
+def _line_to(parent: Parent, env: RankEnvironment, number: int, port: int) -> Line:
+    """To the authority, which is the parent."""
+    return Line(
+        process=number,
+        node=env.node.name,
+        is_late=number >= len(env.nodes),
+        send=parent.say,
+        receive=parent.hear,
+        open_store=lambda: connect_store(_HOST, port, keep=False, patience=env.patience),
+        end=parent.end,
+        patience=env.patience,
+    )
+
+
 def _relay(
-    processes: LocalProcesses, ranks: Sequence[LocalProcess], show: Callable[[RunEvent], None], patience: float
+    processes: LocalProcesses,
+    ranks: Sequence[LocalProcess],
+    show: Callable[[RunEvent], None],
+    patience: float,
+    elastic: ElasticRanks | None,
 ) -> bool:
     """Pass on what the ranks say until all have ended, or had the time for it. Whether they were asked to stop."""
     deadline: float | None = None
     was_stopped = False
     with requests_to_stop() as requests:
-        while not all(rank.has_ended and rank.is_silent for rank in ranks):
-            for _, data in processes.receive(timeout=0.2):
-                for event in decode_events(data):
-                    show(event)
-            failed = [rank for rank in ranks if rank.has_failed]
+        while not all(rank.has_ended and rank.is_silent for rank in _needed(ranks, elastic)):
+            for rank, data in processes.receive(timeout=0.2):
+                if elastic is None or elastic.may_speak(rank):
+                    for event in decode_events(data):
+                        show(event)
+            if elastic is not None:
+                elastic.govern()
+            failed = [rank for rank in ranks if _has_failed(rank, elastic)]
             if failed and deadline is None:
                 is_own = any(rank.failure and rank.failure.is_own for rank in failed)
                 deadline = time.monotonic() + (patience if was_stopped else _GRACE) * (0.5 if is_own else 1.0)
@@ -156,18 +192,36 @@ def _relay(
                 raise Interrupted("stopped at once; the last checkpoint is kept")
             if requests and not was_stopped:
                 was_stopped, deadline = True, time.monotonic() + max(patience, _GRACE)
+                if elastic is not None:
+                    elastic.is_stopping = True
                 processes.request_stop()
     return was_stopped
 
 
-def _raise_first(ranks: Sequence[LocalProcess], store: Any, nodes: Sequence[LocalNode], was_stopped: bool) -> None:
+def _needed(ranks: Sequence[LocalProcess], elastic: ElasticRanks | None) -> list[LocalProcess]:
+    """Those that the run depends on."""
+    return [rank for rank in ranks if elastic is None or elastic.is_needed(rank)]
+
+
+def _has_failed(rank: LocalProcess, elastic: ElasticRanks | None) -> bool:
+    """Whether the run fails with this process."""
+    return rank.has_failed if elastic is None else elastic.ends_the_run(rank)
+
+
+def _raise_first(
+    ranks: Sequence[LocalProcess],
+    store: Any,
+    nodes: Sequence[LocalNode],
+    was_stopped: bool,
+    elastic: ElasticRanks | None,
+) -> None:
     """Raise what explains the end of the run best: an own failure, then a death, then a lost connection."""
-    failures = [rank.failure for rank in ranks if rank.failure is not None]
+    failures = [rank.failure for rank in ranks if rank.failure is not None and _has_failed(rank, elastic)]
     own = [failure for failure in failures if failure.is_own]
     if own:
         raise own[0].as_error()
     for i, rank in enumerate(ranks):
-        if rank.has_failed and rank.failure is None:
+        if _has_failed(rank, elastic) and rank.failure is None:
             raise NodeLost(f"node {nodes[i].name} (rank {i}) {rank.ending} at step {read_beat(store, i)[1]}")
     if failures:
         raise failures[0].as_error()

@@ -56,6 +56,10 @@ class GradientBucket:
             self._flat /= self._group.size
         self._wait = self._group.begin_all_reduce(self._flat, "gradients")
 
+    def forget(self) -> None:
+        """Let go what was started."""
+        self._wait, self._flat = None, torch.empty(0)
+
     def finish(self) -> None:
         """Wait for the sum, and let every weight's gradient be its part of it."""
         assert self._wait is not None
@@ -65,7 +69,7 @@ class GradientBucket:
         for index, (weight, part) in enumerate(zip(self.weights, parts, strict=True)):
             if weight.grad is not None or (flags[index] if self._flagged else part).any():
                 _complete(weight, part.view_as(weight))
-        self._wait, self._flat = None, torch.empty(0)
+        self.forget()
 
 
 class DividedBucket:

@@ -34,11 +34,7 @@ def sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Te
         group.timer.pause(before_update=True)
     else:
         group.timer.break_for_others()
-    buffer = bucket.buffer()
-    work = dist.all_reduce(buffer, group=group.process_group, async_op=True)
-    group.count_all_reduce(buffer, "gradients")
-    assert work is not None
-    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+    return group.sum_later(bucket.buffer(), "gradients")
 
 
 class _BucketSums:
@@ -95,6 +91,12 @@ class _BucketSums:
         self._world.timer.break_for_others()
         self._buckets[self._launched].start()
         self._launched += 1
+
+    def forget(self) -> None:
+        """The step was not finished: the next gradient that arrives is the first of another."""
+        self._started, self._sums = False, True
+        for bucket in self._buckets:
+            bucket.forget()
 
     def finish(self) -> None:
         """Wait for all buckets, then sum what is divided."""

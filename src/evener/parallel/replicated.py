@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,16 +51,43 @@ class ReplicatedModel:
         self.group, self.replica, self.rng_stream = group, group.rank, group.rank
         self._model, self._criterion = model, criterion
         self._forward = _compiled(model) if compiled else model
-        self._shared = SharedStatistics(lambda _: group) if group.size > 1 and not compiled else None
+        self._shared = None if group.is_alone or compiled else SharedStatistics(lambda _: group)
         self._keeps_sharing = needs_sharing(model)
         self._hooks = GradientHooks.taken_off(model)
         self._summing: DistributedDataParallel | None = None
-        self._sums = None if group.size == 1 or uses_all else ReplicaSums(model, group)
-        if group.size > 1 and uses_all:
-            self._summing = DistributedDataParallel(
-                self._forward, process_group=group.process_group, gradient_as_bucket_view=True, **_BUFFERS_ARE_OURS
-            )
-            self._summing.register_comm_hook(group, sum_bucket)
+        self._sums = None if group.is_alone or uses_all else ReplicaSums(model, group)
+        if uses_all and not group.is_alone:
+            self._summing = self._sum_in_buckets(group.process_group)
+
+    def _sum_in_buckets(self, process_group: dist.ProcessGroup | None) -> DistributedDataParallel:
+        summing = DistributedDataParallel(
+            self._forward,
+            process_group=process_group,
+            gradient_as_bucket_view=True,
+            init_sync=not self.group.is_elastic,
+            **_BUFFERS_ARE_OURS,
+        )
+        summing.register_comm_hook(self.group, sum_bucket)
+        return summing
+
+    def regroup(self, own: dist.ProcessGroup) -> None:
+        """The group has other ranks from now on, and the step under way is not finished; all ranks call this.
+
+        DistributedDataParallel is made anew, so that all have the same buckets, as of this rank alone: it asks its
+        process group about buckets, and nobody may wait for ranks that can go.
+
+        Args:
+            own: this rank's, of itself.
+        """
+        self.replica = self.rng_stream = self.group.rank
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        if self._sums is not None:
+            self._sums.forget()
+        if self._summing is not None:
+            for name in ("reducer", "logger"):  # its hooks on the parameters go with it
+                delattr(self._summing, name)
+            self._summing = self._sum_in_buckets(own)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All of the model."""
@@ -111,7 +139,15 @@ class ReplicatedModel:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """As `ParallelModel`."""
-        return self._model.state_dict() if self.group.is_leader else {}
+        return self.weights() if self.group.is_leader else {}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state dict of the whole model, which every rank has."""
+        return self._model.state_dict()
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Tensors that a step changes besides the parameters, such as running statistics."""
+        return self._model.buffers()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """As `ParallelModel`."""

@@ -109,6 +109,24 @@ class Checkpoint:
         )
         return Checkpoint(state=full, weights=_copies(weights), optimizer=_copies(tensors))
 
+    def restore(
+        self,
+        model: ParallelModel,
+        optimizer: ModelOptimizer,
+        scheduler: LRScheduler | None,
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        """Bring model, optimiser, schedule and scaler to this state. Raises InvalidInput: it is of another model."""
+        model.load_weights(self.weights)
+        groups = [
+            {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()}
+            for g in self.state.groups
+        ]
+        optimizer.load({"state": _unflatten(self.optimizer, self.state.numbers), "param_groups": groups})
+        if scheduler is not None and self.state.scheduler is not None:
+            scheduler.load_state_dict(self.state.scheduler)
+        scaler.load_state_dict(self.state.scaler)
+
 
 class Checkpoints:
     """The checkpoints of one run in a folder."""
@@ -173,17 +191,12 @@ class Checkpoints:
             InvalidFile: a file is damaged or belongs to another model.
         """
         try:
-            model.load_weights(load_file(folder / "model.safetensors"))
+            weights = load_file(folder / "model.safetensors")
             tensors = load_file(folder / "optimizer.safetensors")
+            whole = Checkpoint(state=state, weights=weights, optimizer=tensors)
+            whole.restore(model, optimizer, scheduler, scaler)
         except (SafetensorError, OSError, InvalidInput) as error:
             raise InvalidFile(f"checkpoint {folder} does not fit this model: {first_line(error)}") from error
-        groups = [
-            {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()} for g in state.groups
-        ]
-        optimizer.load({"state": _unflatten(tensors, state.numbers), "param_groups": groups})
-        if scheduler is not None and state.scheduler is not None:
-            scheduler.load_state_dict(state.scheduler)
-        scaler.load_state_dict(state.scaler)
 
     def _complete(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
@@ -216,14 +229,19 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write a state dict; tensors that share memory, as tied weights do, are written one by one."""
+    """Write a state dict."""
+    save_file(apart(weights), path)
+
+
+def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict as safetensors writes it: tensors that share memory, as tied weights do, one by one."""
     seen: set[int] = set()
-    apart = {}
+    found = {}
     for name, tensor in weights.items():
         place = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
+        found[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
         seen.add(place)
-    save_file(apart, path)
+    return found
 
 
 def _flatten(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -233,7 +251,7 @@ def _flatten(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[
     return tensors, {key: value for key, value in items if not isinstance(value, Tensor)}
 
 
-def _unflatten(tensors: dict[str, Tensor], numbers: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _unflatten(tensors: Mapping[str, Tensor], numbers: dict[str, Any]) -> dict[int, dict[str, Any]]:
     state: dict[int, dict[str, Any]] = {}
     for key, value in (*tensors.items(), *numbers.items()):
         index, name = key.split(".", 1)

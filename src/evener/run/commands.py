@@ -85,21 +85,30 @@ def perform(
             view(event)
             return watch(event)
 
-        launch(program, config, show, nodes)
+        launch(program, config, show, nodes, is_elastic=config.elastic)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
 
 
 def launch(
-    program: Program, config: NodesConfig, show: Callable[[RunEvent], object], nodes: Sequence[LocalNode] | None = None
+    program: Program,
+    config: NodesConfig,
+    show: Callable[[RunEvent], object],
+    nodes: Sequence[LocalNode] | None = None,
+    *,
+    is_elastic: bool = False,
 ) -> None:
-    """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process."""
+    """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process.
+
+    With `is_elastic` the program can go on without some of several nodes.
+    """
     chosen = choose_nodes(config) if nodes is None else nodes
     if len(chosen) == 1 and nodes is None and config.local_nodes is None:
         run_inprocess(program, chosen[0], config, patience=config.patience, on_event=show)
     else:
-        run_local(program, chosen, config, patience=config.patience, on_event=show)
+        several = is_elastic and len(chosen) > 1
+        run_local(program, chosen, config, patience=config.patience, on_event=show, is_elastic=several)
 
 
 def is_torchrun(config: NodesConfig) -> bool:

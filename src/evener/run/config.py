@@ -72,6 +72,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     epochs: Annotated[int | None, Meta(description="Passes over the training data.")] = None
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
     compile: Annotated[bool, Meta(description="Compile the model.")] = False
+    elastic: Annotated[
+        bool, Meta(description="Go on without local nodes that are gone, and with others in their place.")
+    ] = False
     check: Annotated[
         bool, Meta(description="Hold a small step of the nodes against one process before the first one.")
     ] = True

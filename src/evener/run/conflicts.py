@@ -33,7 +33,7 @@ class Conflict(NamedTuple):
 
 _COLLECTIVE = (
     "strategy", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory", "shares",
-    "accumulate", "compile", "workers", "stationary", "checkpoint", "checkpoint_every", "resume",
+    "accumulate", "compile", "workers", "stationary", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
 _MASTER = ("home", "master", "token", "token_file", "ship_data")
 _PLANNED = ("strategy", "shares", "replicas", "micro_batches", "accumulate", "stationary")

@@ -10,7 +10,8 @@ for step in steps:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from evener.data.loader import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput
@@ -31,16 +32,29 @@ class Loop:
     Args:
         training: what it works with.
         config: says where and when to write checkpoints, whether to go on from one, and how to load data.
+        fence: called before the weights are changed.
+        is_followed: whether other ranks are to take part after this step.
+
+    Attributes:
+        last: step that the weights contain.
+        monitor: of the steps.
     """
 
-    def __init__(self, training: Training, config: RunConfig) -> None:
+    def __init__(
+        self,
+        training: Training,
+        config: RunConfig,
+        fence: Callable[[], None] | None = None,
+        is_followed: Callable[[], bool] = bool,
+    ) -> None:
         self._training, self._context, self._config = training, training.context, config
         self._group, self._model, self._plan = training.group, training.model, training.plan
-        self._step = TrainStep(training)
+        self._step = TrainStep(training, fence)
+        self.last = 0
         self._checkpoints = Checkpoints(config.checkpoint_folder)
         self._writer = CheckpointWriter(self._checkpoints)
         self._saved_at = time.monotonic()
-        self._monitor = Monitor(
+        self.monitor = Monitor(
             self._context.env,
             self._group,
             division=training.division,
@@ -49,7 +63,19 @@ class Loop:
             lead=Loader.lead(config.workers),
             advice=self._last_good,
             is_due=self._is_time_to_save,
+            is_followed=is_followed,
         )
+
+    def regroup(self, training: Training, nodes: Sequence[str]) -> None:
+        """Go on with other ranks, of the same model.
+
+        Args:
+            training: with the plan, and the samples, of these ranks.
+            nodes: of the whole run.
+        """
+        assert training.division is not None
+        self._training, self._plan = training, training.plan
+        self.monitor.regroup(training.division, training.balance, nodes)
 
     def run(self) -> History:
         """All steps from the first, or from the checkpoint to resume from, to the last; the same history on every rank.
@@ -58,30 +84,40 @@ class Loop:
             NonFiniteLoss: a loss is NaN or infinite; checkpoints are left as they were.
             Interrupted: a rank was asked to stop; a checkpoint is written.
         """
-        first = self._start()
+        first = self.start()
         loader = self.loader(first)
         begin = time.perf_counter()
-        self._monitor.start(first)
-        with self._writer:
+        self.monitor.start(first)
+        with self.writing():
             for step in range(first, self._training.num_steps + 1):
-                if self._is_last(step, loader):
+                self.one_step(step, loader)
+                if self.after_step(step):
                     break
-            self._emit_all(self._writer.wait())
-        self._monitor.history.wall_seconds = time.perf_counter() - begin
-        return self._monitor.history
+        self.monitor.history.wall_seconds = time.perf_counter() - begin
+        return self.monitor.history
 
-    def _is_last(self, step: int, loader: Loader) -> bool:
-        """Perform `step`; whether whoever watches wants no other one."""
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Inside, checkpoints are written; afterwards all of them are."""
+        with self._writer:
+            yield
+            self._emit_all(self._writer.wait())
+
+    def after_step(self, step: int) -> bool:
+        """What follows `step`, validation and checkpoint; whether whoever watches wants no other one.
+
+        Raises:
+            Interrupted: a rank was asked to stop.
+        """
         every = self._config.checkpoint_steps
-        self.one_step(step, loader)
         self._emit_all(self._writer.finished())
         is_over = False
         if step % self._training.sampler.steps_per_epoch == 0:
             is_over = self._end_epoch(step)
-        elif self._monitor.is_saving or (every and step % every == 0):
-            self._monitor.settle()
+        elif self.monitor.is_saving or (every and step % every == 0):
+            self.monitor.settle()
             self._save(step)
-        if self._monitor.is_stopping:
+        if self.monitor.is_stopping:
             self._stop(step)
         return is_over
 
@@ -97,7 +133,7 @@ class Loop:
             workers=self._config.workers,
         )
 
-    def _start(self) -> int:
+    def start(self) -> int:
         """The first step to do: 1, or the one after the checkpoint to resume from."""
         self._model.train()
         if not self._config.resume:
@@ -110,18 +146,19 @@ class Loop:
         self._set_aside_damaged()
         folder, state = self._checkpoints.latest()
         self._refuse_different_checkpoints(state.step)
-        refuse_other_run(state, self._state(state.step), folder)
+        refuse_other_run(state, self.state(state.step), folder)
         optimizer, scheduler = self._training.optimizer, self._training.scheduler
         self._checkpoints.load(folder, state, self._model, optimizer, scheduler, self._context.arithmetic.scaler)
-        self._monitor.emit(
+        self.monitor.emit(
             Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}")
         )
+        self.last = state.step
         return state.step + 1
 
     def _set_aside_damaged(self) -> None:
         """The first rank of all renames damaged checkpoints, before anybody reads one."""
         for folder in self._checkpoints.set_aside_damaged() if self._group.is_leader else ():
-            self._monitor.emit(Event(step=0, kind="damaged checkpoint", message=f"it is called {folder} now"))
+            self.monitor.emit(Event(step=0, kind="damaged checkpoint", message=f"it is called {folder} now"))
         self._group.barrier()
 
     def _refuse_different_checkpoints(self, step: int) -> None:
@@ -140,7 +177,9 @@ class Loop:
         env.at_step(step)
         self._group.timer.pace.speed = env.node.speed_at(step)
         seed_all(self._context.seed, step, self._model.rng_stream, device=self._group.device)
-        self._monitor.add(step, self._step(loader))
+        result = self._step(loader)
+        self.last = step
+        self.monitor.add(step, result)
 
     def _last_good(self) -> str:
         """Where to go on from."""
@@ -149,13 +188,13 @@ class Loop:
 
     def _end_epoch(self, step: int) -> bool:
         """Validate and save; whether whoever watches ends the run here."""
-        self._monitor.settle()
+        self.monitor.settle()
         epoch = step // self._training.sampler.steps_per_epoch - 1
         if self._context.validation_data is not None:
             self._validate(step, epoch)
         self._save(step)
-        is_over = self._monitor.is_over(step, epoch)
-        self._monitor.restart_clock()
+        is_over = self.monitor.is_over(step, epoch)
+        self.monitor.restart_clock()
         return is_over
 
     def _validate(self, step: int, epoch: int) -> None:
@@ -169,8 +208,8 @@ class Loop:
         loss, accuracy = evaluate(self._training, sizes, batch)
         seconds = time.perf_counter() - begin
         validation = Validation(step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
-        self._monitor.emit(validation)
-        self._monitor.restart_clock()
+        self.monitor.emit(validation)
+        self.monitor.restart_clock()
 
     def _is_time_to_save(self) -> bool:
         """Whether it is, by the clock of the first rank of all."""
@@ -182,21 +221,22 @@ class Loop:
         weights, optimizer = self._model.gather_weights(), self._training.optimizer.gather()
         if self._group.is_leader:
             scheduler, scaler = self._training.scheduler, self._context.arithmetic.scaler
-            self._writer.submit(Checkpoint.of(self._state(step), weights, optimizer, scheduler, scaler))
-        self._monitor.is_saving, self._saved_at = False, time.monotonic()
-        self._monitor.restart_clock()
+            self._writer.submit(Checkpoint.of(self.state(step), weights, optimizer, scheduler, scaler))
+        self.monitor.is_saving, self._saved_at = False, time.monotonic()
+        self.monitor.restart_clock()
 
     def _stop(self, step: int) -> None:
-        self._monitor.settle()
+        self.monitor.settle()
         self._save(step)
         self._emit_all(self._writer.wait())
-        self._monitor.emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
+        self.monitor.emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
         self._group.barrier()
         raise Interrupted(
             f"stopped after step {step} as asked; go on with --resume --checkpoint {self._config.checkpoint_folder}"
         )
 
-    def _state(self, step: int) -> CheckpointState:
+    def state(self, step: int) -> CheckpointState:
+        """What of a checkpoint after `step` is no tensor."""
         plan, context = self._plan, self._context
         return CheckpointState(
             task=context.task.name,
@@ -211,4 +251,4 @@ class Loop:
 
     def _emit_all(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._monitor.emit(event)
+            self.monitor.emit(event)

@@ -41,11 +41,14 @@ class Monitor:
         warm_up: steps after the first that nothing is learnt from.
         advice: what a loss that is not finite is told with; None if such a loss is somebody else's affair.
         is_due: whether it is time for a checkpoint, on this rank.
+        is_followed: whether this rank knows that other ranks are to take part.
 
     Attributes:
         history: of the run.
+        balance: what re-balancing knows now; None where shares are left alone.
         is_stopping: whether a rank was asked to stop.
         is_saving: whether it is time for a checkpoint, on any rank; whoever saves one says that it is not any more.
+        is_leaving: whether other ranks are to take part after this step.
     """
 
     def __init__(
@@ -60,27 +63,46 @@ class Monitor:
         warm_up: int = WARM_UP,
         advice: Callable[[], str] | None = str,
         is_due: Callable[[], bool] = bool,
+        is_followed: Callable[[], bool] = bool,
     ) -> None:
-        self._env, self._group, self._division, self._balance = env, group, division, balance
+        self._env, self._group, self._division, self.balance = env, group, division, balance
         self._micro_batches, self._lead, self._warm_up = micro_batches, lead, warm_up
-        self._advice, self._is_due = advice, is_due
+        self._advice, self._is_due, self._is_followed = advice, is_due, is_followed
         self._reports = Reports(group)
         self._unsent: deque[tuple[int, StepResult, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self.history = History()
-        self._columns = [str(rank) for rank in range(group.size)]
-        for column in self._columns:
-            self.history.add_node(column)
+        self._nodes = list(group.nodes)
+        for column in range(group.size):
+            self.history.add_node(str(column))
         self._sent_before = 0
         self._first = 1
         self._mark = time.perf_counter()
-        self.is_stopping = self.is_saving = False
+        self.is_stopping = self.is_saving = self.is_leaving = False
         self._lag = 1 if group.device.type == "cuda" else 0
 
     def start(self, first: int) -> None:
         """The next step is number `first`, and begins now."""
         self._first = first
         self.restart_clock()
+
+    def regroup(self, division: Division, balance: Balance | None, nodes: Sequence[str]) -> None:
+        """Other ranks take part from now on; reports of those before are not waited for.
+
+        Args:
+            division: of samples, from now on.
+            balance: what re-balancing starts from; None to leave shares alone.
+            nodes: of the whole run, in the order of the history's columns.
+        """
+        self._division, self.balance, self._nodes = division, balance, list(nodes)
+        for column in range(len(nodes)):
+            self.history.add_node(str(column))
+        self._reports = Reports(self._group)
+        self._unsent.clear()
+        self._group.timer.discard()
+        self._timings.append(StepTiming(samples=0))
+        self._sent_before = self._group.traffic.sent_bytes
+        self.is_stopping = self.is_saving = self.is_leaving = False
 
     def restart_clock(self) -> None:
         """The next step begins now: what was done since the last one belongs to none."""
@@ -144,6 +166,7 @@ class Monitor:
                 sent=sent - self._sent_before,
                 stop=int(self._env.stop_requested),
                 save=int(self._is_due()),
+                leave=int(self._is_followed()),
                 told=int(outcome.loss is not None),
                 rate=outcome.rate,
                 weight=outcome.weight,
@@ -158,10 +181,11 @@ class Monitor:
         self._refuse_different(reports)
         self.is_stopping = self.is_stopping or any(report.stop for report in reports)
         self.is_saving = self.is_saving or any(report.save for report in reports)
+        self.is_leaving = self.is_leaving or any(report.leave for report in reports)
         self._rebalance(reports)
-        entry = entry_of(reports)
+        entry = entry_of(reports, [str(self._nodes.index(node)) for node in self._group.nodes])
         self.history.add(entry)
-        self.emit(entry.as_step(self._columns))
+        self.emit(entry.as_step(self.history.names))
 
     def _refuse_non_finite(self, reports: Sequence[StepReport]) -> None:
         if self._advice is None:
@@ -186,12 +210,12 @@ class Monitor:
                 )
 
     def _rebalance(self, reports: Sequence[StepReport]) -> None:
-        if self._balance is None or self._division is None or reports[0].step < self._first + self._warm_up:
+        if self.balance is None or self._division is None or reports[0].step < self._first + self._warm_up:
             return
         seconds = [report.computing / self._micro_batches for report in reports]
         samples = [-(-report.timed_samples // self._micro_batches) for report in reports]
-        decision = self._balance.observe(samples, seconds).decide()
-        self._balance = decision.balance
+        decision = self.balance.observe(samples, seconds).decide()
+        self.balance = decision.balance
         if decision.shares is None:
             return
         start = reports[0].step + 3 + self._lag + self._lead

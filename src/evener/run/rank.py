@@ -20,6 +20,8 @@ from torch import Tensor
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.comm.group import Group, leave_group
+from evener.elastic.elastic_group import ElasticGroup
+from evener.elastic.line import Line
 from evener.errors import CannotWrite, InvalidInput, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
@@ -32,6 +34,8 @@ from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context
+from evener.run.elastic_loop import ElasticLoop
+from evener.run.elastic_start import is_elastic, late_training, leave_word
 from evener.run.loop import Loop
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
@@ -47,17 +51,35 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         config: what is asked for.
         task: to be trained; None: the one that `config` names.
     """
+    if env.line is not None and env.line.is_late:
+        run_elastic(late_training(env, config, task), config, env.line)
+        return
     group, config = join_run(env, config)
     training = prepare(make_context(env, group, config, task), config)
     if training is None:
         return
     if training.group.is_leader:
         env.notify(training.plan)
+    if env.line is not None and is_elastic(training, config):
+        leave_word(training)
+        run_elastic(training, config, env.line)
+        return
     startup = time.time() - config.started
     history = Loop(training, config).run()
     write_results(training, history, config.folder, startup)
     training.group.barrier()
     leave_group()
+
+
+def run_elastic(training: Training, config: RunConfig, line: Line) -> None:
+    """From the first step to the record, in a run whose ranks may change."""
+
+    def finish(ended: Training, history: History) -> None:
+        startup = time.time() - config.started - history.wall_seconds
+        write_results(ended, history, config.folder, max(0.0, startup))
+
+    ranks = ElasticGroup(line, training.group, training.context.env.address)
+    ElasticLoop(training, config, ranks, line.is_late).run(finish)
 
 
 def prepare(context: RankContext, config: RunConfig) -> Training | None:
@@ -171,8 +193,10 @@ def node_summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeS
     works = list(history.totals.values())
     samples = sum(entry.samples for entry in history.steps())
     own = [group.traffic.sent_bytes, group.traffic.received_bytes, _peak_memory(group.device)]
-    rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
-    for work, assignment, (sent, received, peak) in zip(works, plan.assignments, rows, strict=True):
+    told = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    rows = dict(zip(group.nodes, told, strict=True))
+    for work, assignment in zip(works, plan.assignments, strict=True):
+        sent, received, peak = rows.get(assignment.node, (0, 0, 0))  # of a node that is gone, nobody knows
         yield NodeSummary(
             name=assignment.node,
             device=assignment.device,

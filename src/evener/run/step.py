@@ -6,7 +6,7 @@ Reports travel while the next step computes, so they cost no waiting. All see th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -42,9 +42,15 @@ class StepResult:
 
 
 class TrainStep:
-    """Performs steps of a training on this rank; gradients are summed over the ranks."""
+    """Performs steps of a training on this rank; gradients are summed over the ranks.
 
-    def __init__(self, training: Training) -> None:
+    Args:
+        training: of this rank.
+        fence: called before the weights are changed.
+    """
+
+    def __init__(self, training: Training, fence: Callable[[], None] | None = None) -> None:
+        self._fence = fence
         self._model, self._optimizer, self._scheduler = training.model, training.optimizer, training.scheduler
         self._context, self._clip_norm = training.context, training.context.task.clip_norm
         self._arithmetic = training.context.arithmetic
@@ -82,6 +88,8 @@ class TrainStep:
         )
 
     def _update(self, step: int) -> None:
+        if self._fence is not None:
+            self._fence()
         scaler = self._arithmetic.scaler
         if self._clip_norm is not None:
             scaler.unscale_(self._optimizer.inner)
@@ -162,6 +170,7 @@ class StepReport:
         sent: bytes handed to collectives.
         stop: 1 if this rank was asked to stop.
         save: 1 if it is time for a checkpoint.
+        leave: 1 if other ranks are to take part after this step.
         told: 1 if the loss is known.
         rate: as that of a StepResult.
         weight: likewise.
@@ -180,6 +189,7 @@ class StepReport:
     sent: int
     stop: int
     save: int
+    leave: int
     told: int
     rate: float
     weight: float
@@ -218,8 +228,8 @@ class Reports:
         return [_report(np.frombuffer(row).tolist()) for row in rows]
 
 
-def entry_of(reports: Sequence[StepReport]) -> Entry:
-    """One step of the history from every rank's report of it; its columns are named by the ranks."""
+def entry_of(reports: Sequence[StepReport], columns: Sequence[str]) -> Entry:
+    """One step of the history from every rank's report of it; `columns` names those of the ranks, in order."""
     first = reports[0]
     return Entry(
         step=first.step,
@@ -230,7 +240,7 @@ def entry_of(reports: Sequence[StepReport]) -> Entry:
         seconds=max(report.wall for report in reports),
         steps=1,
         nodes={
-            str(rank): NodeWork(
+            column: NodeWork(
                 samples=report.samples,
                 compute_seconds=report.fb,
                 sent=report.sent,
@@ -238,7 +248,7 @@ def entry_of(reports: Sequence[StepReport]) -> Entry:
                 update_seconds=report.wu,
                 wait_seconds=max(0.0, report.wall - report.computing) if len(reports) > 1 else 0.0,
             )
-            for rank, report in enumerate(reports)
+            for column, report in zip(columns, reports, strict=True)
         },
     )
 

@@ -72,7 +72,7 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Traini
     model, plan = join_model(context, plan, config, is_rehearsed)
     seed_update(context, 0)
     optimizer = ModelOptimizer(context.make_optimizer, model.held())
-    is_balanced = config.shares == "measured" and not config.stationary and plan.strategy in WHOLE_MODEL
+    is_balanced = follows_speeds(config, plan)
     workers = division_workers(plan, is_balanced)
     division = None if config.stationary else Division(workers)
     training = Training(
@@ -81,7 +81,7 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Traini
         model=model,
         optimizer=optimizer,
         scheduler=None,
-        sampler=_sampler(context, plan, model.replica, division),
+        sampler=make_sampler(context, plan, model.replica, division),
         division=division,
         balance=Balance(workers=workers, shares=plan.replica_samples) if is_balanced and model.group.size > 1 else None,
     )
@@ -105,7 +105,13 @@ def division_workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
     )
 
 
-def _sampler(context: RankContext, plan: Plan, replica: int, division: Division | None) -> Sampler:
+def follows_speeds(config: RunConfig, plan: Plan) -> bool:
+    """Whether samples are divided by how fast the nodes turn out to be."""
+    return config.shares == "measured" and not config.stationary and plan.strategy in WHOLE_MODEL
+
+
+def make_sampler(context: RankContext, plan: Plan, replica: int, division: Division | None) -> Sampler:
+    """The samples of one replica, by step."""
     if division is not None:
         return ShuffledSampler(
             count=context.num_samples,
@@ -150,11 +156,11 @@ def _join_replicas(
     context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool
 ) -> tuple[ParallelModel, Plan]:
     """The whole model on every rank."""
-    own = context.group.size == 1 or uses_all(context.model, context.task.loss, *context.samples(2))
+    own = context.group.is_alone or uses_all(context.model, context.task.loss, *context.samples(2))
     reached = all(context.group.all_gather_bytes(b"all" if own else b""))
 
     def build(model: nn.Module, group: Group) -> ParallelModel:
-        whole = synchronise_batch_norm(model, group) if group.size > 1 else model
+        whole = model if group.is_alone else synchronise_batch_norm(model, group)
         return ReplicatedModel(whole, group, _criterion(context), config.compile, reached)
 
     if is_rehearsed and context.group.size > 1:

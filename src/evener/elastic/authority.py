@@ -1,0 +1,134 @@
+"""Decides who takes part in an elastic run. Pure: time is an argument, and a generation comes out, or none.
+
+A process that has ended, or has been silent for the patience, is given up at once and for good: the next generation is
+without it. One that has come waits a moment, so that several come in one generation, and is taken in after a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evener.elastic.generation import Beat, Generation, Hello, Participant
+from evener.heartbeat import Progress
+
+JOIN_SECONDS = 0.2
+"""For which a process that has come waits for others, so that survivors make room once."""
+
+
+_NO_BEAT = Beat(count=0, step=0, holds=0)
+
+
+@dataclass(slots=True)
+class _Process:
+    """What the authority knows of a process: its node, its beats, and the generation whose state it holds."""
+
+    hello: Hello
+    came: float
+    progress: Progress
+    beat: Beat = _NO_BEAT
+
+
+class Authority:
+    """Who takes part in one run.
+
+    Args:
+        patience: seconds of silence after which a process is given up.
+
+    Attributes:
+        generation: the newest; None before all founders have come.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._processes: dict[int, _Process] = {}
+        self._lost: dict[int, str] = {}
+        self.generation: Generation | None = None
+
+    def arrive(self, process: int, hello: Hello, now: float) -> None:
+        """`process` can take part; one that was given up never can again."""
+        if process not in self._lost:
+            self._processes[process] = _Process(hello, now, Progress(now))
+
+    def hear(self, process: int, beat: Beat) -> None:
+        """`process` lives."""
+        if process in self._processes:
+            self._processes[process].beat = beat
+
+    def lose(self, process: int, why: str) -> None:
+        """`process` is gone, for good."""
+        self._lost.setdefault(process, why)
+
+    def has_given_up(self, process: int) -> bool:
+        """Whether `process` is out, for good."""
+        return process in self._lost
+
+    def holds_state(self, process: int) -> bool:
+        """Whether `process` takes part, and holds the state of the training."""
+        present = () if self.generation is None else self.generation.participants
+        return any(
+            one.process == process and (one.since == 1 or self._processes[process].beat.holds) for one in present
+        )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether somebody holds the state of the training, or nobody ever did."""
+        generation = self.generation
+        return generation is None or any(self.holds_state(one.process) for one in generation.participants)
+
+    def decide(self, now: float) -> Generation | None:
+        """The next generation, if it is time for one."""
+        self._give_up_silent(now)
+        if self.generation is None:
+            return self._found()
+        present = self.generation.participants
+        stays = [one for one in present if one.process not in self._lost]
+        number = self.generation.number + 1
+        gone = [one for one in present if one.process in self._lost]
+        new = self._newcomers(now, is_urgent=bool(gone))
+        if not gone and not new:
+            return None
+        joined = [Participant(process=p, node=self._processes[p].hello.node, since=number) for p in new]
+        reasons = [f"{one.node} {self._lost[one.process]}" for one in gone]
+        reasons += [f"{one.node} came" for one in joined]
+        return self._make(number, (*stays, *joined), reasons, gone, joined)
+
+    def _make(
+        self,
+        number: int,
+        participants: tuple[Participant, ...],
+        reasons: list[str],
+        gone: list[Participant],
+        joined: list[Participant],
+    ) -> Generation:
+        self.generation = Generation(
+            number=number,
+            participants=participants,
+            reason=", ".join(reasons),
+            is_urgent=bool(gone),
+            lost=tuple(one.node for one in gone),
+            joined=tuple(one.node for one in joined),
+        )
+        return self.generation
+
+    def _found(self) -> Generation | None:
+        """The first generation, in the order that the founders name, once all of them have come."""
+        come = {one.hello.node: process for process, one in self._processes.items()}
+        founders = next((one.hello.founders for one in self._processes.values()), ())
+        if not founders or not all(node in come for node in founders):
+            return None
+        first = tuple(Participant(process=come[node], node=node, since=1) for node in founders)
+        return self._make(1, first, ["the run began"], [], [])
+
+    def _newcomers(self, now: float, *, is_urgent: bool) -> list[int]:
+        """Processes that have come and are not in yet, if it is time to take them in."""
+        assert self.generation is not None
+        inside = {one.process for one in self.generation.participants}
+        waiting = [p for p in sorted(self._processes) if p not in inside and p not in self._lost]
+        since = [now - self._processes[p].came for p in waiting]
+        return waiting if is_urgent or (since and min(since) >= JOIN_SECONDS) else []
+
+    def _give_up_silent(self, now: float) -> None:
+        for process, one in self._processes.items():
+            idle = one.progress.idle_seconds(one.beat.count, now=now)
+            if idle > self._patience:
+                self.lose(process, f"has been silent for {self._patience:g} s, at step {one.beat.step}")

@@ -1,0 +1,156 @@
+"""The ranks of an elastic run on this machine: who is gone is left behind, and its node is given another process.
+
+The process that started the ranks is the authority: it sees a process end at once, hears the beats of the others, and
+is the only one that makes generations. What it decides is decided by `evener.elastic.authority`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from evener.elastic.authority import Authority
+from evener.elastic.generation import Generation, Heard, Hello, decode_for_authority, encode_message
+from evener.errors import NodeLost
+from evener.launch.nodes import LocalNode
+from evener.launch.processes import LocalProcess
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+"""Seconds before another process is started on a node where one after the other ends without having taken part."""
+
+
+@dataclass
+class _Post:
+    """A node, and the process that stands for it now.
+
+    Attributes:
+        rank: of the node among those that the run was started on.
+        number: of the process.
+        failures: processes that ended here, one after the other, before they took part.
+        due: when the next one may start.
+    """
+
+    rank: int
+    number: int
+    failures: int = 0
+    due: float = 0.0
+
+
+class ElasticRanks:
+    """Follows the ranks of one run, and replaces those that are gone.
+
+    Args:
+        ranks: the processes that stand for the nodes, by rank at the start; replaced in place.
+        nodes: likewise.
+        patience: seconds of silence after which a process is given up.
+        start: a process on the node of this rank, with this number.
+
+    Attributes:
+        is_stopping: whether the run was asked to stop, so that nobody is replaced any more.
+    """
+
+    def __init__(
+        self,
+        ranks: list[LocalProcess],
+        nodes: Sequence[LocalNode],
+        patience: float,
+        start: Callable[[int, int], LocalProcess],
+    ) -> None:
+        self._ranks, self._nodes, self._start = ranks, nodes, start
+        self._authority = Authority(patience)
+        self._posts = [_Post(rank, rank) for rank in range(len(ranks))]
+        self._next = len(ranks)
+        self._inside: set[int] = set()
+        self.is_stopping = False
+
+    def is_needed(self, rank: LocalProcess) -> bool:
+        """Whether the run is not over without this process."""
+        number = self._number_of(rank)
+        if number is not None and self._is_over():  # the others have done all steps
+            return self._authority.holds_state(number) and not (rank.has_failed and rank.failure is None)
+        return self.may_speak(rank)
+
+    def ends_the_run(self, rank: LocalProcess) -> bool:
+        """Whether the failure of this process is one of the run, and not the loss of a node."""
+        if self._authority.generation is None:
+            return rank.has_failed
+        return rank.failure is not None and rank.failure.is_own and self._number_of(rank) in self._inside
+
+    def may_speak(self, rank: LocalProcess) -> bool:
+        """Whether this process takes part, so that what it says is of the run."""
+        generation, number = self._authority.generation, self._number_of(rank)
+        return generation is None or (number is not None and generation.rank_of(number) is not None)
+
+    def govern(self) -> None:
+        """Read what the processes said, see who is gone, and do what follows. Raises NodeLost: nobody holds the state.
+
+        Called whenever a process did or said anything, and several times a second.
+        """
+        now = time.monotonic()
+        for post in self._posts:
+            self._read(post, now)
+        if self._is_over():
+            return
+        for post in self._posts:
+            self._see_end(post)
+        generation = self._authority.decide(now)
+        if generation is not None:
+            self._announce(generation)
+        if self._authority.generation is not None and not self.is_stopping:
+            for post in self._posts:
+                self._replace(post, now)
+
+    def _read(self, post: _Post, now: float) -> None:
+        rank = self._ranks[post.rank]
+        while rank.said:
+            message = decode_for_authority(rank.said.popleft())
+            if isinstance(message, Hello):
+                self._authority.arrive(post.number, message, now)
+            else:
+                self._authority.hear(post.number, message)
+                if message.holds:
+                    post.failures = 0
+                if not self._authority.has_given_up(post.number):
+                    rank.tell(encode_message(Heard(count=message.count)))
+
+    def _is_over(self) -> bool:
+        """Whether a rank has done all its work, which none does before all have done all steps."""
+        generation = self._authority.generation
+        return generation is not None and any(
+            self._ranks[post.rank].has_finished and generation.rank_of(post.number) is not None for post in self._posts
+        )
+
+    def _see_end(self, post: _Post) -> None:
+        rank = self._ranks[post.rank]
+        if rank.has_ended and rank.is_silent and not rank.has_finished and not self.ends_the_run(rank):
+            self._authority.lose(post.number, rank.ending if rank.failure is None else rank.failure.sentence)
+
+    def _announce(self, generation: Generation) -> None:
+        """Tell everybody who takes part, and who does no more."""
+        concerned = self._inside | {one.process for one in generation.participants}
+        for post in self._posts:
+            if post.number in concerned:
+                self._ranks[post.rank].tell(encode_message(generation))
+        self._inside = {one.process for one in generation.participants}
+        if not self._authority.has_state:
+            raise NodeLost(
+                f"{generation.reason}: nobody is left who holds the state of the training; "
+                "go on from the last checkpoint with --resume"
+            )
+
+    def _replace(self, post: _Post, now: float) -> None:
+        """Start another process on a node whose last one has ended, soon."""
+        if not self._ranks[post.rank].has_ended or self._ranks[post.rank].has_finished:
+            return
+        if not post.due:
+            pause = _FIRST_PAUSE * 2**post.failures if post.failures else 0.0
+            post.failures += 1
+            post.due = now + min(pause, _LONGEST_PAUSE)
+        if now >= post.due:
+            post.number, self._next, post.due = self._next, self._next + 1, 0.0
+            self._ranks[post.rank] = self._start(post.rank, post.number)
+
+    def _number_of(self, rank: LocalProcess) -> int | None:
+        """None: another process has taken its place."""
+        return next((post.number for post in self._posts if self._ranks[post.rank] is rank), None)

@@ -1,0 +1,47 @@
+"""How a rank comes into an elastic run: from its beginning, or later, by itself, from what the others left for it."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.launch.rank_environment import RankEnvironment
+from evener.plan import Plan
+from evener.run.config import RunConfig
+from evener.run.context import make_context
+from evener.run.training import Training, make_training
+from evener.schema import encode_noun, parse_noun
+from evener.task import Task
+
+_PLAN = "elastic/plan"
+
+
+def is_elastic(training: Training, config: RunConfig) -> bool:
+    """Whether the run can go on without some of its ranks: each has the whole model, and can read all data."""
+    is_whole = training.plan.strategy == "data" and training.group.size > 1
+    return is_whole and not config.compile and not config.stationary and training.context.env.backend == "gloo"
+
+
+def leave_word(training: Training) -> None:
+    """Leave what ranks that come later need to know."""
+    store = training.context.env.store
+    if training.group.is_leader and store is not None:
+        store.set(_PLAN, encode_noun(training.plan).decode())
+
+
+def late_training(env: RankEnvironment, config: RunConfig, task: Task | None) -> Training:
+    """What a rank works with that comes when the run has begun; all is as the plan says, and nothing is measured.
+
+    Args:
+        env: of the rank.
+        config: of the run.
+        task: of the run, if it is known; None: the one that `config` names.
+    """
+    assert env.store is not None
+    plan = parse_noun(env.store.get(_PLAN), Plan)
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    timer = StepTimer(env.device, env.node.speed_at(0))
+    group = Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True)
+    return make_training(make_context(env, group, config, task), plan, config)

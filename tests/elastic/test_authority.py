@@ -1,0 +1,115 @@
+"""Who is given up, who is taken in, and when: a table of what happens against the generations that follow."""
+
+from __future__ import annotations
+
+from evener.elastic.authority import JOIN_SECONDS, Authority
+from evener.elastic.generation import Beat, Generation, Hello
+
+PATIENCE = 4.0
+FOUNDERS = ("a", "b", "c")
+
+
+def founded() -> Authority:
+    """Of three processes, 0, 1 and 2."""
+    authority = Authority(PATIENCE)
+    for process, node in ((2, "c"), (0, "a"), (1, "b")):
+        assert authority.decide(0.0) is None
+        authority.arrive(process, Hello(node=node, founders=FOUNDERS), 0.0)
+    first = authority.decide(0.0)
+    assert first is not None
+    assert first.number == 1
+    assert processes(first) == [0, 1, 2]
+    return authority
+
+
+def processes(generation: Generation | None) -> list[int]:
+    """Of a generation, by rank."""
+    assert generation is not None
+    return [one.process for one in generation.participants]
+
+
+def beat(count: int, holds: int = 0) -> Beat:
+    """With some step."""
+    return Beat(count=count, step=7, holds=holds)
+
+
+def test_the_run_begins_when_all_founders_have_come_in_the_order_of_the_plan() -> None:
+    authority = founded()
+    assert authority.generation is not None
+    assert authority.generation.nodes == ["a", "b", "c"]
+    assert authority.decide(0.1) is None
+
+
+def test_a_process_that_ended_is_given_up_at_once_and_says_why() -> None:
+    authority = founded()
+    authority.lose(0, "was killed by signal 9 (SIGKILL)")
+    second = authority.decide(0.1)
+    assert processes(second) == [1, 2]
+    assert second is not None
+    assert (second.number, second.is_urgent, second.lost) == (2, True, ("a",))
+    assert second.reason == "a was killed by signal 9 (SIGKILL)"
+    assert authority.decide(0.1) is None
+
+
+def test_silence_beyond_the_patience_is_a_death_and_slowness_is_none() -> None:
+    authority = founded()
+    for tenth in range(1, 60):
+        now = tenth / 10
+        for process in (0, 1):
+            authority.hear(process, beat(tenth))
+        generation = authority.decide(now)
+        assert (generation is None) == (now != 4.1), now
+    assert authority.generation is not None
+    assert authority.generation.reason == "c has been silent for 4 s, at step 0"
+
+
+def test_who_was_given_up_never_comes_back() -> None:
+    authority = founded()
+    authority.lose(1, "ended")
+    authority.decide(0.1)
+    authority.hear(1, beat(1))
+    authority.arrive(1, Hello(node="b"), 0.2)
+    assert authority.decide(2.0) is None
+    assert authority.has_given_up(1)
+
+
+def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
+    authority = founded()
+    authority.arrive(7, Hello(node="d"), 1.0)
+    assert authority.decide(1.0 + JOIN_SECONDS / 2) is None
+    authority.arrive(8, Hello(node="e"), 1.0 + JOIN_SECONDS / 2)
+    assert authority.decide(1.0 + JOIN_SECONDS) is None
+    second = authority.decide(1.0 + 2 * JOIN_SECONDS)
+    assert processes(second) == [0, 1, 2, 7, 8]
+    assert second is not None
+    assert (second.is_urgent, second.joined) == (False, ("d", "e"))
+    assert [one.since for one in second.participants] == [1, 1, 1, 2, 2]
+
+
+def test_a_loss_takes_waiting_newcomers_along() -> None:
+    authority = founded()
+    authority.arrive(7, Hello(node="d"), 1.0)
+    authority.lose(2, "ended")
+    second = authority.decide(1.0)
+    assert processes(second) == [0, 1, 7]
+    assert second is not None
+    assert second.is_urgent
+
+
+def test_a_newcomer_that_dies_before_it_is_in_changes_nothing() -> None:
+    authority = founded()
+    authority.arrive(7, Hello(node="d"), 1.0)
+    authority.lose(7, "ended")
+    assert authority.decide(2.0) is None
+
+
+def test_the_state_is_gone_when_all_are_who_were_given_it() -> None:
+    authority = founded()
+    authority.arrive(7, Hello(node="d"), 0.0)
+    authority.decide(1.0)
+    for process in range(3):
+        authority.lose(process, "ended")
+    authority.decide(1.0)
+    assert not authority.has_state
+    authority.hear(7, beat(1, holds=2))
+    assert authority.has_state

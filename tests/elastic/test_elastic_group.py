@@ -1,0 +1,124 @@
+"""Ranks in threads follow generations: who waits for somebody who is gone goes on with the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.elastic.elastic_group import ElasticGroup
+from evener.elastic.generation import Beat, Generation, Heard, Participant, decode_for_authority, encode_message
+from evener.elastic.line import Line
+from evener.errors import EvenerError, NodeLost
+
+PATIENCE = 4.0
+
+
+class Rank:
+    """A process that takes part, in this one: its group, and the authority's end of its line."""
+
+    def __init__(self, process: int, store: object) -> None:
+        self.said: SimpleQueue[bytes] = SimpleQueue()
+        self.heard: SimpleQueue[bytes | None] = SimpleQueue()
+        self.ended: SimpleQueue[EvenerError] = SimpleQueue()
+        self.group = Group(rank=0, size=1, device=torch.device("cpu"), nodes=[""], timer=StepTimer(torch.device("cpu")))
+        line = Line(
+            process=process, node=f"n{process}", is_late=False, send=self.said.put, receive=self._receive,
+            open_store=lambda: store, end=self.ended.put, patience=PATIENCE,
+        )  # fmt: skip
+        self.changing = ElasticGroup(line, self.group, "127.0.0.1")
+        self.changing.start(("n0", "n1", "n2"))
+
+    def tell(self, message: Generation | Heard) -> None:
+        """As the authority."""
+        self.heard.put(encode_message(message))
+
+    def hang_up(self) -> None:
+        """As an authority that ends; the process's threads end with it."""
+        self.heard.put(None)
+        assert "does not hear from the authority" in str(self.ended.get(timeout=5))
+
+    def _receive(self) -> bytes:
+        data = self.heard.get()
+        if data is None:
+            raise EOFError
+        return data
+
+
+def generation(number: int, *processes: int, is_urgent: bool = True) -> Generation:
+    """Of these processes."""
+    present = tuple(Participant(process=p, node=f"n{p}", since=1) for p in processes)
+    return Generation(number=number, participants=present, reason=f"generation {number}", is_urgent=is_urgent)
+
+
+def test_survivors_leave_what_waits_for_the_lost_and_go_on_without_it() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    ranks = [Rank(process, store) for process in range(3)]
+    begun = threading.Barrier(3)
+
+    def live(rank: Rank) -> list[bytes]:
+        own = b"%d" % ranks.index(rank)
+        rank.changing.enter()
+        assert rank.group.all_gather_bytes(own) == [b"0", b"1", b"2"]
+        total = rank.group.sum_later(torch.ones(2), "test").wait()
+        assert total.tolist() == [3.0, 3.0]
+        begun.wait(5)
+        if rank is ranks[0]:
+            return []  # it is frozen
+        small, large = partial(rank.group.all_gather_bytes, own), rank.group.sum_later(torch.ones(2), "test").wait
+        with pytest.raises((NodeLost, RuntimeError)) as caught:
+            small() if rank is ranks[1] else large()
+        rank.changing.require_broken(caught.value)
+        rank.changing.enter()
+        assert (rank.group.size, rank.group.nodes) == (2, ["n1", "n2"])
+        return rank.group.all_gather_bytes(own)
+
+    with ThreadPoolExecutor(3) as threads:
+        lives = [threads.submit(live, rank) for rank in ranks]
+        for rank in ranks:
+            rank.tell(generation(1, 0, 1, 2))
+        assert lives[0].result(timeout=10) == []
+        time.sleep(0.1)  # the others are waiting
+        since = time.monotonic()
+        for rank in ranks:
+            rank.tell(generation(2, 1, 2))
+        assert [one.result(timeout=10) for one in lives[1:]] == [[b"1", b"2"]] * 2
+        assert time.monotonic() - since < PATIENCE
+    assert "node n0 was given up by the run" in str(ranks[0].ended.get(timeout=5))
+    for rank in ranks[1:]:
+        rank.hang_up()
+
+
+def test_a_rank_that_woke_up_changes_nothing_before_it_is_answered() -> None:
+    rank = Rank(0, dist.HashStore())  # type: ignore[attr-defined]
+    passed = threading.Event()
+
+    def update() -> None:
+        rank.changing.fence()
+        passed.set()
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    assert not passed.wait(0.2)
+    while not passed.is_set():
+        message = decode_for_authority(rank.said.get(timeout=5))
+        if isinstance(message, Beat):
+            rank.tell(Heard(count=message.count))
+        passed.wait(0.05)
+    thread.join()
+    rank.hang_up()
+
+
+def test_an_error_that_is_nobodys_loss_is_raised() -> None:
+    rank = Rank(0, dist.HashStore())  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="a bug of the user's"):
+        rank.changing.require_broken(RuntimeError("a bug of the user's"))
+    rank.hang_up()
