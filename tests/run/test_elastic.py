@@ -58,7 +58,7 @@ def alone(tmp_path: Path) -> Path:
 
 
 def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path: Path, alone: Path) -> None:
-    record = run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.02, "--patience", "20")
+    record = run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.03, "--patience", "20")
     assert off(alone, tmp_path / "struck") < 1e-10
     lost = [event for event in record.events if event.kind == "node lost"]
     assert len(lost) == 1

@@ -17,7 +17,7 @@ from evener.record import TrainRecord
 from evener.run.commands import perform
 from evener.run.config import RunConfig
 from evener.schema import read_noun
-from support.commands import TINY, evener, last_json
+from support.commands import TINY, evener, evener_here, last_json
 
 
 def train(tmp_path: Path, name: str, speeds: str = "1", **words: Any) -> dict[str, torch.Tensor]:
@@ -181,3 +181,10 @@ def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path) 
 def test_a_compiled_model_gives_the_same_weights(tmp_path: Path) -> None:
     compiled = train(tmp_path, "compiled", "1,1", shares="2,1", compile=True)
     assert distance(train(tmp_path, "eager"), compiled) < 1e-10
+
+
+def test_a_run_that_nobody_watches_goes_on_to_its_last_epoch(tmp_path: Path) -> None:
+    result = evener_here("train", TINY, "--epochs", "3", "--output", "run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    assert [validation.epoch for validation in record.validations] == [0, 1, 2]

@@ -66,7 +66,7 @@ def perform(
     to_stderr: bool = False,
     quiet: bool = False,
     program: Program = train_rank,
-    watch: Callback = bool,
+    watch: Callback | None = None,
 ) -> TrainRecord:
     """Train on nodes of this machine, showing what happens; the record.
 
@@ -76,14 +76,14 @@ def perform(
         to_stderr: keep stdout free.
         quiet: print nothing.
         program: of a rank.
-        watch: called with everything that happens.
+        watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
     """
     with RunView(run_folder(config.folder), to_stderr=to_stderr) as view:
         view.console.quiet = quiet
 
         def show(event: RunEvent) -> object:
             view(event)
-            return watch(event)
+            return None if watch is None else watch(event)
 
         launch(program, config, show, nodes, is_elastic=config.elastic)
     if view.record is None:
