@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from test_yolo_command import ENVIRONMENT, read_by_plain_yolo, yolo
 
 from evener.record import TrainRecord
 from support.command_cluster import cluster, wait_until
 from support.commands import evener_here
 from support.yolo_cases import Case, LocalCase, draw_classes, draw_detection, needs_ultralytics, train, train_locally
+from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo, yolo
 
 pytestmark = pytest.mark.slow
 SETTINGS: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shlex
 import signal
@@ -15,31 +14,11 @@ from typing import Any
 
 import pytest
 
-from support.commands import command, evener, evener_here, last_json
+from support.commands import command, evener_here, last_json
 from support.yolo_cases import draw_detection, needs_ultralytics
+from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo, yolo
 
-TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "yolo.md"
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(
-        [str(TESTS / "support" / "torchvision_site"), str(TESTS), os.environ.get("PYTHONPATH", "")]
-    ),
-    "YOLO_OFFLINE": "true",
-    "YOLO_AUTOINSTALL": "false",
-}
-PLAIN = """
-import json, sys
-sys.modules["evener"] = None
-from ultralytics import YOLO
-model = YOLO(sys.argv[1])
-print(json.dumps([model.task, sorted({type(m).__name__ for m in model.model.modules() if "Norm" in str(type(m))})]))
-"""
-
-
-def yolo(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    home = {"YOLO_CONFIG_DIR": str(cwd / "home")}
-    (cwd / "home").mkdir(exist_ok=True)
-    return evener(*words, cwd=cwd, timeout=240, **ENVIRONMENT, **home)
 
 
 def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
@@ -74,18 +53,6 @@ def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: 
     assert len((tmp_path / "run" / "results.csv").read_text().splitlines()) == 3
     for name in ("last.pt", "best.pt"):
         read_by_plain_yolo(tmp_path / "run" / "weights" / name, tmp_path)
-
-
-def read_by_plain_yolo(weights: Path, folder: Path) -> None:
-    """Assert that plain YOLO, where there is no Evener, reads a detector; `folder` has the settings of Ultralytics."""
-    read = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(weights)],
-        env={**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(folder / "home")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(read.stdout.splitlines()[-1]) == ["detect", ["BatchNorm2d"]]
 
 
 @needs_ultralytics

@@ -16,7 +16,7 @@ from evener import __version__
 from evener.cli.fields import command_of
 from evener.cli.help import PLAN, TRAIN, epilog
 from evener.errors import EvenerError, MissingExtra
-from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, StrategiesConfig
+from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
 from evener.run.options import (
@@ -165,6 +165,13 @@ def gpipe(config: GpipeConfig, as_json: bool) -> None:
     gpipe.run(config, as_json=as_json)
 
 
+def scattered_gpus(config: ScatteredConfig, as_json: bool) -> None:
+    """One detector on nodes with a machine each: every way to merge what they learn, beside what was published."""
+    from evener.experiments import scattered
+
+    scattered.run(config, as_json=as_json)
+
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -193,6 +200,7 @@ for _command in (
     command_of(AbciConfig, oracle_abci),
     command_of(StrategiesConfig, resnet152_strategies),
     command_of(GpipeConfig, gpipe),
+    command_of(ScatteredConfig, scattered_gpus),
 ):
     experiment.command()(_command)
 app.add_typer(experiment, name="experiment")

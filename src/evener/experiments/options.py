@@ -91,6 +91,25 @@ class GpipeConfig(Part, frozen=True, kw_only=True):
         _require_folder(self.output)
 
 
+class ScatteredConfig(Part, frozen=True, kw_only=True):
+    """What `evener experiment scattered-gpus` is asked. Raises InvalidValue: a value is not allowed."""
+
+    data: Annotated[Path, Meta(description="Description of a data set, as Ultralytics reads it.")]
+    model: Annotated[str, Meta(description="Of Ultralytics.")] = "yolov8n.yaml"
+    nodes: Annotated[str, Meta(description="Speeds of local nodes; of several runs, with semicolons.")] = "1,1;1,0.5"
+    batch_size: Annotated[int, Meta(description="Images of a step.")] = 16
+    imgsz: Annotated[int, Meta(description="Rows and columns of an image.")] = 640
+    epochs: Annotated[int, Meta(description="Of every run; the first one is not counted.")] = 4
+    seed: Annotated[int, Meta(description="Of weights, order and transforms.")] = 0
+    output: Annotated[Path, Meta(description="Folder of table, picture, page and runs.")] = Path("scattered-gpus")
+
+    def __post_init__(self) -> None:
+        require(self.data.is_file(), "DATA", str(self.data), "a file, such as my-data.yaml")
+        for name, value in (("--batch-size", self.batch_size), ("--imgsz", self.imgsz), ("--epochs", self.epochs)):
+            require(value > 0, name, value, "positive")
+        _require_folder(self.output)
+
+
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """Different positive numbers such as 1,2,4, in order. Raises InvalidValue."""
     found = [int(item) if item.strip().isdecimal() else 0 for item in text.split(",")]

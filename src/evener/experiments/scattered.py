@@ -1,0 +1,198 @@
+"""`evener experiment scattered-gpus`: one detector on nodes that each have a machine of their own (T9).
+
+for nodes in alone, two equal ones, two of which one is half as fast:
+    they meet in every batch; or train by themselves and are merged after every epoch, in three ways; or DiLoCo
+
+Every run is a command of its own with its record: `evener yolo` where nodes meet in every batch, `evener train
+--agreement` where a master merges. Published were two equal computers: an epoch took 10 s alone, 7.82 s merged by six
+threads, 6.52 s merged on the accelerator, of which 0.8 s were transfer and 1.4 s loading. A batch is that of all nodes
+where they meet in every one, and of each node otherwise; every batch is a step.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.console import Console
+
+from evener.errors import TrainingFailed
+from evener.experiments.options import ScatteredConfig
+from evener.experiments.results import Column, Row, ratio, table_of, write_csv
+from evener.launch.nodes import parse_local_nodes
+from evener.record import Step, TrainRecord
+from evener.report.canvas import can_draw, canvas, save_png
+from evener.report.html import write_page
+from evener.run.console import open_console, print_line
+from evener.schema import read_noun
+
+PUBLISHED = {"average, threads": 7.82 / 10, "average, device": 6.52 / 10}
+"""Seconds of an epoch of two equal nodes over those of one alone."""
+_COLUMNS = (
+    Column("nodes", "nodes"),
+    Column("way", "way"),
+    Column(">s an epoch", "seconds", "{:.2f}"),
+    Column(">of ideal", "of_ideal", "{:.0%}"),
+    Column(">published", "published_of_ideal", "{:.0%}"),
+    Column(">transfer s", "transfer_seconds", "{:.2f}"),
+    Column(">loading s", "loading_seconds", "{:.2f}"),
+    Column(">mAP50-95", "map", "{:.3f}"),
+)
+
+
+class Way(NamedTuple):
+    """A run to be timed.
+
+    Attributes:
+        name: of the way.
+        speeds: of the nodes.
+        words: of `evener train`, besides those of all; none: the nodes meet in every batch.
+    """
+
+    name: str
+    speeds: str
+    words: tuple[str, ...]
+
+
+def ways_of(config: ScatteredConfig) -> list[Way]:
+    """What is timed, in order, the node alone first."""
+    average = ("--agreement", "average", "--merge")
+    found = [Way("alone", "1", ())]
+    for speeds in config.nodes.split(";"):
+        found.append(Way("every batch", speeds, ()))
+        found += [Way(f"average, {merge}", speeds, (*average, merge)) for merge in ("threads", "device", "cores")]
+        found.append(Way("diloco", speeds, ("--agreement", "diloco", "--local-steps", "{an epoch}")))
+    return found
+
+
+def run(config: ScatteredConfig, *, as_json: bool) -> list[Row]:
+    """Do the experiment; write `scattered-gpus.csv`, a page and, where matplotlib is installed, a picture.
+
+    Args:
+        config: what is asked for.
+        as_json: print the rows as the last line.
+
+    Raises:
+        TrainingFailed: one of the runs failed; says why.
+    """
+    console, rows, records = open_console(as_json), list[Row](), dict[str, TrainRecord]()
+    for number, way in enumerate(ways_of(config)):
+        folder = (config.output / f"{number:02}-{way.name.replace(', ', '-').replace(' ', '-')}").resolve()
+        images = next((samples_of(record) for record in records.values()), 0)
+        command = command_of(config, way, folder, images)
+        _perform(command, way)
+        record = read_noun(folder / "record.json", TrainRecord)
+        records[f"{way.speeds}: {way.name}"] = record
+        rows.append(row_of(way, record, rows[0] if rows else None, _map_of(folder / "results.csv")))
+        console.print(f"{way.name} on {way.speeds}: {rows[-1]['seconds']:.2f} s an epoch")
+    _show(rows, records, console, config.output)
+    if as_json:
+        print_line(json.dumps({"cells": rows}))
+    return rows
+
+
+def command_of(config: ScatteredConfig, way: Way, folder: Path, images: int) -> list[str]:
+    """What is typed for `way`; with DiLoCo, so many local steps as an exchange an epoch of `images` takes."""
+    share = 1 / sum(node.speed_at(0) for node in parse_local_nodes(way.speeds))
+    steps = str(max(1, ceil(images * share / config.batch_size)))
+    words = [steps if word == "{an epoch}" else word for word in way.words]
+    settings = [f"imgsz={config.imgsz}", "val=False", "plots=False"]
+    settings += [] if way.words else [f"nbs={config.batch_size}"]
+    return [
+        *("train", config.model, "--data", str(config.data), "--epochs", str(config.epochs)),
+        *("--batch-size", str(config.batch_size), "--seed", str(config.seed), "--local-nodes", way.speeds, "--json"),
+        *("--output", str(folder)),
+        *words,
+        *(word for setting in settings for word in ("--option", setting)),
+    ]
+
+
+def _perform(words: Sequence[str], way: Way) -> None:
+    done = subprocess.run([sys.executable, "-m", "evener", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise TrainingFailed(f"{way.name} on {way.speeds}: {said}")
+
+
+def samples_of(record: TrainRecord) -> int:
+    """Images of an epoch."""
+    return sum(step.samples for step in record.steps if step.epoch == record.steps[0].epoch)
+
+
+def row_of(way: Way, record: TrainRecord, alone: Row | None, accuracy: float | None) -> Row:
+    """What is known of a run: medians over the epochs after the first, which is slower.
+
+    Loading is not seen apart from computing where a master merges: it is that of the run alone, by the largest share.
+    """
+    epochs = sorted({step.epoch for step in record.steps})
+    parts = [[step for step in record.steps if step.epoch == epoch] for epoch in epochs[1:] or epochs]
+    seconds = median(sum(step.seconds for step in part) for part in parts)
+    idle = [min(sum(s.nodes[k].wait_seconds for s in part) for k in range(len(part[0].nodes))) for part in parts]
+    busy = [max(_busy(part, k) for k in range(len(part[0].nodes))) for part in parts]
+    ideal = alone["seconds"] / sum(node.speed_at(0) for node in parse_local_nodes(way.speeds)) if alone else None
+    loading = median(max(sum(s.nodes[k].io_seconds for s in part) for k in range(len(part[0].nodes))) for part in parts)
+    if way.words and alone is not None:
+        loading = alone["loading_seconds"] * max(node.share for node in record.nodes)
+    transfer = median(max(0.0, seconds - one) for one in busy) if way.words else median(idle)
+    return {
+        "nodes": way.speeds,
+        "way": way.name,
+        "seconds": seconds,
+        "of_ideal": ratio(ideal, seconds) if alone else 1.0,
+        "published_of_ideal": ratio(0.5, PUBLISHED.get(way.name)) if way.speeds == "1,1" else None,
+        "transfer_seconds": transfer if alone else 0.0,
+        "loading_seconds": loading,
+        "map": accuracy,
+        "bytes_sent": sum(node.bytes_sent for node in record.nodes),
+        "epochs": len(epochs),
+    }
+
+
+def _busy(steps: Sequence[Step], node: int) -> float:
+    """Seconds in which a node computed."""
+    return sum(step.nodes[node].io_seconds + step.nodes[node].compute_seconds for step in steps)
+
+
+def _map_of(results: Path) -> float | None:
+    """mAP50-95 of boxes, in the last line of `results`; None of a task that has none."""
+    with results.open(newline="") as file:
+        rows = [{key.strip(): value for key, value in row.items()} for row in csv.DictReader(file)]
+    found = rows[-1].get("metrics/mAP50-95(B)") if rows else None
+    return float(found) if found else None
+
+
+def _show(rows: Sequence[Row], records: dict[str, TrainRecord], console: Console, output: Path) -> None:
+    write_csv(rows, output / "scattered-gpus.csv")
+    caption = "ideal: seconds alone over the sum of the speeds; published: two equal computers with a GPU each"
+    console.print(table_of("An epoch", _COLUMNS, rows, caption))
+    if not can_draw():
+        console.print("there is no page and no picture, which need matplotlib: pip install 'evener[report]'")
+        return
+    write_page(output / "report.html", records, title="Scattered GPUs")
+    _draw(rows, output / "scattered-gpus.png")
+    console.print(f"wrote scattered-gpus.csv, scattered-gpus.png and report.html into {output}")
+
+
+def _draw(rows: Sequence[Row], path: Path) -> None:
+    """Of the ideal, by way and nodes."""
+    groups = list(dict.fromkeys(row["nodes"] for row in rows[1:]))
+    names = list(dict.fromkeys(row["way"] for row in rows[1:]))
+    with canvas(9, 3.6, "An epoch on scattered nodes") as figure:
+        axes = figure.subplots()
+        for index, group in enumerate(groups):
+            own = {row["way"]: 100 * row["of_ideal"] for row in rows[1:] if row["nodes"] == group}
+            places = [place + 0.8 * index / len(groups) for place in range(len(names))]
+            axes.bar(places, [own[name] for name in names], 0.8 / len(groups), label=f"nodes {group}")
+        known = [(place, name) for place, name in enumerate(names) if name in PUBLISHED]
+        axes.plot([p for p, _ in known], [50 / PUBLISHED[name] for _, name in known], "kx", label="published")
+        axes.set_xticks([place + 0.2 for place in range(len(names))], names)
+        axes.set_ylabel("% of the ideal")
+        axes.legend()
+        save_png(figure, path)

@@ -1,0 +1,122 @@
+"""The experiment with scattered GPUs: what it types, and what it makes of records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evener.errors import InvalidValue
+from evener.experiments.options import ScatteredConfig
+from evener.experiments.scattered import Way, command_of, row_of, ways_of
+from evener.plan import Assignment, Plan
+from evener.record import NodeStep, NodeSummary, Step, TrainRecord
+from support.commands import evener_here
+from support.yolo_cases import draw_detection, needs_ultralytics
+from support.yolo_commands import yolo
+
+
+def asked(folder: Path, **settings: Any) -> ScatteredConfig:
+    data = folder / "my.yaml"
+    data.touch()
+    return ScatteredConfig(data=data, output=folder / "out", **settings)
+
+
+def record(
+    *seconds: float, io: float = 0.5, compute: float = 3.0, shares: tuple[float, ...] = (0.5, 0.5)
+) -> TrainRecord:
+    """Of a run whose epochs took so long."""
+    node = NodeStep(
+        samples=4, io_seconds=io, compute_seconds=compute, wait_seconds=0.25, update_seconds=0.0, sent_bytes=1
+    )
+    names = [f"node-{k}" for k in range(len(shares))]
+    return TrainRecord(
+        task="t",
+        plan=Plan(
+            strategy="data",
+            batch_size=4 * len(shares),
+            assignments=tuple(
+                Assignment(rank=k, node=name, device="cpu", samples=4, sample_seconds=0.1, reason="")
+                for k, name in enumerate(names)
+            ),
+        ),
+        seed=0,
+        epochs=len(seconds),
+        precision="fp32",
+        seconds=sum(seconds),
+        samples_per_second=1.0,
+        final_loss=1.0,
+        validation_accuracy=None,
+        startup_seconds=0.0,
+        steps=tuple(
+            Step(step=k + 1, epoch=k, samples=8, loss=1.0, seconds=one, nodes=(node,) * len(shares))
+            for k, one in enumerate(seconds)
+        ),
+        nodes=tuple(
+            NodeSummary(
+                name=name,
+                device="cpu",
+                share=share,
+                seconds_computing=1.0,
+                seconds_waiting=0.0,
+                bytes_sent=10,
+                bytes_received=10,
+                peak_memory_bytes=1,
+            )
+            for name, share in zip(names, shares, strict=True)
+        ),
+    )
+
+
+def test_every_way_is_timed_on_every_set_of_nodes_after_the_node_alone(tmp_path: Path) -> None:
+    ways = [(way.speeds, way.name) for way in ways_of(asked(tmp_path))]
+    names = ("every batch", "average, threads", "average, device", "average, cores", "diloco")
+    assert ways == [("1", "alone"), *(("1,1", name) for name in names), *(("1,0.5", name) for name in names)]
+
+
+def test_diloco_exchanges_about_once_an_epoch(tmp_path: Path) -> None:
+    way = Way("diloco", "1,0.5", ("--agreement", "diloco", "--local-steps", "{an epoch}"))
+    words = command_of(asked(tmp_path, batch_size=8), way, tmp_path / "run", images=205)
+    assert words[words.index("--local-steps") + 1] == "18"  # of the node that does two thirds of 26 batches
+    assert words[words.index("--local-nodes") + 1] == "1,0.5"
+    assert "nbs=8" not in words
+
+
+def test_where_nodes_meet_in_every_batch_each_is_a_step(tmp_path: Path) -> None:
+    words = command_of(asked(tmp_path, batch_size=8), Way("every batch", "1,1", ()), tmp_path / "run", images=205)
+    assert "nbs=8" in words
+    assert "--agreement" not in words
+
+
+def test_the_first_epoch_is_not_counted_and_the_ideal_is_the_sum_of_the_speeds() -> None:
+    alone = row_of(Way("alone", "1", ()), record(90.0, 10.0, 10.0, shares=(1.0,)), None, 0.5)
+    assert (alone["seconds"], alone["of_ideal"], alone["transfer_seconds"]) == (10.0, 1.0, 0.0)
+    merged = row_of(Way("average, device", "1,1", ("--agreement",)), record(90.0, 6.25, 6.25), alone, 0.4)
+    assert merged["of_ideal"] == pytest.approx(0.8)
+    assert merged["published_of_ideal"] == pytest.approx(0.767, abs=1e-3)
+    assert merged["transfer_seconds"] == pytest.approx(6.25 - 3.5)
+    assert merged["loading_seconds"] == pytest.approx(0.25)  # half of what one alone loads
+    uneven = row_of(Way("every batch", "1,0.5", ()), record(90.0, 8.0), alone, None)
+    assert uneven["of_ideal"] == pytest.approx(10 / 1.5 / 8)
+    assert (uneven["transfer_seconds"], uneven["published_of_ideal"], uneven["map"]) == (0.25, None, None)
+
+
+def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"DATA must be a file, such as my-data\.yaml"):
+        ScatteredConfig(data=tmp_path / "no.yaml")
+    done = evener_here("experiment", "scattered-gpus", "no.yaml", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_the_experiment_writes_table_picture_and_page(tmp_path: Path) -> None:
+    data = draw_detection(tmp_path / "data")
+    words = f"experiment scattered-gpus {data} --imgsz 64 --epochs 2 --batch-size 4 --nodes 1,0.5 --json"
+    done = yolo(*words.split(), cwd=tmp_path, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout.splitlines()[-1])["cells"]) == 6
+    written = {file.name for file in (tmp_path / "scattered-gpus").iterdir()}
+    assert written >= {"scattered-gpus.csv", "scattered-gpus.png", "report.html", "00-alone", "05-diloco"}
