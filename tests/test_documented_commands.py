@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from evener.cli.commands import app
 from evener.experiments import nfnn
-from evener.program import script
+from evener.program import calling, script
 from evener.run import commands, plan_command, ps_master, ps_node, ps_train
 from support.commands import evener
 from support.documented import documented_commands, documented_task
@@ -40,7 +40,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         asked.append(config)
 
     for module, name in [
-        *((commands, name) for name in ("train", "benchmark", "trace", "demo")),
+        (calling, "train_command"), *((commands, name) for name in ("benchmark", "trace", "demo")),
         *((ps_master, name) for name in ("up", "nodes", "down")),
         (script, "run_program"), (plan_command, "plan"), (nfnn, "run"),
         (ps_node, "join"), (ps_train, "train_on_master"),

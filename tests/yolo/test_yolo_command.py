@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shlex
 import signal
@@ -148,3 +149,16 @@ def lines_when_stopped(folder: Path, lines: int, *words: str) -> int:
     assert process.returncode == 130, told.decode()
     assert "go on with: evener yolo detect train resume model=" in told.decode().splitlines()[-1]
     return len(results.read_text().splitlines())
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_nodes_keep_to_images_of_their_own(tmp_path: Path) -> None:
+    data = draw_detection(tmp_path / "data", count=12)
+    words = f"model=yolov8n.yaml data={data} epochs=2 imgsz=64 batch=4 project={tmp_path} name=run plots=False"
+    asked = ("--local-nodes", "1,1", "--shares", "3,1", "--stationary", "--json")
+    done = yolo("yolo", "detect", "train", *words.split(" "), *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert [step["samples"] for step in record["steps"]] == [4] * 6
+    assert [sum(step["nodes"][k]["samples"] for step in record["steps"][:3]) for k in (0, 1)] == [9, 3]

@@ -32,6 +32,7 @@ from evener.report.canvas import can_draw, canvas, save_png
 from evener.report.html import write_page
 from evener.run.console import open_console, print_line
 from evener.schema import read_noun
+from evener.signals import sigterm_is_ctrl_c
 
 PUBLISHED = {"average, threads": 7.82 / 10, "average, device": 6.52 / 10}
 """Seconds of an epoch of two equal nodes over those of one alone."""
@@ -115,7 +116,8 @@ def command_of(config: ScatteredConfig, way: Way, folder: Path, images: int) -> 
 
 
 def _perform(words: Sequence[str], way: Way) -> None:
-    done = subprocess.run([sys.executable, "-m", "evener", *words], capture_output=True, text=True, check=False)
+    with sigterm_is_ctrl_c():  # which ends the run, too
+        done = subprocess.run([sys.executable, "-m", "evener", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise TrainingFailed(f"{way.name} on {way.speeds}: {said}")

@@ -27,6 +27,7 @@ class CutLoader:
         seed: of random transforms.
         epoch: that comes now, from 0; None where all epochs are alike: each is loaded anew.
         timer: of this rank, for a training; begins to time forward and backward with every batch.
+        draws_from_all: whether mosaics choose among all images, or among those that this rank has loaded lately.
 
     Attributes:
         dataset: of it.
@@ -46,6 +47,7 @@ class CutLoader:
         seed: int,
         epoch: Callable[[], int] | None = None,
         timer: StepTimer | None = None,
+        draws_from_all: bool = True,
     ) -> None:
         self.dataset, self.batch_size = plain.dataset, plain.batch_size
         self.sampler, self.num_workers = range(len(plain.dataset)), plain.num_workers
@@ -53,7 +55,7 @@ class CutLoader:
         self.collate = plain.collate_fn
         self._plain, self._make_sampler, self._seed, self._epoch, self._timer = plain, sampler, seed, epoch, timer
         self._batches: Iterator[tuple[MicroBatch, Any]] | None = None
-        self._next = 1
+        self._next, self._draws_from_all = 1, draws_from_all
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -83,7 +85,8 @@ class CutLoader:
 
     def _open(self, first: int) -> None:
         self._batches = None  # its processes end before others start
-        draw_from_all(self.dataset)
+        if self._draws_from_all:
+            draw_from_all(self.dataset)
         self._next = first
         self._batches = open_batches(
             self.dataset,

@@ -53,7 +53,7 @@ def _train(env: RankEnvironment, group: Group, config: YoloConfig) -> None:
     if not group.is_leader:
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
     model, settings, _ = read_training(config.words)
-    seat = Seat(env, group, config.shares)
+    seat = Seat(env, group, config.shares, is_stationary=config.stationary)
     with _folder(seat.keeps_files, settings["save_dir"]) as folder:
         settings |= {"save_dir": folder, "device": _device(env)}
         begin = time.time()

@@ -12,7 +12,8 @@ from torch import nn
 
 from evener.comm.group import Group, Traffic
 from evener.data.loader import Loader
-from evener.data.sampler import Division, MicroBatch
+from evener.data.sampler import Division, MicroBatch, Sampler, ShuffledSampler, StationarySampler
+from evener.data.shares import class_balanced_shares
 from evener.errors import InvalidInput
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
@@ -23,6 +24,7 @@ from evener.run.monitor import Monitor
 from evener.run.step import StepResult
 from evener.run.training import division_workers
 from evener.yolo.fingerprint import differing
+from evener.yolo.image_classes import image_classes
 from evener.yolo.shares import share_plan
 
 
@@ -33,6 +35,7 @@ class Seat:
         env: of the rank.
         group: all ranks.
         shares: `measured`, `equal`, or relative ones.
+        is_stationary: whether every rank keeps to a class-balanced part of the images.
 
     Attributes:
         division: of batches among the ranks.
@@ -40,8 +43,8 @@ class Seat:
         history: of the training.
     """
 
-    def __init__(self, env: RankEnvironment, group: Group, shares: str) -> None:
-        self.env, self.group = env, group
+    def __init__(self, env: RankEnvironment, group: Group, shares: str, *, is_stationary: bool = False) -> None:
+        self.env, self.group, self.is_stationary = env, group, is_stationary
         self.division = Division([Worker(unit_seconds=1.0)] * group.size)
         self.plan: Plan | None = None
         self.history = History()
@@ -88,7 +91,7 @@ class Seat:
             raise InvalidInput(sentence)
         loader, batch_size = trainer.train_loader, trainer.train_loader.batch_size
         self.plan = share_plan(self.env, self.group, trainer, model, batch_size, self._shares)
-        is_balanced = self._shares == "measured" and self.group.size > 1
+        is_balanced = self._shares == "measured" and self.group.size > 1 and not self.is_stationary
         workers = division_workers(self.plan, is_balanced)
         self.division.change(1, workers)
         self._monitor = Monitor(
@@ -104,6 +107,22 @@ class Seat:
         if self.group.is_leader:
             self.env.notify(self.plan)
         self._monitor.start(trainer.start_epoch * len(loader) + 1)
+
+    def train_sampler(self, dataset: Any, batch_size: int, seed: int) -> Sampler:
+        """Which images of `dataset` this rank takes, batch by batch; the training has begun."""
+        if not self.is_stationary:
+            return ShuffledSampler(
+                count=len(dataset),
+                batch_size=batch_size,
+                accumulate=1,
+                seed=seed,
+                rank=self.group.rank,
+                division=self.division,
+            )
+        assert self.plan is not None
+        shares = [assignment.samples for assignment in self.plan.assignments]
+        parts = class_balanced_shares(image_classes(dataset), shares, seed)
+        return StationarySampler(parts=parts, batch_size=batch_size, accumulate=1, seed=seed, rank=self.group.rank)
 
     def begin_batch(self, step: int) -> None:
         """Batch `step` of the training, from 1, is computed now."""

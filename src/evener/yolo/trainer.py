@@ -21,7 +21,7 @@ from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.utils.torch_utils import unwrap_model
 
 from evener.data.loader import seed_all
-from evener.data.sampler import OrderedSampler, ShuffledSampler
+from evener.data.sampler import OrderedSampler
 from evener.errors import Interrupted
 from evener.parallel.gradient_buckets import sum_over
 from evener.run.step import StepResult
@@ -87,7 +87,7 @@ class EvenTrainer(BaseTrainer):
     def get_dataloader(self, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
         """This rank's part of the batches."""
         plain = super().get_dataloader(dataset_path, batch_size, rank, mode)
-        group, division, seed = self.seat.group, self.seat.division, self.args.seed
+        group, seed = self.seat.group, self.args.seed
         count, size = len(plain.dataset), plain.batch_size
         if mode != "train":
             sizes = self.seat.sizes_now
@@ -96,10 +96,14 @@ class EvenTrainer(BaseTrainer):
                 lambda: OrderedSampler(count=count, batch_size=size, rank=group.rank, sizes=sizes),
                 seed=seed,
             )
-        sampler = ShuffledSampler(
-            count=count, batch_size=size, accumulate=1, seed=seed, rank=group.rank, division=division
+        return CutLoader(
+            plain,
+            lambda: self.seat.train_sampler(plain.dataset, size, seed),
+            seed=seed,
+            epoch=lambda: self.epoch,
+            timer=group.timer,
+            draws_from_all=not self.seat.is_stationary,
         )
-        return CutLoader(plain, lambda: sampler, seed=seed, epoch=lambda: self.epoch, timer=group.timer)
 
     def get_validator(self) -> Any:
         """That of all ranks."""

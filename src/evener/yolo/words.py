@@ -31,7 +31,7 @@ _REFUSED = {
     "save_json": "validate best.pt afterwards: yolo val save_json=True",
 }
 """Settings of Ultralytics that are not taken, and what to do instead."""
-_TAKEN = ("task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output")
+_TAKEN = ("task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output", "stationary")
 """Options of `evener train` that a training of Ultralytics knows."""
 _AGREED = (
     "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
@@ -59,6 +59,9 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="detect, segment, classify, pose or obb; train; and key=value as for `yolo`.")
     ]
     shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
+    stationary: Annotated[
+        bool, Meta(description="Every node keeps to a class-balanced part of the images of its own.")
+    ] = False
     to_stderr: bool = False
     started: float = field(default_factory=time.time)
 
@@ -130,6 +133,7 @@ def yolo_config(config: RunConfig) -> YoloConfig:
     return YoloConfig(
         words=tuple(words),
         shares=config.shares,
+        stationary=config.stationary,
         started=config.started,
         **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},
     )
