@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests wait more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
-.PHONY: demo test test-slow test-yolo check coverage docs clean
+.PHONY: demo test test-slow test-yolo test-integrations check coverage docs clean
 
 # $(call install,EXTRAS,STAMP)
 define install
@@ -39,6 +39,13 @@ $(VENV)/.yolo: $(VENV)/.dev
 
 test-yolo: $(VENV)/.yolo
 	$(BIN)/python -m pytest tests/yolo -m 'slow or not slow' --timeout 600
+
+# Trainers and loggers of others, and the programs of tests/programs that need them: some hundred packages.
+$(VENV)/.integrations: $(VENV)/.dev
+	$(call install,dev$(comma)integrations,$@)
+
+test-integrations: $(VENV)/.integrations
+	$(BIN)/python -m pytest tests/integrations tests/programs tests/report/test_loggers.py -m 'slow or not slow' --timeout 900
 
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

@@ -70,3 +70,21 @@ def test_a_batch_made_by_hand_is_cut_in_the_dimension_of_its_samples() -> None:
     assert cut["name"] == "text"
     with pytest.raises(InvalidInput, match="as many samples each"):
         rows_of((torch.ones(3), torch.ones(4)), 0)
+
+
+def test_an_evaluation_amid_the_training_has_weights_of_its_own() -> None:
+    parts = OpenParts()
+    parts.open("train", 1.5)
+    parts.open("others", 1.2, is_training=False)
+    assert parts.weight() == 1.2
+    parts.close("others")
+    assert parts.weight() == 1.5
+    parts.open("others", 1.2, is_training=False)
+    parts.open("train", 0.5)  # though the evaluation was never left
+    parts.reweigh(0.7)
+    assert parts.weight() == 0.7
+    parts.close("train")
+    assert parts.weight() == 1.2
+    parts.close("others")
+    assert not parts.are_any
+    assert parts.weight() == 1.0

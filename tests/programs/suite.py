@@ -13,8 +13,11 @@ import io
 import random
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +34,11 @@ from evener.program.options import ScriptConfig
 from evener.program.session import Run
 from evener.run.context import join_world
 
+import_module("torchvision_operators")  # before a program imports torchvision
 SCRIPTS = Path(__file__).parent / "scripts"
 WORLDS = {"1": "1", "3:1": "3,1", "5:2:0": "5,2,0"}
 """Shares of the nodes, by how they are called in tables."""
+_NEEDS = re.compile(r"^# needs: (\w+)$", re.MULTILINE)
 _MARK = re.compile(r"\s*# (added$|was: (?P<was>.*)$)")
 
 
@@ -52,8 +57,14 @@ class Outcome(NamedTuple):
 
 
 def names() -> list[str]:
-    """Of all programs."""
-    return sorted(path.stem for path in SCRIPTS.glob("*.py"))
+    """Of all programs whose packages are installed."""
+    return sorted(path.stem for path in SCRIPTS.glob("*.py") if has_needed(path.read_text()))
+
+
+def has_needed(text: str) -> bool:
+    """Whether a program can run here: `# needs: PACKAGE` says what dev does not install."""
+    needed = _NEEDS.search(text)
+    return needed is None or find_spec(needed[1]) is not None
 
 
 def source(name: str) -> str:
@@ -87,7 +98,8 @@ def perform(text: str, name: str) -> Outcome:
     space: dict[str, Any] = {"__name__": "__main__"}
     argv, sys.argv = sys.argv, [name]
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of packages among each other
             exec(compile(text, str(SCRIPTS / f"{name}.py"), "exec"), space)
     finally:
         sys.argv = argv

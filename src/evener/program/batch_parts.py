@@ -89,22 +89,35 @@ def _rows(group: Group, values: Sequence[float]) -> Any:
 
 
 class OpenParts:
-    """The parts that this rank computes now: of every loader that is being gone through, the last one."""
+    """The parts that this rank computes now: of every loader that is being gone through, the last one.
+
+    A batch that is evaluated while another one is trained on, or before that loader was left, is another matter.
+    """
 
     def __init__(self) -> None:
-        self._weights: dict[object, float] = {}
+        self._of_kind: dict[bool, dict[object, float]] = {True: {}, False: {}}
+        self._is_training = True
 
-    def open(self, owner: object, weight: float) -> None:
+    @property
+    def _weights(self) -> dict[object, float]:
+        return self._of_kind[self._is_training]
+
+    def open(self, owner: object, weight: float, is_training: bool = True) -> None:
         """A batch of `owner` is computed from now on; it counts `weight` times."""
+        self._of_kind[not is_training].pop(owner, None)
+        self._is_training = is_training
         self._weights[owner] = weight
 
     def reweigh(self, weight: float) -> None:
         """What is computed now counts `weight` times, which was not known when it began."""
-        self._weights = dict.fromkeys(self._weights, weight)
+        self._of_kind[self._is_training] = dict.fromkeys(self._weights, weight)
 
     def close(self, owner: object) -> None:
         """No batch of `owner` is computed any more."""
-        self._weights.pop(owner, None)
+        for weights in self._of_kind.values():
+            weights.pop(owner, None)
+        if not self._weights:
+            self._is_training = not self._is_training if self._of_kind[not self._is_training] else True
 
     @property
     def are_any(self) -> bool:

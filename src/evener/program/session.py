@@ -67,6 +67,7 @@ class Run:
 
     def __init__(self, env: RankEnvironment, group: Group, config: ScriptConfig | None) -> None:
         self._env, self.group, self._config = env, group, config
+        self._is_alone = config is None  # nobody started this as a run: it is the program that it was
         self.device, self.leader, self.rank, self.size = group.device, group.is_leader, group.rank, group.size
         shares = relative_shares(config.shares if config else "measured", group.size)
         self.steps = Steps(env, group, shares)
@@ -81,11 +82,6 @@ class Run:
         self.rehearsal = Rehearsal(
             env, group, shares, is_wanted=group.size > 1, may_differ=bool(config and config.approximate)
         )
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether nobody started this as a run: then it is the program that it was."""
-        return self._config is None
 
     def prepare(self, *things: Any, count: Count = "samples") -> Any:
         """Models, optimisers, loaders (and schedulers, scalers) as all nodes use them together, in the same order.
@@ -108,11 +104,15 @@ class Run:
     def epochs(self, rounds: int | Iterable[Any]) -> Iterator[Any]:
         """The numbers 0 to `rounds` - 1, or what `rounds` gives; at the beginning of each, all nodes draw alike."""
         for index, value in enumerate(range(rounds) if isinstance(rounds, int) else rounds):
-            self.steps.epoch = index
-            if self.size > 1:
-                take_leaders_state(self.group)
-                self._has_own_draws = False
+            self.begin_epoch(index)
             yield value
+
+    def begin_epoch(self, index: int) -> None:
+        """Epoch `index` begins; every node calls this."""
+        self.steps.epoch = index
+        if self.size > 1:
+            take_leaders_state(self.group)
+            self._has_own_draws = False
 
     def share(self, batch: Any, dim: int = 0, count: Count = "samples") -> Any:
         """This node's part of a batch that the program made without a loader, the same on all nodes.
@@ -288,7 +288,7 @@ class Run:
         understudy = self.rehearsal.understudy
         batch = batch if understudy is None else understudy.widened(batch)
         self.part = part
-        self._parts.open(owner, weight_of(part, batch, count, self.group))
+        self._parts.open(owner, weight_of(part, batch, count, self.group), self.is_training())
         for model in self._models:
             model.let_count(part.samples > 0)
         if self.is_training() and understudy is None:

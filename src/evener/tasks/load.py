@@ -51,6 +51,8 @@ EXTRAS = {
     "torch": ("PyTorch", "torch"),
     "torchvision": ("torchvision", "vision"),
     "cloudpickle": ("cloudpickle, which sends a task that lies in no file,", "notebook"),
+    "lightning": ("Lightning", "lightning"),
+    "transformers": ("transformers", "transformers"),
     "PIL": ("Pillow, which reads the images,", "vision"),
 }
 """Module -> its name for people, and the extra of Evener that installs it."""
