@@ -128,6 +128,7 @@ def test_the_command_trains_a_file(tmp_path: Path) -> None:
     [
         ({"resume": True}, "--resume does not go with a BatchTask: its batches are divided, and nothing else"),
         ({"accumulate": 2}, "--accumulate does not go with a BatchTask"),
+        ({"elastic": True}, "--elastic does not go with a BatchTask"),
         ({"strategy": "pipeline"}, "--strategy pipeline does not go with a BatchTask"),
         ({"precision": "fp16"}, "--precision fp16 does not go with a BatchTask: take bf16"),
     ],

@@ -63,7 +63,7 @@ def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | Non
 
 _NOT_FOR_BATCHES = (
     "replicas", "micro_batches", "schedule", "rematerialise", "plan", "compile", "accumulate", "stationary",
-    "checkpoint", "checkpoint_every", "resume",
+    "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
 
 
