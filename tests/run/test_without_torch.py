@@ -25,6 +25,29 @@ def test_what_needs_pytorch_says_what_to_type(tmp_path: Path, words: tuple[str, 
     assert result.stderr == "evener: this needs PyTorch, which is not installed: pip install 'evener[torch]'\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("train", "nowhere.py"), "there is no task file"),
+        (("train", "digitz"), "there is no task 'digitz', did you mean 'digits'?"),
+        (("trace", "digitz"), "there is no task 'digitz', did you mean 'digits'?"),
+        (("benchmark", "--task", "digitz"), "there is no task 'digitz', did you mean 'digits'?"),
+        (("train", "digits", "--local-nodes", "1,x"), "--local-nodes must be SPEED"),
+        (("plan", "resnet512"), "nor a network of that name, did you mean 'resnet152'?"),
+        (("plan", "nowhere.py"), "there is no task file"),
+        (("plan", "resnet50"), "there is no cluster.json here, which `evener benchmark` writes"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
+)
+def test_what_is_misspelt_is_told_before_pytorch_is_loaded(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    result = evener(*words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_versions_and_help_need_no_pytorch(tmp_path: Path) -> None:
     assert '"evener": "' in evener("version", cwd=tmp_path).stdout
     assert "benchmark" in evener("--help", cwd=tmp_path).stdout

@@ -29,6 +29,7 @@ from evener.run.options import (
     TraceConfig,
     UpConfig,
 )
+from evener.tasks.load import require_task
 from evener.yolo.words import YoloConfig, is_yolo
 
 
@@ -38,7 +39,9 @@ def train(config: RunConfig, as_json: bool) -> None:
         from evener.yolo import command
 
         command.train(config, as_json=as_json)
-    elif config.agreement is not None:
+        return
+    require_task(config.task)
+    if config.agreement is not None:
         from evener.run.ps_train import train_on_master
 
         train_on_master(config, as_json=as_json)
@@ -71,6 +74,8 @@ def plan(config: PlanConfig, as_json: bool) -> None:
 
 def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
     """Measure every device and link, and write a ClusterProfile."""
+    if config.task is not None:
+        require_task(config.task)
     from evener.run import commands
 
     commands.benchmark(config, as_json=as_json)
@@ -78,6 +83,7 @@ def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
 
 def trace(config: TraceConfig) -> None:
     """Show the layers of a task's model and what each costs, without computing anything; write a ModelGraph."""
+    require_task(config.task)
     from evener.run import commands
 
     commands.trace(config)

@@ -8,6 +8,7 @@ from typing import Annotated, get_args
 from msgspec import Meta
 
 from evener.errors import InvalidInput, require, require_one_of
+from evener.launch.nodes import parse_local_nodes
 from evener.plan import Strategy
 from evener.profile import PRECISIONS, Precision
 from evener.schema import Part
@@ -46,6 +47,8 @@ class NodesConfig(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require(self.patience > 0, "--patience", self.patience, "positive seconds")
+        if self.local_nodes is not None:
+            parse_local_nodes(self.local_nodes)
 
 
 class BenchmarkConfig(NodesConfig, frozen=True, kw_only=True):

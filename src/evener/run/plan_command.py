@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from evener.errors import InvalidInput, InvalidValue, nearest
+from evener.errors import InvalidInput, InvalidValue, MissingFile, nearest
 from evener.graph import ModelGraph
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
@@ -21,6 +21,7 @@ from evener.report.planning_tables import parts_table, ranking_table, scale_figu
 from evener.run.console import open_console, output_file, print_line
 from evener.run.options import PROFILE, PlanConfig
 from evener.schema import read_noun, write_noun
+from evener.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.zoo.networks import ZOO, draw
 
 
@@ -33,6 +34,7 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     """
     if config.save is not None:
         output_file(config.save)
+    _require_model(config.model)
     profile = _profile(config)
     graph, task, batch_size = _model(config)
     job = TrainingJob(
@@ -69,6 +71,11 @@ def _profile(config: PlanConfig) -> ClusterProfile:
     largest = max(_sizes(config.scale)) if config.scale is not None else 0
     if path is None:
         profile = imagine(config.machines or "", config.network, at_least=largest)
+    elif config.profile is None and not path.exists():
+        raise MissingFile(
+            f"there is no {path} here, which `evener benchmark` writes: name it with --profile, "
+            "or imagine machines with --machines 4xv100-node"
+        )
     else:
         profile = read_noun(path, ClusterProfile)
     for record in config.learn:
@@ -101,18 +108,23 @@ def _model(config: PlanConfig) -> tuple[ModelGraph, str, int | None]:
     if config.model.endswith(".json"):
         return read_noun(Path(config.model), ModelGraph), "", None
     from evener.data.loader import collect, split_batch
-    from evener.tasks.load import BUILT_IN_TASKS, is_path, load_task
     from evener.tracer.model_graph import trace_model_graph
 
-    if not is_path(config.model) and config.model not in BUILT_IN_TASKS:
-        known = (*ZOO, *BUILT_IN_TASKS)
-        raise InvalidInput(
-            f"there is no task {config.model!r}, nor a network of that name{nearest(config.model, known)}; "
-            f"known are {', '.join(known)}"
-        )
     task = load_task(config.model, None, config.option)
     inputs, _ = split_batch(collect(task.train_data(), np.zeros(1, dtype=np.int64), seed=0, epoch=0))
     return trace_model_graph(task.model(), inputs, task.name), task.name, task.batch_size
+
+
+def _require_model(model: str) -> None:
+    """Raise InvalidInput or MissingFile unless there is such a network, task or file."""
+    known = (*ZOO, *BUILT_IN_TASKS)
+    if is_path(model):
+        require_task(model)
+    elif model not in known and not model.endswith(".json"):
+        raise InvalidInput(
+            f"there is no task {model!r}, nor a network of that name{nearest(model, known)}; "
+            f"known are {', '.join(known)}"
+        )
 
 
 def _sizes(scale: str) -> list[int]:

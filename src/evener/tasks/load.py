@@ -28,8 +28,7 @@ def import_file(path: Path) -> ModuleType:
         TrainingFailed: it raised an error; says which and on what line.
     """
     path = path.resolve()
-    if not path.is_file():
-        raise MissingFile(f"there is no task file {path}")
+    require_task(str(path))
     name = f"evener_task_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -124,12 +123,25 @@ def load_task(reference: str, data_dir: Path | None = None, options: Mapping[str
     return found
 
 
+def require_task(reference: str) -> None:
+    """See that there is such a task or file, before anything is loaded for it.
+
+    Raises:
+        InvalidInput: there is no task of that name.
+        MissingFile: there is no such file.
+    """
+    if not is_path(reference):
+        _require_known(reference, BUILT_IN_TASKS)
+    elif not Path(reference).is_file():
+        raise MissingFile(f"there is no task file {Path(reference).resolve()}")
+
+
 def load_any_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
     """Likewise, also a BatchTask."""
     if is_path(reference):
         path = Path(reference).resolve()
         return _any_task(getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
-    _require_known(reference, BUILT_IN_TASKS)
+    require_task(reference)
     with needing_extras():
         module = import_module(f"evener.tasks.{reference.replace('-', '_')}")
     return _make(Task, module.task, f"task {reference}", data_dir, options, needing_extras())
