@@ -135,3 +135,19 @@ def test_a_history_that_was_written_down_goes_on_where_it_was(monkeypatch: pytes
         history.add(entry(7, "a"))
     assert [step.step for step in two.steps()] == [step.step for step in one.steps()]
     assert two.since["b"] == 6.0
+
+
+def test_goodput_is_the_share_of_the_loop_that_was_not_lost() -> None:
+    assert History().goodput == 1.0
+    assert History(wall_seconds=8.0, lost_seconds=2.0).goodput == 0.75
+    assert History(wall_seconds=1.0, lost_seconds=2.0).goodput == 0.0
+
+
+def test_the_last_step_is_that_of_the_entry_that_is_open_or_of_the_last_full_one() -> None:
+    history = History()
+    assert history.last_step == 0
+    history.add(Entry(step=3, steps=1))
+    assert history.last_step == 3
+    history.every = 2
+    history.add(Entry(step=4, steps=1))
+    assert history.last_step == 4

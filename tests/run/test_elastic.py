@@ -33,19 +33,34 @@ def off(one: Path, other: Path) -> float:
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
-def run_with(tmp_path: Path, strike: signal.Signals, nodes: str, pause: float, *more: str) -> TrainRecord:
-    """The record of a run whose first rank is struck after the first epoch."""
-    shares = ("--local-nodes", nodes, "--shares", nodes, "--elastic", "--option", f"pause={pause}")
-    process = subprocess.Popen(
-        command(*WORDS, *shares, *more, "--output", "struck"), cwd=tmp_path, stdout=subprocess.DEVNULL
-    )
+def run_with(
+    tmp_path: Path,
+    strike: signal.Signals,
+    nodes: str,
+    pause: float,
+    *more: str,
+    victims: int = 1,
+    wakes_after: float | None = None,
+) -> TrainRecord:
+    """The record of a run whose first ranks are struck after the first epoch. Raises AssertionError: what it said."""
+    words = ("--local-nodes", nodes, "--elastic", "--option", f"pause={pause}", *more, "--output", "struck")
+    shares = () if "--strategy" in more else ("--shares", nodes)
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            command(*WORDS, *words, *shares), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors
+        )
     deadline = time.monotonic() + 60
     while not (tmp_path / "struck" / "checkpoints").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.kill(ranks_of(process.pid)[0].pid, strike)
-    assert process.wait(timeout=90) == 0
+    struck = ranks_of(process.pid)[:victims]
+    for rank in struck:
+        os.kill(rank.pid, strike)
+    if wakes_after is not None:
+        time.sleep(wakes_after)
+        os.kill(struck[0].pid, signal.SIGCONT)
+    assert process.wait(timeout=90) == 0, (tmp_path / "errors").read_text()
     return read_noun(tmp_path / "struck" / "record.json", TrainRecord)
 
 
@@ -66,3 +81,26 @@ def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path:
     assert 0 < record.goodput < 1
     assert sum(step.samples for step in record.steps) == 6 * 200
     assert len(record.validations) == 6
+
+
+@pytest.mark.slow  # a frozen rank is given up after the patience
+def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path: Path, alone: Path) -> None:
+    record = run_with(tmp_path, signal.SIGSTOP, "1,0.5,0.5", 0.05, "--patience", "5", wakes_after=8.0)
+    assert off(alone, tmp_path / "struck") < 1e-10
+    kinds = [event.kind for event in record.events if event.kind in ("node lost", "joined")]
+    assert kinds[0] == "node lost"
+    silent = next(event for event in record.events if event.kind == "node lost")
+    assert silent.message.startswith("node-0 has been silent for 5 s, at step ")
+    assert sum(step.samples for step in record.steps) == 6 * 200
+
+
+@pytest.mark.slow
+def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nobody is left who holds the state of the training"):
+        run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.05, "--patience", "20", victims=2)
+
+
+@pytest.mark.slow
+def test_a_strategy_that_divides_the_model_ends_with_a_lost_node_as_before(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"evener: node node-\d \(rank \d\) was killed by signal 9"):
+        run_with(tmp_path, signal.SIGKILL, "1,1", 0.05, "--patience", "20", "--strategy", "filter")

@@ -90,8 +90,8 @@ class ElasticGroup:
         self._watch.step = step
 
     def has_state(self) -> None:
-        """Note that this rank holds the state of the training."""
-        self._watch.holds = self.number
+        """Note, and say at once, that this rank holds the state of the training."""
+        self._watch.say_holds(self.number)
 
     def _meet(self, generation: Generation) -> Connections | None:
         """Connections to the ranks of `generation`; None if one of them is gone already."""

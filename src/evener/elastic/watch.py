@@ -59,6 +59,11 @@ class Watch:
             self.changed.wait_for(lambda: self.newest is not None and self.newest.number > number, seconds)
             return self.newest if self.newest is not None and self.newest.number > number else None
 
+    def say_holds(self, number: int) -> None:
+        """Say with a beat, now, that this process has the state of the training in generation `number`."""
+        self.holds = number
+        self._due.set()
+
     def fence(self) -> None:
         """Return when this process was certainly not given up up to now; a process that was ends here."""
         if time.monotonic() < self._sure_until:

@@ -16,8 +16,10 @@ from evener.errors import NodeLost
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 """Seconds before another process is started on a node where one after the other ends without having taken part."""
+_LAST_WORD = 2.0
+"""Seconds within which a rank that was given the state of the training has said so: several beats."""
 
 
 @dataclass
@@ -62,6 +64,7 @@ class ElasticRanks:
         self._posts = [_Post(rank, rank) for rank in range(len(ranks))]
         self._next = len(ranks)
         self._inside: set[int] = set()
+        self._stateless_since: float | None = None
         self.is_stopping = False
 
     def is_needed(self, rank: LocalProcess) -> bool:
@@ -97,6 +100,7 @@ class ElasticRanks:
         generation = self._authority.decide(now)
         if generation is not None:
             self._announce(generation)
+        self._require_state(now)
         if self._authority.generation is not None and not self.is_stopping:
             for post in self._posts:
                 self._replace(post, now)
@@ -133,9 +137,16 @@ class ElasticRanks:
             if post.number in concerned:
                 self._ranks[post.rank].tell(encode_message(generation))
         self._inside = {one.process for one in generation.participants}
-        if not self._authority.has_state:
+
+    def _require_state(self, now: float) -> None:
+        """Raise NodeLost once it is certain that nobody is left who holds the state of the training."""
+        if self._authority.has_state or self._authority.generation is None:
+            self._stateless_since = None
+            return
+        self._stateless_since = self._stateless_since or now
+        if now - self._stateless_since > _LAST_WORD:
             raise NodeLost(
-                f"{generation.reason}: nobody is left who holds the state of the training; "
+                f"{self._authority.generation.reason}: nobody is left who holds the state of the training; "
                 "go on from the last checkpoint with --resume"
             )
 

@@ -147,6 +147,7 @@ def _tiles(record: TrainRecord) -> str:
         "samples per second": human_count(record.samples_per_second),
         "final loss": "-" if loss is None else human_count(loss),
         "validation accuracy": exact_percent(record.validation_accuracy),
+        "goodput": exact_percent(record.goodput),
     }
     tiles = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items())
     return f"<dl>{''.join(tiles)}</dl>"

@@ -30,8 +30,10 @@ def summary(record: TrainRecord) -> dict[str, object]:
         `task`, `strategy`, `seconds` (of training), `samples_per_second`, `validation_accuracy` (in [0, 1], or None),
         `final_loss` (or None), and `nodes`: for every node its `name`, `share` (fraction of all samples),
         `seconds_computing`, `seconds_waiting` and `bytes_sent`. With a parameter server also
-        `agreement`, its name, and `bytes_saved`, by sending fewer bits.
+        `agreement`, its name, and `bytes_saved`, by sending fewer bits; where nodes went or came `goodput`, the share
+        of `seconds` that was not lost by it.
     """
+    of_elastic = {"goodput": record.goodput} if record.goodput < 1 else {}
     of_ps = {"agreement": record.agreement, "bytes_saved": record.bytes_saved} if record.agreement else {}
     return {
         "task": record.task,
@@ -42,6 +44,7 @@ def summary(record: TrainRecord) -> dict[str, object]:
         "final_loss": record.final_loss,
         "nodes": [{name: getattr(node, name) for name in _NODE_FIELDS} for node in record.nodes],
         **of_ps,
+        **of_elastic,
     }
 
 
@@ -86,8 +89,10 @@ def _predicted(prediction: Prediction) -> str:
 
 def record_table(record: TrainRecord) -> Table:
     """What every node of `record` did: its share, the seconds it computed and waited, what it sent and held."""
+    goodput = f", goodput {exact_percent(record.goodput)}" if record.goodput < 1 else ""
+    rate = f"{human_count(record.samples_per_second)} samples/s{goodput}"
     return table_of(
-        f"Run: {record.task}, {human_seconds(record.seconds)}, {human_count(record.samples_per_second)} samples/s",
+        f"Run: {record.task}, {human_seconds(record.seconds)}, {rate}",
         {
             "node": lambda node: node.name,
             ">share": lambda node: percent(node.share),
