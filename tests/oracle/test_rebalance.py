@@ -105,3 +105,42 @@ def test_shares_always_sum_to_the_batch() -> None:
     for _ in range(30):
         state, _ = steps(state, [draw.uniform(0.2, 5) for _ in range(3)], 6)
         assert sum(state.shares) == 55
+
+
+def learnt(costs: list[tuple[float, float]], count: int, seed: int, is_learning: bool = True) -> tuple[Balance, int]:
+    """The balance after `count` steps of nodes with these (fixed, unit) seconds, which nobody predicted."""
+    state = Balance(workers=(Worker(unit_seconds=1.0),) * 2, shares=(32, 32), is_learning=is_learning)
+    draw, moves = random.Random(seed), 0
+    for _ in range(count):
+        took = [
+            (fixed + n * unit) * draw.uniform(0.95, 1.05) for n, (fixed, unit) in zip(state.shares, costs, strict=True)
+        ]
+        decision = state.observe(state.shares, took).decide()
+        state, moves = decision.balance, moves + (decision.shares is not None)
+    return state, moves
+
+
+def test_a_small_model_s_fixed_cost_is_learnt_and_keeps_shares_from_drifting() -> None:
+    costs = [(2e-3, 1e-6), (2.6e-3, 1e-6)]
+    for seed in range(10):
+        state, moves = learnt(costs, 300, seed)
+        assert min(state.shares) >= 16, seed
+        assert moves <= 6, seed
+    drifted, _ = learnt(costs, 300, 0, is_learning=False)
+    assert min(drifted.shares) == 0
+
+
+def test_proportional_and_affine_costs_are_both_divided_so_that_nodes_finish_together() -> None:
+    for seed in range(5):
+        state, _ = learnt([(0.0, 1e-3), (0.0, 3e-3)], 300, seed)
+        assert abs(state.shares[0] - 48) <= 2, seed
+        state, _ = learnt([(10e-3, 1e-3), (10e-3, 3e-3)], 300, seed)
+        assert abs(state.shares[0] - 48) <= 3, seed
+
+
+def test_a_node_whose_speed_changes_is_believed_though_its_earlier_times_say_otherwise() -> None:
+    state, _ = learnt([(1e-3, 1e-3), (1e-3, 2e-3)], 100, 0)
+    for _ in range(100):
+        took = [3 * (1e-3 + state.shares[0] * 1e-3), 1e-3 + state.shares[1] * 2e-3]
+        state = state.observe(state.shares, took).decide().balance
+    assert abs(state.shares[0] - 26) <= 3

@@ -168,7 +168,8 @@ class Steps:
 
     def _start(self, part: BatchPart, check: Check | None) -> None:
         sizes = self.division.sizes(1, part.total)
-        balance = Balance(workers=self.division.workers(1), shares=tuple(sizes)) if self._shares is None else None
+        workers = self.division.workers(1)
+        balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if self._shares is None else None
         self._monitor = Monitor(
             self._env,
             self._group,
