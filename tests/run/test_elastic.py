@@ -83,6 +83,13 @@ def test_the_first_rank_is_killed_and_the_model_is_that_of_one_process(tmp_path:
     assert len(record.validations) == 6
 
 
+def test_a_run_that_cannot_go_on_without_a_node_says_so(tmp_path: Path) -> None:
+    result = evener_here("train", TINY, "--epochs", "1", "--elastic", "--output", "run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert "not elastic: a lost node ends this run: nodes are replaced only where this command starts several" in said
+
+
 @pytest.mark.slow  # a frozen rank is given up after the patience
 def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path: Path, alone: Path) -> None:
     record = run_with(tmp_path, signal.SIGSTOP, "1,0.5,0.5", 0.05, "--patience", "5", wakes_after=8.0)

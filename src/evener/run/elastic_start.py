@@ -17,10 +17,18 @@ from evener.task import Task
 _PLAN = "elastic/plan"
 
 
-def is_elastic(training: Training, config: RunConfig) -> bool:
-    """Whether the run can go on without some of its ranks: each has the whole model, and can read all data."""
-    is_whole = training.plan.strategy == "data" and training.group.size > 1
-    return is_whole and not config.compile and not config.stationary and training.context.env.backend == "gloo"
+def why_fixed(training: Training, config: RunConfig) -> str:
+    """Why the run needs all of its ranks, in words; empty if it can go on without some: each has all that it needs."""
+    env, strategy = training.context.env, training.plan.strategy
+    reasons = {
+        "nodes are replaced only where this command starts several on this machine": env.line is None,
+        "there is one node": training.group.size == 1,
+        f"with strategy {strategy} every node holds what no other one has": strategy != "data",
+        "data that stays where it is (--stationary) is lost with its node": config.stationary,
+        "--compile would compile again for other shares": config.compile,
+        "collectives of GPUs cannot be left": env.backend != "gloo",
+    }
+    return next((words for words, is_so in reasons.items() if is_so), "")
 
 
 def leave_word(training: Training) -> None:

@@ -35,7 +35,7 @@ from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context
 from evener.run.elastic_loop import ElasticLoop
-from evener.run.elastic_start import is_elastic, late_training, leave_word
+from evener.run.elastic_start import late_training, leave_word, why_fixed
 from evener.run.loop import Loop
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
@@ -60,10 +60,13 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         return
     if training.group.is_leader:
         env.notify(training.plan)
-    if env.line is not None and is_elastic(training, config):
+    why = why_fixed(training, config)
+    if env.line is not None and not why:
         leave_word(training)
         run_elastic(training, config, env.line)
         return
+    if config.elastic and training.group.is_leader:
+        env.notify(Event(step=0, kind="not elastic", message=f"a lost node ends this run: {why}"))
     startup = time.time() - config.started
     history = Loop(training, config).run()
     write_results(training, history, config.folder, startup)
