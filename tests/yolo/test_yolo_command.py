@@ -59,7 +59,7 @@ def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: 
 @needs_ultralytics
 @pytest.mark.slow
 def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
-    draw_detection(tmp_path / "data").rename(tmp_path / "my-data.yaml")
+    draw_detection(tmp_path / "data", count=16).rename(tmp_path / "my-data.yaml")
     lines = [line.strip() for line in PAGE.read_text().splitlines() if line.startswith("    evener ")]
     typed = [shlex.split(line, comments=True)[1:] for line in lines if " resume " not in line]  # there is a test of it
     asked = [words for words in typed if words[0] not in ("up", "join") and ".pt" not in " ".join(words)]  # a master's
