@@ -74,7 +74,7 @@ def refuse_lazy(model: nn.Module) -> nn.Module:
             kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
             raise InvalidInput(
                 f"{name} of the model ({kind}) gets its shape from the first batch, which every node would see another "
-                "of: let Task.model run one batch through the model before it returns it"
+                "of: run one batch through it first, in Task.model, or in a program before the optimizer is made"
             )
     return model
 
