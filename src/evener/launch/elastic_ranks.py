@@ -140,13 +140,14 @@ class ElasticRanks:
 
     def _require_state(self, now: float) -> None:
         """Raise NodeLost once it is certain that nobody is left who holds the state of the training."""
-        if self._authority.has_state or self._authority.generation is None:
+        generation = self._authority.generation
+        if self._authority.has_state or generation is None:
             self._stateless_since = None
             return
         self._stateless_since = self._stateless_since or now
-        if now - self._stateless_since > _LAST_WORD:
+        if not generation.participants or now - self._stateless_since > _LAST_WORD:
             raise NodeLost(
-                f"{self._authority.generation.reason}: nobody is left who holds the state of the training; "
+                f"{generation.reason}: nobody is left who holds the state of the training; "
                 "go on from the last checkpoint with --resume"
             )
 
