@@ -22,6 +22,9 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a size": lambda x: x * torch.rand(len(x), 6, 1, 1),
     "gumbel": F.gumbel_softmax,
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.3),
+    "attention with a mask of samples": lambda x: F.scaled_dot_product_attention(x, x, x, x[:, :1, :1] > 0),
+    "attention with a mask of all": lambda x: F.scaled_dot_product_attention(x, x, x, torch.eye(4) > 0),
+    "attention with a mask and dropout": lambda x: F.scaled_dot_product_attention(x, x, x, x[:, :1, :1] > 0, 0.3),
     "fractional pooling": lambda x: F.fractional_max_pool2d(x, 2, output_size=2),
     "whole numbers": lambda x: x + torch.randint(0, 9, (len(x), 6, 4, 4)),
 }
@@ -54,6 +57,13 @@ def test_a_recurrent_network_with_time_first_has_the_same_masks() -> None:
 def test_different_values_are_drawn_within_a_sample() -> None:
     dropped = drawn("dropout", torch.ones(2, 6, 4, 4)) == 0
     assert 0 < int(dropped[0].sum()) < dropped[0].numel()
+
+
+def test_a_mask_is_not_taken_for_samples_because_there_are_as_many() -> None:
+    x, mask = torch.randn(4, 2, 4, 8), torch.ones(4, 4, dtype=torch.bool).tril()
+    with SameDraws():
+        found = F.scaled_dot_product_attention(x, x, x, mask)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(x, x, x, mask))
 
 
 def test_a_loop_that_waits_for_another_number_ends() -> None:

@@ -75,11 +75,18 @@ def _of_tensors(
         made = torch.cat(list(parts))
         return made.reshape(*lead, *made.shape[1:])
 
-    given = [rows(one) for one in args]
+    def row(i: int, original: Any, copied: Any) -> Any:
+        return original if copied is original else copied[i : i + 1]
+
+    def named_rows(value: Any) -> Any:  # a mask of [T, S] has no samples, though there may be T of them
+        return rows(value) if isinstance(value, Tensor) and value.dim() == args[0].dim() else value
+
+    given, named = [rows(one) for one in args], {name: named_rows(one) for name, one in kwargs.items()}
     made = []
     for i in range(number):
         torch.manual_seed(seed)
-        made.append(func(*(b[i : i + 1] if b is not a else a for a, b in zip(args, given, strict=True)), **kwargs))
+        positional = [row(i, a, b) for a, b in zip(args, given, strict=True)]
+        made.append(func(*positional, **{name: row(i, kwargs[name], named[name]) for name in kwargs}))
     for original, copied in zip(args, given, strict=True):  # an operation in place has changed the copy
         if copied is not original and func._schema.is_mutable:  # type: ignore[attr-defined]
             original.copy_(copied.reshape(original.shape))
