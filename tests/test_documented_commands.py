@@ -48,6 +48,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         monkeypatch.setattr(module, name, ask)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
+    (tmp_path / "my_task.py").touch()
     result = CliRunner().invoke(app, shlex.split(line)[1:])
     assert result.exit_code == 0, result.output
     assert len(asked) == 1

@@ -48,7 +48,7 @@ class Opposition:
 
     def __init__(self) -> None:
         self._lengths: deque[tuple[str, float, int]] = deque(maxlen=_LENGTHS)
-        self._directions: deque[tuple[str, NDArray[np.float32]]] = deque(maxlen=_DIRECTIONS)
+        self._directions: deque[tuple[str, NDArray[np.float64]]] = deque(maxlen=_DIRECTIONS)
         self._verdicts: dict[str, deque[bool]] = {}
         self._offset: int | None = None
         self._usual, self._until = 0.0, 0
@@ -77,27 +77,27 @@ class Opposition:
 
     def _observe(self, worker: str, flat: Flat, num_samples: int) -> float:
         """Remember a contribution; the length of its sample, 0 if it is not finite."""
+        sample = self._sample(flat)
         with np.errstate(over="ignore", invalid="ignore"):
-            sample = self._sample(flat)
             length = sqrt(float(np.dot(sample, sample)))
         if not isfinite(length) or length == 0.0 or num_samples <= 0:
             return 0.0
         self._lengths.append((worker, length, num_samples))
-        self._directions.append((worker, sample / np.float32(length)))
+        self._directions.append((worker, sample / length))
         return length
 
-    def _sample(self, flat: Flat) -> NDArray[np.float32]:
+    def _sample(self, flat: Flat) -> NDArray[np.float64]:
         array = max(flat.parameters, key=len)
         stride = ceil(len(array) / _SAMPLE)
         if self._offset is None:
             self._offset = SystemRandom().randrange(stride)
-        return array[self._offset :: stride].astype(np.float32)
+        return array[self._offset :: stride].astype(np.float64)
 
     def _refresh(self, count: int) -> None:
         """Now and then, find what lengths are usual."""
         self._until -= count
         if self._until <= 0:
-            self._usual = float(np.median([length for _, length, _ in self._lengths]))
+            self._usual = sorted(length for _, length, _ in self._lengths)[len(self._lengths) // 2]
             self._until = min(_OFTEN, len(self._lengths))
 
     def _is_opposed(self, worker: str) -> bool:
