@@ -158,7 +158,8 @@ class Run:
         """The sum over all nodes of a number or a tensor. Every node calls this."""
         if self._is_alone:
             return value
-        own = numbers_of(value) * (self._parts.weight() != 0)
+        own = numbers_of(value)
+        own = own if self._parts.weight() else np.zeros_like(own)  # of no samples it may be a NaN
         return sum_like(value, total_of(self.group, "sum", own, self._env.patience))
 
     def ratio(self, numerator: Tensor, denominator: Any) -> Tensor:
