@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.abortable import AbortableSums
-from evener.comm.mesh import Mesh, join_mesh
+from evener.comm.mesh import Mesh, join_meshes
 from evener.comm.step_timing import StepTimer
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
@@ -265,6 +265,7 @@ def join_group(
     patience = max(patience, 30.0)
     group = Group(rank=rank, size=len(nodes), device=device, nodes=list(nodes), timer=timer)
     if group.size > 1:
+        assert store is not None
         limit = timedelta(seconds=longest_wait)
         dist.init_process_group(backend, store=store, rank=rank, world_size=group.size, timeout=limit)
         group.process_group = dist.group.WORLD
@@ -272,30 +273,6 @@ def join_group(
             rank=rank, nodes=group.nodes, store=store, address=address, patience=patience, longest_wait=longest_wait
         )
     return group
-
-
-def join_meshes(
-    *,
-    rank: int,
-    nodes: Sequence[str],
-    store: dist.Store | None,  # type: ignore[name-defined]
-    address: str,
-    patience: float,
-    longest_wait: float,
-) -> tuple[Mesh, Mesh]:
-    """Those of a group: for small messages, and for reports; arguments as `join_mesh` has them."""
-    small, reports = (
-        join_mesh(
-            rank=rank,
-            nodes=nodes,
-            store=dist.PrefixStore(name, store),  # type: ignore[attr-defined,arg-type]
-            address=address,
-            patience=patience,
-            longest_wait=longest_wait,
-        )
-        for name in ("small", "reports")
-    )
-    return small, reports
 
 
 def leave_group() -> None:

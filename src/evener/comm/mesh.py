@@ -182,6 +182,30 @@ def join_mesh(
     return mesh
 
 
+def join_meshes(
+    *,
+    rank: int,
+    nodes: Sequence[str],
+    store: dist.Store,  # type: ignore[name-defined]
+    address: str,
+    patience: float,
+    longest_wait: float,
+) -> tuple[Mesh, Mesh]:
+    """The two of a group, for small messages and for reports, which do not overtake each other; as `join_mesh`."""
+    small, reports = (
+        join_mesh(
+            rank=rank,
+            nodes=nodes,
+            store=dist.PrefixStore(name, store),  # type: ignore[attr-defined]
+            address=address,
+            patience=patience,
+            longest_wait=longest_wait,
+        )
+        for name in ("small", "reports")
+    )
+    return small, reports
+
+
 def _call(
     mesh: Mesh,
     other: int,

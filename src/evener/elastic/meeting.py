@@ -14,8 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from evener.comm.abortable import AbortableSums
-from evener.comm.group import join_meshes
-from evener.comm.mesh import Mesh
+from evener.comm.mesh import Mesh, join_meshes
 from evener.elastic.generation import Generation
 from evener.errors import NodeLost
 
