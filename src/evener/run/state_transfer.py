@@ -15,16 +15,12 @@ from evener.history import History
 from evener.parallel.replicated import ReplicatedModel
 from evener.run.checkpoint import Checkpoint, CheckpointState, apart
 from evener.run.training import Training
-from evener.schema import Amount, Part
+from evener.schema import Amount
 
 _PIECE = 2**28
 """Bytes of a message, at most."""
-
-
-class _Sizes(Part, frozen=True):
-    """Bytes of the parts of a state: what is no tensor, weights, optimiser's tensors, history."""
-
-    parts: tuple[Amount, Amount, Amount, Amount]
+_Sizes = tuple[Amount, Amount, Amount, Amount]
+"""Bytes of the parts of a state: what is no tensor, weights, optimiser's tensors, history."""
 
 
 def send_state(training: Training, state: CheckpointState, history: History, mesh: Mesh, to: Sequence[int]) -> None:
@@ -47,7 +43,7 @@ def send_state(training: Training, state: CheckpointState, history: History, mes
         save(dict(whole.optimizer)),
         msgspec.msgpack.encode(history),
     )
-    sizes = msgspec.json.encode(_Sizes(tuple(map(len, parts))))  # type: ignore[arg-type]  # four of them
+    sizes = msgspec.json.encode([len(part) for part in parts])
     for rank in to:
         mesh.send_to(rank, sizes)
         for part in parts:
@@ -57,9 +53,8 @@ def send_state(training: Training, state: CheckpointState, history: History, mes
 
 def take_state(training: Training, mesh: Mesh, source: int) -> History:
     """Take over the state that rank `source` sends; the history of the run so far."""
-    sizes = msgspec.json.decode(mesh.receive_from(source), type=_Sizes)
     parts = []
-    for size in sizes.parts:
+    for size in msgspec.json.decode(mesh.receive_from(source), type=_Sizes):
         part = bytearray()
         while len(part) < size:
             part += mesh.receive_from(source)
