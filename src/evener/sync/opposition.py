@@ -33,12 +33,13 @@ _MOST_DEVIATIONS = 5.0
 _LEAST_DEVIATION = 0.1
 """Of the logarithm of lengths: less is taken for this, or some equal lengths would make outliers of all others."""
 _SAMPLE = 1024
-_LENGTHS = 64
-_OWN = 8
-_DIRECTIONS = 16
-_LEAST_KNOWN = 4
+"""Numbers of a contribution that are looked at."""
+_LENGTHS, _OWN, _DIRECTIONS = 64, 8, 16
+"""How many of the last contributions are remembered: of all, by length; of one worker; of all, by direction."""
+_LEAST_KNOWN, _LEAST_WORKERS = 4, 3
+"""Contributions, and workers, without which nobody can say who is in the wrong."""
 _OFTEN = 8
-_LEAST_WORKERS = 3
+"""Contributions after which it is looked anew what length is usual."""
 _VIEWS = (0.0, 0.5, -1.0)
 """Powers of the samples that make lengths comparable: nothing to be done, gradients that are noise, local steps."""
 
