@@ -179,8 +179,12 @@ def test_both_versions_of_control_groups_are_found_and_written(tmp_path: Path) -
 
     assert old is not None
     assert new is not None
-    assert _files(old.make("a", 0.5)) == {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "5000"}
-    assert _files(new.make("b", 1.5)) == {"cpu.max": "15000 10000"}
+    assert _files(old.make("a", 0.5)) == {
+        "cpu.shares": "262144",
+        "cpu.cfs_period_us": "10000",
+        "cpu.cfs_quota_us": "5000",
+    }
+    assert _files(new.make("b", 1.5)) == {"cpu.weight": "10000", "cpu.max": "15000 10000"}
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
     assert _files(new._replace(name="memory").make("c", 1 << 20)) == {"memory.max": "1048576"}
 

@@ -37,11 +37,11 @@ class Controller(NamedTuple):
         return group
 
     def _limits(self, amount: float) -> dict[str, str]:
-        """What to write into which file."""
+        """What to write into which file: beside busy processes, too, a host gets the cores that it has."""
         quota_us = str(int(amount * _PERIOD_US))
         limits: dict[tuple[str, int], dict[str, str]] = {
-            ("cpu", 1): {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota_us},
-            ("cpu", 2): {"cpu.max": f"{quota_us} {_PERIOD_US}"},
+            ("cpu", 1): {"cpu.shares": "262144", "cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota_us},
+            ("cpu", 2): {"cpu.weight": "10000", "cpu.max": f"{quota_us} {_PERIOD_US}"},
             ("memory", 1): {"memory.limit_in_bytes": str(int(amount))},
             ("memory", 2): {"memory.max": str(int(amount))},
         }
