@@ -108,6 +108,7 @@ print("off", float((found[True] - found[False]).abs().max()))
 """
 
 
+@pytest.mark.slow
 def test_a_program_from_stdin_trains_on_local_nodes_what_it_trains_alone(tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle")
     words = [sys.executable, "-"]

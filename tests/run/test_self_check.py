@@ -55,7 +55,11 @@ def train(folder: Path, *words: str, plant: str = "", model: str = NETWORK, loss
 
 @pytest.mark.parametrize(
     ("strategy", "precisions"),
-    [("data", ["fp32", "fp64"]), ("sharded", ["fp32", "fp64"]), ("pipeline", ["fp32", "fp64"])],
+    [
+        ("data", ["fp32", "fp64"]),
+        pytest.param("sharded", ["fp32", "fp64"], marks=pytest.mark.slow),
+        pytest.param("pipeline", ["fp32", "fp64"], marks=pytest.mark.slow),
+    ],
 )
 def test_what_was_checked_is_in_the_plan_and_on_the_terminal(
     tmp_path: Path, strategy: str, precisions: list[str]
@@ -131,6 +135,7 @@ Trial.divided = fails
 """
 
 
+@pytest.mark.slow
 def test_what_fails_on_one_rank_ends_the_run_though_the_others_wait(tmp_path: Path) -> None:
     words = ("--strategy", "data", "--shares", "5,2,1", "--patience", "8")
     sentence = train(tmp_path, *words, plant=FAILS_ON_ONE_RANK)

@@ -117,6 +117,7 @@ def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path, 
     assert distance(alone, load_file(tmp_path / "ranks" / "model.safetensors")) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     ways: list[tuple[str, str, dict[str, Any]]] = [
