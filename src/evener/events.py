@@ -10,10 +10,30 @@ import msgspec
 from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import Epoch, Event, Step, TrainRecord, Validation
+from evener.schema import Amount, Part
 
-RunEvent: TypeAlias = Plan | Step | Validation | Epoch | Event | TrainRecord | ClusterProfile
+
+class Phase(Part, frozen=True, kw_only=True):
+    """What a run is about from now on; shown while it lasts, and in no record.
+
+    Attributes:
+        what: it does, such as `measuring`.
+        detail: of that, in words.
+        num_samples: that will have been trained on at the end of it; 0 where that is not known, or means nothing.
+        done: of these, before it began.
+        epochs: of the run; 0 likewise.
+    """
+
+    what: str
+    detail: str = ""
+    num_samples: Amount = 0
+    done: Amount = 0
+    epochs: Amount = 0
+
+
+RunEvent: TypeAlias = Plan | Step | Validation | Epoch | Event | Phase | TrainRecord | ClusterProfile
 _KINDS: dict[str, type[RunEvent]] = {
-    kind.__name__: kind for kind in (Plan, Step, Validation, Epoch, Event, TrainRecord, ClusterProfile)
+    kind.__name__: kind for kind in (Plan, Step, Validation, Epoch, Event, Phase, TrainRecord, ClusterProfile)
 }
 _decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
 

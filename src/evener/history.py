@@ -50,6 +50,18 @@ class NodeWork:
         if other.wait_seconds is not None:
             self.wait_seconds = (self.wait_seconds or 0.0) + other.wait_seconds
 
+    @classmethod
+    def of(cls, node: NodeStep) -> NodeWork:
+        """What a part of a step tells."""
+        return cls(
+            samples=node.samples,
+            compute_seconds=node.compute_seconds,
+            sent=node.sent_bytes,
+            io_seconds=node.io_seconds,
+            update_seconds=node.update_seconds,
+            wait_seconds=node.wait_seconds,
+        )
+
     @property
     def busy_seconds(self) -> float:
         """IO, FB and WU."""
@@ -89,9 +101,25 @@ class Entry:
     seconds: float = 0.0
     steps: int = 0
     contributions: int = 0
-    staleness: int = 0
+    staleness: float = 0
     nodes: dict[str, NodeWork] = field(default_factory=dict)
     untold: int = 0
+
+    @classmethod
+    def of(cls, step: Step, names: Sequence[str]) -> Entry:
+        """What `step` tells, whose columns have these names."""
+        return cls(
+            step=step.step,
+            epoch=step.epoch,
+            samples=step.samples,
+            loss=0.0 if step.loss is None else step.loss * step.samples,
+            seconds=step.seconds,
+            steps=1,
+            contributions=1,
+            staleness=step.staleness,
+            nodes={name: NodeWork.of(node) for name, node in zip(names, step.nodes, strict=True)},
+            untold=step.samples if step.loss is None else 0,
+        )
 
     @property
     def mean_loss(self) -> float | None:

@@ -96,11 +96,13 @@ class Event(Part, frozen=True, kw_only=True):
         step: at which.
         kind: one of the words above.
         message: one sentence.
+        nodes: that it is about, by name; empty where it is about none, or all.
     """
 
     step: Amount
     kind: str
     message: str
+    nodes: tuple[str, ...] = ()
 
 
 class NodeSummary(Part, frozen=True, kw_only=True):

@@ -92,7 +92,7 @@ class Effects:
             self._notify(str(transition))
             if self._scheduler.run is not None:
                 reason = f"node {transition.node}: {transition.reason}"
-                self._scheduler.run.note(EVENTS[transition.kind], reason)
+                self._scheduler.run.note(EVENTS[transition.kind], reason, transition.node)
             self._do(transition)
 
     def expel(self, node: NodeRecord, reason: str) -> None:
@@ -101,7 +101,7 @@ class Effects:
         self._notify(f"node {node.name} is expelled: {reason}")
         self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)
         if (run := self._scheduler.run) is not None:
-            run.note("expelled", f"node {node.name}: {reason}")
+            run.note("expelled", f"node {node.name}: {reason}", node.name)
             run.lose(node)
         if node.peer is not None:
             self.turn_away(node.peer, f"it was expelled: {reason}")

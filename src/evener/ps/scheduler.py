@@ -10,6 +10,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted, first_line
+from evener.event_log import EventLog
+from evener.event_tail import EVENTS_FILE
 from evener.history import History
 from evener.ps.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer
@@ -75,7 +77,7 @@ class Scheduler:
         self._nodes.resume(checkpoint.nodes, self._clock())
         history = checkpoint.history
         self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
-        self._subscribers.begin((), len(history.totals))
+        self._subscribers.begin((), len(history.totals), self._log(checkpoint.job.run))
         self.run.resume(checkpoint.used, checkpoint.due, checkpoint.seconds, checkpoint.waited)
         self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
 
@@ -200,6 +202,7 @@ class Scheduler:
         """Write down the run in progress and end threads."""
         if self.run is not None:
             self._checkpointer.save(self.run, self._nodes)
+        self._subscribers.close()
         self._checkpointer.close()
         self._submissions.close()
         self._cores.close()
@@ -219,7 +222,7 @@ class Scheduler:
         )
         self.run = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
         self.run.submitted = submission.submitted
-        self._subscribers.begin((submission.peer,), 0)
+        self._subscribers.begin((submission.peer,), 0, self._log(job.run))
         self._send(submission.peer, RunAccepted(run=job.run))
         self._notify(f"run {job.run} begins")
         for node in self._nodes.present:
@@ -246,6 +249,12 @@ class Scheduler:
 
     def _folder(self, run: TrainingRun) -> Path:
         return self._home.runs / run.job.run
+
+    def _log(self, run: str) -> EventLog:
+        """Where all that happens in a run is kept."""
+        folder = self._home.runs / run
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return EventLog(folder / EVENTS_FILE, self._notify, private=True)
 
     def _reason_to_wait(self) -> str:
         """Why no other run can begin now; empty if one can."""

@@ -1,10 +1,11 @@
-"""Commands that watch a run, and what they are told of it."""
+"""Commands that watch a run, and what they are told of it; its log is told the same."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evener.events import encode_events
+from evener.event_log import EventLog
+from evener.events import Phase, encode_events
 from evener.ps.messages import RunEvents, RunFinished, Send
 from evener.ps.nodes import Nodes
 from evener.ps.results import plan_of
@@ -27,10 +28,11 @@ class Subscribers:
         self._peers: set[int] = set()
         self._columns = 0
         self._sent = 0.0
+        self._log: EventLog | None = None
 
-    def begin(self, peers: Sequence[int], columns: int) -> None:
-        """A run begins, or goes on: watched by `peers`, with so many nodes known already."""
-        self._peers, self._columns = set(peers), columns
+    def begin(self, peers: Sequence[int], columns: int, log: EventLog) -> None:
+        """A run begins, or goes on: watched by `peers`, with so many nodes known already, and kept in `log`."""
+        self._peers, self._columns, self._log = set(peers), columns, log
 
     def add(self, peer: int, run: TrainingRun) -> None:
         """Another one subscribes to the run: from now on, and first how the work is divided."""
@@ -59,6 +61,9 @@ class Subscribers:
     def flush(self, run: TrainingRun) -> None:
         """Send what has happened until now."""
         self._add_steps(run)
+        if self._log is not None:
+            for event in run.events:
+                self._log.add(event)
         if run.events and self._peers:
             data = encode_events(run.events)
             for peer in self._peers:
@@ -70,6 +75,15 @@ class Subscribers:
         for peer in self._peers:
             self._send(peer, header, buffers)
         self._peers.clear()
+        if self._log is not None:
+            self._log.add(Phase(what="failed" if header.exit_code else "over", detail=header.reason))
+        self.close()
+
+    def close(self) -> None:
+        """What the log has is on its way to the disk."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _add_plan(self, run: TrainingRun) -> None:
         self._columns = len(run.history.totals)

@@ -147,7 +147,7 @@ class TrainingRun:
         """A node cannot take part."""
         node.not_ready.add(self.job.run)
         node.ready, node.doing = "", f"cannot take part: {reason}"
-        self.note("left out", f"node {node.name} cannot take part: {reason}")
+        self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def begin(self, present: Sequence[NodeRecord]) -> None:
         """Let work begin once all who are here are ready, or one has waited for the others for the patience."""
@@ -243,9 +243,9 @@ class TrainingRun:
             self._progress_at = now
             self._give_out(also_of_the_late=True)
 
-    def note(self, kind: str, message: str) -> None:
-        """Write an event down, and have it shown."""
-        event = Event(step=self.server.version, kind=kind, message=message)
+    def note(self, kind: str, message: str, *nodes: str) -> None:
+        """Write an event down, which is about `nodes`, and have it shown."""
+        event = Event(step=self.server.version, kind=kind, message=message, nodes=nodes)
         if len(self.history.events) < MOST_EVENTS:
             self.history.events.append(event)
             self.events.append(event)
@@ -307,7 +307,7 @@ class TrainingRun:
 
     def _refused(self, judgement: Judgement) -> None:
         self._refused_in_a_row += 1
-        self.note("refused", f"the update of node {judgement.worker} was refused: {judgement.reason}")
+        self.note("refused", f"the update of node {judgement.worker} was refused: {judgement.reason}", judgement.worker)
         self._observe("refused", judgement)
         if judgement.expels:
             self.liars.append((self._nodes.by_name[judgement.worker], f"{judgement.reason}, again and again"))

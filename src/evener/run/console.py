@@ -13,8 +13,10 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from evener.errors import CannotWrite, InvalidInput
-from evener.events import RunEvent
+from evener.errors import CannotWrite, Interrupted, InvalidInput, NodeLost, first_line
+from evener.event_log import EventLog
+from evener.event_tail import EVENTS_FILE
+from evener.events import Phase, RunEvent
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
 from evener.report.loggers import TensorBoard, has_tensorboard
@@ -50,15 +52,21 @@ class RunView:
         self._bar_task: TaskID | None = None
         self._rate = 0.0
         self._last_line = 0.0
+        self._log: EventLog | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._close()
+        if self._log is not None:
+            self._log_end(self._log, error)
 
     def __call__(self, event: RunEvent) -> None:
-        """Show `event`."""
+        """Show `event`, and keep it."""
+        if self._log is None:
+            self._log = EventLog(self._output / EVENTS_FILE, self.console.print)
+        self._log.add(event)
         if isinstance(event, Plan):
             self._on_plan(event)
         elif isinstance(event, Step):
@@ -71,6 +79,16 @@ class RunView:
             self._on_record(event)
         if self._scalars is not None:
             self._scalars(event)
+
+    def _log_end(self, log: EventLog, error: BaseException | None) -> None:
+        """Have whoever looks at the run know how it ended, and by whom."""
+        sentence = first_line(error) if error is not None else ""
+        if isinstance(error, NodeLost):
+            lost = tuple(a.node for a in self._plan.assignments if a.node in sentence.split()) if self._plan else ()
+            log.add(Event(step=0, kind="node lost", message=sentence, nodes=lost))
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        log.add(Phase(what="over" if error is None else "stopped" if stopped else "failed", detail=sentence))
+        log.close()
 
     def _on_plan(self, plan: Plan) -> None:
         """Begin a table and columns; a master's run has another plan when a node has come."""

@@ -198,7 +198,8 @@ class ElasticLoop:
         words = f"{generation.reason}; {count} node{'' if count == 1 else 's'} of {len(self._costs)} go on"
         if generation.lost:
             words += f" with step {loop.last + 1}, {since:.3f} s after that was known; {lost:.3f} s lost"
-        loop.monitor.emit(Event(step=loop.last, kind="node lost" if generation.lost else "joined", message=words))
+        kind, nodes = ("node lost", generation.lost) if generation.lost else ("joined", generation.joined)
+        loop.monitor.emit(Event(step=loop.last, kind=kind, message=words, nodes=nodes))
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:
