@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from msgspec.structs import fields
@@ -146,5 +147,11 @@ def refuse_options(config: Any, names: Sequence[str], beside: str, advice: str) 
 
 def _is_given(config: Any, name: str) -> bool:
     """Whether the user said something other than the default."""
-    [default] = [one.default for one in fields(config) if one.name == name]
-    return bool(getattr(config, name) != default)
+    configs: type = type(config)
+    return bool(getattr(config, name) != _defaults(configs)[name])
+
+
+@cache
+def _defaults(configs: type) -> dict[str, Any]:
+    """Of every option. It is kept: to read the annotations of a class takes milliseconds."""
+    return {one.name: one.default for one in fields(configs)}
