@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from evener import __version__
-from evener.cli.fields import command_of
+from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, epilog
 from evener.errors import EvenerError, MissingExtra
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
@@ -108,6 +108,16 @@ def report(
     sys.stdout.write(f"wrote {output}\n")
 
 
+def dashboard(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, or a folder of such; runs.")] = None,
+    port: Annotated[int, typer.Option(help="Of this machine; 7118, or the next free one.")] = 0,
+) -> None:
+    """Show runs in a browser, while they go on and when they are over; until Ctrl-C."""
+    from evener.run import page
+
+    page.dashboard(runs or [Path("runs")], port)
+
+
 def version() -> None:
     """Print the versions of Evener and of what it stands on."""
     from evener.host import package_versions
@@ -193,6 +203,7 @@ for _command in (
     command_of(BenchmarkConfig, benchmark),
     command_of(TraceConfig, trace),
     report,
+    dashboard,
     command_of(DemoConfig, demo),
     version,
     command_of(UpConfig, up),
@@ -229,7 +240,7 @@ def evener(version: Annotated[bool, _Version] = False) -> None:
 def main() -> None:
     """Run the command line; errors of Evener are one sentence and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(with_default_port(sys.argv[1:]), standalone_mode=False)
     except EvenerError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:

@@ -97,6 +97,14 @@ def _description(one: FieldInfo) -> str:
     return next((note.description or "" for note in notes if isinstance(note, Meta)), "")
 
 
+def with_default_port(words: Sequence[str]) -> list[str]:
+    """`words` of a command line, with port 0, the next free one, behind each `--dashboard` that names none."""
+    found: list[str] = []
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        found.append("--dashboard=0" if word == "--dashboard" and not after.isdecimal() else word)
+    return found
+
+
 def pairs(items: Sequence[str] | None) -> dict[str, str]:
     """`key=value` of every item. Raises InvalidValue."""
     found: dict[str, str] = {}

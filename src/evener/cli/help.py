@@ -18,7 +18,7 @@ TRAIN: Panels = {
     "How the work is divided": (
         "strategy", "shares", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "stationary", "check",
     ),
-    "What is written, and read": ("output", "checkpoint", "checkpoint_every", "resume"),
+    "What is written, read and shown": ("output", "dashboard", "checkpoint", "checkpoint_every", "resume"),
     _MASTER: (
         "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge",
         "overlap",
@@ -51,6 +51,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "benchmark": ("evener benchmark --task my_task.py --output cluster.json",),
     "up": ("evener up --listen :7117",),
     "join": ("evener join 192.168.1.20:7117 --token-file token --name attic",),
+    "dashboard": ("evener dashboard runs", "evener train digits --local-nodes 1,0.5 --dashboard"),
     "report": ("evener report runs/*/record.json --output report.html",),
 }
 """Lines to type, by command."""

@@ -17,40 +17,13 @@ from evener.record import TrainRecord
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
+from evener.report.style import PAGE_STYLE
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
 from evener.report.text import exact_percent, grid, human_count, human_seconds
 from evener.schema import read_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --muted: #6b7280; --line: #d8dee4; --page: #fff; --tile: #f6f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --muted: #9aa4af; --line: #30363d; --page: #0d1117; --tile: #161b22; }
-}
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
-h1 { font-size: 1.9rem; margin: 0 0 .25rem; }
-h2 { margin: 3rem 0 1rem; padding-top: 1rem; border-top: 2px solid var(--line); overflow-wrap: anywhere; }
-p.facts { color: var(--muted); margin: 0 0 1rem; }
-nav a { color: inherit; margin-right: 1rem; }
-dl { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; }
-dl div { background: var(--tile); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem 1rem; }
-dt { color: var(--muted); font-size: .8rem; }
-dd { margin: 0; font-size: 1.35rem; font-weight: 600; }
-figure { margin: 1.25rem 0; padding: .75rem; background: #fff; border: 1px solid var(--line); border-radius: .5rem; }
-figure img { display: block; width: 100%; height: auto; }
-.wide { overflow-x: auto; margin: 1.25rem 0; }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
-th { color: var(--muted); font-weight: 500; text-align: left; white-space: nowrap; }
-th, td { padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { overflow-wrap: anywhere; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.end td { border-bottom: 2px solid var(--muted); }
-p.note { color: var(--muted); font-size: .85rem; margin: .4rem 0 0; white-space: pre-line; }
-"""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -98,7 +71,7 @@ def write_page(path: Path, records: Mapping[str, TrainRecord], title: str) -> No
     body = [_links(records), *_comparison(records), _figure(learning_figure(records), "loss and accuracy of every run")]
     for index, (name, record) in enumerate(records.items()):
         body += _run(index, name, record)
-    page = _PAGE.format(title=escape(title), style=_STYLE, body="\n".join(body))
+    page = _PAGE.format(title=escape(title), style=PAGE_STYLE, body="\n".join(body))
     atomic_write(path, page.encode())
 
 

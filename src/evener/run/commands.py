@@ -39,6 +39,7 @@ from evener.run.console import RunView, open_console, output_file, print_line, r
 from evener.run.context import join_world, make_context
 from evener.run.costs import time_here
 from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
+from evener.run.page import page_beside
 from evener.run.rank import train_rank
 from evener.schema import write_noun
 from evener.tasks.load import load_task
@@ -78,7 +79,8 @@ def perform(
         program: of a rank.
         watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
     """
-    with RunView(run_folder(config.folder), to_stderr=to_stderr) as view:
+    folder = run_folder(config.folder)
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr) as view:
         view.console.quiet = quiet
 
         def show(event: RunEvent) -> object:
@@ -129,7 +131,9 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvir
 
 def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
-    with RunView(run_folder(config.folder), to_stderr=as_json) as view:
+    folder = run_folder(config.folder)
+    port = config.dashboard if os.environ["RANK"] == "0" else None
+    with page_beside(folder, port), RunView(folder, to_stderr=as_json) as view:
         env = torchrun_env(config.patience, view)
         env.stop_on(signal.SIGTERM, signal.SIGINT)
         run_rank(env, program, config)

@@ -20,6 +20,7 @@ from evener.plan import Plan
 from evener.profile import PRECISIONS, Precision
 from evener.run.conflicts import conflict, option_name, strategy_conflict
 from evener.run.options import (
+    Dashboard,
     DataFolder,
     Home,
     MasterAddress,
@@ -92,6 +93,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     output: Annotated[
         Path | None, Meta(description="Folder of record, report and weights; runs/TASK-TIME by default.")
     ] = None
+    dashboard: Dashboard = None
     agreement: Annotated[
         Protocol | None, Meta(description="Train on a master's nodes: sync, async, bounded, average or diloco.")
     ] = None
@@ -179,6 +181,7 @@ _CHOICES: dict[str, Sequence[str]] = {
 _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("micro_batches", lambda value: value > 0, "positive"),
     ("batch_size", lambda value: value > 0, "positive"),
+    ("dashboard", lambda value: 0 <= value < 65536, "a port, 1 to 65535, or 0 for the next free one"),
     ("epochs", lambda value: value > 0, "positive"),
     ("seed", lambda value: value >= 0, "zero or more"),
     ("accumulate", lambda value: value > 0, "positive"),

@@ -31,6 +31,10 @@ TokenFile = Annotated[
     Path | None, Meta(description="File with the token, which `ps` does not show; or set $EVENER_TOKEN.")
 ]
 DataFolder = Annotated[Path | None, Meta(description="Folder of the task's data.")]
+Dashboard = Annotated[
+    int | None,
+    Meta(description="Show it in a browser, at a port of this machine; 7118, or the next free one, if none is said."),
+]
 TaskOptions = Annotated[dict[str, str], Meta(description="key=value for the task; may be repeated.")]
 
 
@@ -86,6 +90,7 @@ class UpConfig(Part, frozen=True, kw_only=True):
     insecure: Annotated[bool, Meta(description="Without encryption.")] = False
     rotate: Annotated[bool, Meta(description="New tokens: all that were given out are worth nothing.")] = False
     home: Home = None
+    dashboard: Dashboard = None
     patience: Annotated[
         float | None,
         Meta(description=f"Seconds of silence after which a node is given up; as the last time, or {PATIENCE:g}."),

@@ -20,6 +20,7 @@ from evener.report.text import human_bytes, table_of
 from evener.run.config import RunConfig
 from evener.run.console import open_console
 from evener.run.options import PATIENCE, PORT, MasterAccess, NodesAccess, UpConfig
+from evener.run.page import page_beside
 from evener.run.ps_node import given_token, print_notice
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
@@ -33,7 +34,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     place, insecure = StateDir(config.home or default_state_dir(os.environ)), config.insecure
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
-    with place.occupied(), sigterm_is_ctrl_c():
+    with place.occupied(), page_beside(place.runs, config.dashboard), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure, rotate=config.rotate)
         wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))
         master = Master(MasterConfig(place, identity, versions_here(), environment(), patience, print_notice))

@@ -25,6 +25,7 @@ from evener.record import TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
 from evener.run.console import RunView, print_line, run_folder
+from evener.run.page import page_beside
 from evener.run.ps_backends import load_backend
 from evener.run.ps_master import open_master
 from evener.schema import parse_noun
@@ -54,7 +55,7 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
     blobs = _blobs(config)
     job = _job(config, backend, *config.sizes_of(task), blobs)
     folder = run_folder(config.folder)
-    with RunView(folder, to_stderr=to_stderr) as view:
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr) as view:
         with connect_master(config) as (client, check):
             run = client.submit(job, backend.initial_weights(), list(blobs.values()))
             result = client.watch(run, view, check)

@@ -1,0 +1,261 @@
+"""A run as the page shows it: events go in, pictures and points of curves come out. Pure: time is an argument."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from evener.event_tail import Moment
+from evener.events import Phase, RunEvent
+from evener.history import Entry, History, NodeWork
+from evener.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
+from evener.record import Event, Step, TrainRecord, Validation
+from evener.report.live.losses import Losses, slowest
+from evener.report.live.picture import CurvePoint, NodePicture, Picture, StripColumn
+from evener.report.live.speeds import NodeSpeed
+
+_RECENT = 2.0
+"""Seconds of steps that are `now`."""
+_STRIP = 60
+_MOST_EVENTS = 2000
+_STATES = {
+    "node lost": "lost", "away": "away", "benched": "benched", "waits": "benched", "expelled": "expelled",
+    "left": "left", "dismissed": "left", "left out": "left out", "passed over": "late", "joined": "", "back": "",
+    "replaced": "",
+}  # fmt: skip
+"""What an event makes of the nodes that it is about; empty: nothing is wrong with them."""
+OVER = ("over", "stopped", "failed")
+"""Phases after which nothing happens any more."""
+
+
+class LiveRun:
+    """One run, as far as its events have been taken.
+
+    Args:
+        name: of its folder.
+
+    Attributes:
+        history: its steps, in bounded memory.
+        strip: its last entries.
+        told: the last validations and events, each with when it was written down.
+        num_told: how many there were.
+        revision: how many moments have been taken.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.history, self.revision = name, History(), 0
+        self.strip: deque[Entry] = deque(maxlen=_STRIP)
+        self.told: deque[tuple[float, Event | Validation]] = deque(maxlen=_MOST_EVENTS)
+        self.num_told = 0
+        self._plan: Plan | None = None
+        self._phase = Phase(what="starting")
+        self._record: TrainRecord | None = None
+        self._losses, self._speeds = Losses(), dict[str, NodeSpeed]()
+        self._states: dict[str, tuple[str, str]] = {}
+        self._written = 0.0
+        self._total, self._epochs = 0, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing happens any more."""
+        return self._phase.what in OVER
+
+    def take(self, moment: Moment) -> None:
+        """Something happened."""
+        self.revision += 1
+        self._written = max(self._written, moment.time)
+        for event in moment.events:
+            self._take(event, moment.time)
+
+    def abandon(self) -> None:
+        """Whoever wrote the events is gone; if the run is not over, nobody said how it ended."""
+        if not self.is_over:
+            self.revision += 1
+            self._phase = Phase(what="failed", detail="the process that led the run is gone")
+
+    def _take(self, event: RunEvent, time: float) -> None:
+        if isinstance(event, Step):
+            self._add(event)
+        elif isinstance(event, Plan):
+            self._plan = event
+        elif isinstance(event, Phase):
+            self._begin(event)
+        elif isinstance(event, TrainRecord):
+            self._record, self._epochs = event, event.epochs
+            self._phase = Phase(what="over")
+        elif isinstance(event, Event | Validation):
+            self.told.append((time, event))
+            self.num_told += 1
+            if isinstance(event, Event):
+                self._judge(event)
+
+    def _judge(self, event: Event) -> None:
+        """What an event says of the nodes that it is about."""
+        for node in event.nodes:
+            before = self._states.get(node, ("", ""))[0]
+            self._states[node] = (_STATES.get(event.kind, before), event.message)
+
+    def _begin(self, phase: Phase) -> None:
+        if phase.num_samples:
+            self._total, self._epochs = phase.num_samples, phase.epochs
+        self._phase = phase
+
+    def _add(self, step: Step) -> None:
+        names = self._names(len(step.nodes))
+        entry, before = Entry.of(step, names), self.history.last_step
+        entry.steps = max(1, step.step - before)
+        for name in names:
+            self.history.add_node(name)
+            self._speeds.setdefault(name, NodeSpeed())
+        for name, work in entry.nodes.items():
+            self._speeds[name].add(work.samples + entry.steps * self._fixed_samples(name), work.busy_seconds)
+            if work.samples and self._states.get(name, ("", ""))[0] == "late":
+                self._states[name] = ("", "")
+        self.history.add(entry)
+        self.strip.append(entry)
+        self._losses.add(entry)
+
+    def _names(self, count: int) -> list[str]:
+        """Of the columns of a step: those of the plan, then those that came."""
+        known = list(self._all_names())
+        return [*known[:count], *(f"node {i}" for i in range(len(known), count))]
+
+    def _assignment(self, name: str) -> Assignment | None:
+        assignments = self._plan.assignments if self._plan else ()
+        return next((a for a in assignments if a.node == name), None)
+
+    def _fixed_samples(self, name: str) -> float:
+        """The samples that would take as long as what a step costs the node whatever its samples."""
+        found = self._assignment(name)
+        return found.fixed_seconds / found.sample_seconds if found is not None and found.sample_seconds else 0.0
+
+    def picture(self) -> Picture:
+        """All that is shown but the curves."""
+        recent = self._recent()
+        prediction, step = (self._plan.prediction if self._plan else None), self.history.last_step
+        rate = recent.samples / recent.seconds if recent.seconds else 0.0
+        done = self._phase.done + sum(work.samples for work in self.history.totals.values()) if self._total else 0
+        left = max(0, self._total - self._done(done))
+        return Picture(
+            run=self.name,
+            phase=self._phase.what,
+            detail=self._phase.detail,
+            strategy=self._plan.strategy if self._plan else "",
+            is_pipeline=bool(self._plan and is_pipeline(self._plan.strategy)),
+            is_over=self.is_over,
+            written=self._written,
+            step=step,
+            epoch=self.history.epoch + 1 if step else 0,
+            epochs=self._epochs,
+            left_seconds=left / rate if rate and self._total and not self.is_over else None,
+            progress=self._progress(left),
+            samples_per_second=self._record.samples_per_second if self._record else rate,
+            ideal=self._ideal(recent),
+            loss=self.history.last_loss() if step else None,
+            step_seconds=recent.seconds / recent.steps if recent.steps else None,
+            predicted_seconds=prediction.step_seconds if prediction else None,
+            predicted_rate=_rate(prediction.sent_bytes, prediction.communication_seconds) if prediction else None,
+            advice=self._losses.advice() if step else "",
+            losses=self._losses.largest(),
+            nodes=[self._node(name, recent) for name in self._all_names()],
+        )
+
+    def _done(self, counted: int) -> int:
+        """Samples trained on; where ranks share samples, those of the steps count once."""
+        if self._plan is None or self._plan.strategy in WHOLE_MODEL:
+            return counted
+        return self.history.last_step * self._plan.batch_size
+
+    def _progress(self, left: int) -> float | None:
+        if self._record is not None:
+            return 1.0
+        return 1 - left / self._total if self._total else None
+
+    def _recent(self) -> Entry:
+        """The last entries, summed, which are of this moment's nodes."""
+        found = Entry()
+        for entry in reversed(self.strip):
+            if found.seconds >= _RECENT:
+                break
+            later = found
+            found = Entry()
+            found.add(entry)
+            found.add(later) if later.steps else None
+        return found
+
+    def _ideal(self, recent: Entry) -> float | None:
+        """What is reached of what the nodes could do if none waited."""
+        works = [work for work in recent.nodes.values() if work.busy_seconds > 0]
+        if not works or not recent.seconds or self._plan is None:
+            return None
+        if self._plan.strategy in WHOLE_MODEL:
+            ideal = sum(work.samples / work.busy_seconds for work in works)
+            return min(1.0, recent.samples / recent.seconds / ideal) if ideal else None
+        return min(1.0, sum(work.busy_seconds for work in works) / len(works) / recent.seconds)
+
+    def _all_names(self) -> Sequence[str]:
+        planned = [a.node for a in self._plan.assignments] if self._plan else []
+        return list(dict.fromkeys([*planned, *self.history.names, *self._states]))
+
+    def _node(self, name: str, recent: Entry) -> NodePicture:
+        work, assigned = recent.nodes.get(name, NodeWork()), self._assignment(name)
+        speed = self._speeds.get(name, NodeSpeed())
+        state, why = self._states.get(name, ("", ""))
+        if not state and not self.is_over and (slowdown := speed.slowdown) > 1:
+            state, why = "slow", f"{slowdown:.1f} times slower than it was"
+        return NodePicture(
+            name=name,
+            device=assigned.device if assigned else "",
+            stage=assigned.stage if assigned else 0,
+            share=self._share(work, recent, assigned),
+            samples_per_second=work.samples / work.busy_seconds if work.busy_seconds else 0.0,
+            waits=work.wait_seconds / recent.seconds if recent.seconds and work.wait_seconds else 0.0,
+            is_waited_for=name == slowest(recent.nodes),
+            sent_per_second=work.sent / recent.seconds if recent.seconds else 0.0,
+            sent_per_step=work.sent / recent.steps if recent.steps else 0.0,
+            exchange_rate=_rate(work.sent, work.wait_seconds or 0.0),
+            memory_bytes=self._memory(name) or (assigned.memory_bytes if assigned else 0),
+            state=state,
+            reason=why or (assigned.reason if assigned else ""),
+        )
+
+    def _share(self, work: NodeWork, recent: Entry, assigned: Assignment | None) -> float:
+        samples = sum(one.samples for one in recent.nodes.values())
+        if samples and self._plan is not None and self._plan.strategy in WHOLE_MODEL:
+            return work.samples / samples
+        return self._plan.part(assigned) if assigned is not None and self._plan is not None else 0.0
+
+    def _memory(self, name: str) -> int:
+        nodes = self._record.nodes if self._record else ()
+        return next((node.peak_memory_bytes for node in nodes if node.name == name), 0)
+
+    def points(self, first: int) -> list[CurvePoint]:
+        """Of the curves, from entry `first` of the history on."""
+        return [_point(entry, self.history.names) for entry in self.history.entries[first:]]
+
+    def columns(self, entries: Sequence[Entry]) -> list[StripColumn]:
+        """Of the strip: where the time of each node went."""
+        return [_column(entry, self.history.names) for entry in entries]
+
+
+def _rate(num_bytes: float, seconds: float) -> float | None:
+    return num_bytes / seconds if seconds > 0 and num_bytes > 0 else None
+
+
+def _point(entry: Entry, names: Sequence[str]) -> CurvePoint:
+    rate = entry.samples / entry.seconds if entry.seconds else None
+    total: Any = sum(work.samples for work in entry.nodes.values()) or 1
+    shares = [round(entry.nodes[name].samples / total, 4) if name in entry.nodes else 0.0 for name in names]
+    return CurvePoint(entry.step, entry.mean_loss, rate, shares)
+
+
+def _column(entry: Entry, names: Sequence[str]) -> StripColumn:
+    works = [entry.nodes.get(name, NodeWork()) for name in names]
+    parts = [(w.io_seconds, w.compute_seconds, w.update_seconds, w.wait_seconds or 0.0) for w in works]
+    last = slowest(entry.nodes)
+    return StripColumn(
+        entry.step,
+        [tuple(round(part / entry.seconds, 3) for part in one) if entry.seconds else () for one in parts],
+        list(names).index(last) if last else -1,
+    )

@@ -1,0 +1,120 @@
+"""What the page says of a run: who is slow, who is lost, what waiting costs, how long it will take yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from evener.event_tail import Moment, events_of
+from evener.events import Phase, RunEvent
+from evener.plan import Plan
+from evener.record import Event, Step
+from evener.report.live.live_run import LiveRun
+from evener.report.live.picture import NodePicture
+from support.fake_runs import fake_plan, fake_run
+
+
+def shown(events: Sequence[RunEvent]) -> LiveRun:
+    """A run, every event of which is a moment."""
+    run = LiveRun("run")
+    for second, event in enumerate(events):
+        run.take(Moment(float(second), [event]))
+    return run
+
+
+def node(run: LiveRun, name: str) -> NodePicture:
+    return next(one for one in run.picture().nodes if one.name == name)
+
+
+def slowed(step: Step, column: int, factor: float) -> Step:
+    """`step` with one node computing so many times longer."""
+    nodes = list(step.nodes)
+    seconds = nodes[column].compute_seconds * factor
+    longer = max(0.0, seconds - max(node.compute_seconds for node in nodes))
+    nodes[column] = msgspec.structs.replace(nodes[column], compute_seconds=seconds)
+    return msgspec.structs.replace(step, nodes=tuple(nodes), seconds=step.seconds + longer)
+
+
+def test_a_run_that_goes_well_has_no_node_in_red() -> None:
+    record = fake_run(num_steps=200)
+    run = shown([Phase(what="training", num_samples=40000, epochs=4), record.plan, *record.steps])
+    picture = run.picture()
+    assert {one.state for one in picture.nodes} == {""}
+    assert picture.step == 200
+    assert picture.progress == pytest.approx(0.5)
+    assert picture.left_seconds == pytest.approx(200 * 0.075, rel=0.4)
+    assert [one.share for one in picture.nodes] == pytest.approx([0.67, 0.28, 0.05])
+
+
+def test_a_node_that_computes_twice_as_slow_as_it_did_is_named_with_how_much() -> None:
+    record = fake_run(num_steps=60)
+    steps = [*record.steps[:50], *(slowed(step, 1, 2.5) for step in record.steps[50:])]
+    run = shown([record.plan, *steps])
+    bob = node(run, "bob")
+    assert bob.state == "slow"
+    assert re.fullmatch(r"2\.[2-6] times slower than it was", bob.reason)
+    assert bob.is_waited_for
+    assert {one.state for one in run.picture().nodes if one.name != "bob"} == {""}
+
+
+def test_a_node_that_is_given_less_work_is_not_slow() -> None:
+    """The fixed part of a step weighs more then; the plan knows it."""
+    few = fake_run(shares=(95, 3, 2), num_steps=30)
+    many = fake_run(shares=(67, 28, 5), num_steps=60)
+    run = shown([many.plan, *many.steps, *few.steps])
+    assert node(run, "bob").state == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [("node lost", "lost"), ("benched", "benched"), ("away", "away"), ("expelled", "expelled")]
+)
+def test_what_happens_to_a_node_is_its_state_until_it_is_back(kind: str, state: str) -> None:
+    record = fake_run(num_steps=20)
+    event = Event(step=20, kind=kind, message="node bob: why", nodes=("bob",))
+    run = shown([record.plan, *record.steps, event])
+    assert (node(run, "bob").state, node(run, "bob").reason) == (state, "node bob: why")
+    run.take(Moment(99.0, [Event(step=21, kind="back", message="node bob: is heard", nodes=("bob",))]))
+    assert node(run, "bob").state == ""
+
+
+def test_the_node_that_arrives_last_is_to_blame_and_not_those_who_wait() -> None:
+    record = fake_run(num_steps=40)
+    run = shown([record.plan, *(slowed(step, 2, 4.0) for step in record.steps)])
+    picture = run.picture()
+    assert picture.losses[0].node == "pi-in-the-attic"
+    assert picture.losses[0].cause == "computing"
+    assert "wait for pi-in-the-attic to compute" in picture.advice
+    assert sum(loss.seconds for loss in picture.losses) <= sum(step.seconds for step in record.steps) * 5
+
+
+def test_a_node_that_joins_has_a_column_of_its_name() -> None:
+    record = fake_run(num_steps=20)
+    nodes = (("eve", "cpu", 1e-3), *(("ada", "cuda:0", 0.9e-3), ("bob", "cuda:0", 2.1e-3), ("x", "cpu", 12e-3)))
+    wider = fake_run(shares=(60, 20, 10, 10), nodes=nodes, num_steps=3).steps
+    joined = Event(step=20, kind="joined", message="eve came", nodes=("eve",))
+    run = shown([record.plan, *record.steps, joined, *wider])
+    assert run.history.names == ["ada", "bob", "pi-in-the-attic", "eve"]
+
+
+def test_where_ranks_share_samples_they_are_counted_once() -> None:
+    record = fake_run(num_steps=50)
+    plan: Plan = msgspec.structs.replace(fake_plan(), strategy="filter")
+    run = shown([Phase(what="training", num_samples=10000, epochs=1), plan, *record.steps])
+    assert run.picture().progress == pytest.approx(0.5)
+
+
+def test_a_run_of_which_only_the_record_is_left_is_over() -> None:
+    record = fake_run(num_steps=50)
+    picture = shown(events_of(record)).picture()
+    assert picture.is_over
+    assert picture.progress == 1.0
+    assert picture.nodes[0].memory_bytes == record.nodes[0].peak_memory_bytes
+
+
+def test_a_run_whose_leader_is_gone_says_so() -> None:
+    run = shown([fake_plan()])
+    run.abandon()
+    assert (run.picture().phase, run.picture().detail) == ("failed", "the process that led the run is gone")
