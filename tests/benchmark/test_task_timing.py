@@ -21,6 +21,7 @@ from evener.benchmark.task_timing import affine, batch_sizes, time_task
 from evener.comm.step_timing import StepTimer
 from evener.errors import DoesNotFit, InvalidValue
 from evener.profile import BatchTiming, TaskTiming
+from support.busy_machine import met_once_in
 
 pytestmark = pytest.mark.alone
 
@@ -113,6 +114,7 @@ def test_a_model_without_gradients_has_none_afterwards() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@met_once_in(5)
 def test_the_result_names_task_and_precision_and_measures_every_size() -> None:
     result = timing(network(), precision="bf16", largest=24, seconds=5.0)
     assert (result.task, result.precision, result.max_samples) == ("digits", "bf16", None)
@@ -121,12 +123,14 @@ def test_the_result_names_task_and_precision_and_measures_every_size() -> None:
     assert 0 < result.update_seconds < 0.05
 
 
+@met_once_in(5)
 def test_the_line_through_the_times_is_that_of_the_work() -> None:
     fixed, sample = affine(timing(network(), loss_step=Sleeper(), seconds=0.8, largest=64))
     assert 0.0005 < sample < 0.001
     assert 0.001 < fixed < 0.008
 
 
+@met_once_in(5)
 def test_sizes_that_would_exceed_the_time_are_left_out() -> None:
     step = Sleeper()
     start = time.perf_counter()
@@ -143,6 +147,7 @@ def test_a_batch_that_alone_exceeds_the_time_is_measured_all_the_same() -> None:
     assert result.batches[0].forward_seconds > 0.003
 
 
+@met_once_in(5)
 def test_a_pass_that_something_held_up_does_not_count() -> None:
     step = Sleeper()
 
@@ -155,6 +160,7 @@ def test_a_pass_that_something_held_up_does_not_count() -> None:
     assert 0.003 <= result.batches[0].forward_seconds < 0.1
 
 
+@met_once_in(5)
 def test_the_fetching_of_batches_does_not_count_as_work() -> None:
     def slow_fetch(samples: int) -> tuple[Tensor, Tensor]:
         time.sleep(0.1)
@@ -179,6 +185,7 @@ class Work(nn.Module):
 
 
 @pytest.mark.parametrize(("speed", "least"), [(0.5, 0.035), (0.25, 0.075)])
+@met_once_in(5)
 def test_a_slowed_node_takes_as_long_as_its_speed_says(speed: float, least: float) -> None:
     def work(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         result: Tensor = model(batch[0])

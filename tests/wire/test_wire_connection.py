@@ -92,7 +92,7 @@ def test_a_master_that_says_nothing_is_given_up_after_the_patience() -> None:
             match=r"lost the connection to 127.0.0.1, port \d+ while a frame was awaited: nothing moved for 0.4 s",
         ):
             node.receive()
-        assert 0.3 < time.monotonic() - began < 2
+        assert 0.3 < time.monotonic() - began < 10  # joining has a patience of its own
         with pytest.raises(ConnectionLost, match=r"cannot be used: nothing moved for 0.4 s"):
             node.send(Hello("x"))
 
