@@ -12,7 +12,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["support.autodiff_fixtures", "support.wire_fixtures"]
+pytest_plugins = ["support.autodiff_fixtures", "support.wire_fixtures", "support.told_clock"]
 
 settings.register_profile("evener", deadline=None)  # pytest's limit on every test is the limit; machines are shared
 settings.load_profile("evener")

@@ -22,6 +22,7 @@ from evener.comm.step_timing import StepTimer
 from evener.errors import DoesNotFit, InvalidValue
 from evener.profile import BatchTiming, TaskTiming
 from support.busy_machine import met_once_in
+from support.told_clock import Clock
 
 pytestmark = pytest.mark.alone
 
@@ -123,19 +124,18 @@ def test_the_result_names_task_and_precision_and_measures_every_size() -> None:
     assert 0 < result.update_seconds < 0.05
 
 
-@met_once_in(5)
+@pytest.mark.usefixtures("clock")
 def test_the_line_through_the_times_is_that_of_the_work() -> None:
     fixed, sample = affine(timing(network(), loss_step=Sleeper(), seconds=0.8, largest=64))
-    assert 0.0005 < sample < 0.001
-    assert 0.001 < fixed < 0.008
+    assert sample == pytest.approx(0.0005)
+    assert fixed == pytest.approx(0.002)
 
 
-@met_once_in(5)
-def test_sizes_that_would_exceed_the_time_are_left_out() -> None:
+def test_sizes_that_would_exceed_the_time_are_left_out(clock: Clock) -> None:
     step = Sleeper()
     start = time.perf_counter()
     result = timing(network(), loss_step=step, largest=4096, seconds=0.3)
-    assert time.perf_counter() - start < 2
+    assert clock.wall - start < 2
     assert 1 <= len(result.batches) < len(batch_sizes(4096))
     assert set(step.sizes) == {2, 4} | {batch.samples for batch in result.batches}, "2 and 4 to find what fits"
 
@@ -147,7 +147,7 @@ def test_a_batch_that_alone_exceeds_the_time_is_measured_all_the_same() -> None:
     assert result.batches[0].forward_seconds > 0.003
 
 
-@met_once_in(5)
+@pytest.mark.usefixtures("clock")
 def test_a_pass_that_something_held_up_does_not_count() -> None:
     step = Sleeper()
 
@@ -160,7 +160,7 @@ def test_a_pass_that_something_held_up_does_not_count() -> None:
     assert 0.003 <= result.batches[0].forward_seconds < 0.1
 
 
-@met_once_in(5)
+@pytest.mark.usefixtures("clock")
 def test_the_fetching_of_batches_does_not_count_as_work() -> None:
     def slow_fetch(samples: int) -> tuple[Tensor, Tensor]:
         time.sleep(0.1)

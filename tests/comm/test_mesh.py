@@ -10,16 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from evener.comm.mesh import Mesh, join_mesh
+from evener.comm.mesh import Mesh
+from evener.comm.mesh_joining import join_mesh
+from evener.comm.signed_store import SignedStore
 from evener.errors import NodeLost
 from evener.wire.handshake import HandshakeType, encode_message
+from support.stores import SECRET, memory_store
 
 
 def together(size: int, work: Callable[[Mesh], Any], patience: float = 10, longest_wait: float = 5) -> list[Any]:
     """What `work` returns on every rank of a mesh of threads."""
-    store, names = HashStore(), [f"n{i}" for i in range(size)]
+    store, names = memory_store(), [f"n{i}" for i in range(size)]
 
     def rank(i: int) -> Any:
         mesh = join_mesh(
@@ -84,23 +86,22 @@ def test_a_rank_that_is_silent_for_too_long_is_named() -> None:
         with pytest.raises(NodeLost, match=r"node n0 lost node n1 \(rank 1\): timed out") as lost, mesh.within(0.2):
             mesh.all_gather(b"")
         done.set()
-        assert mesh.peers[1].gettimeout() == 5
+        assert mesh.peers[1].sock.gettimeout() == 5
         return str(lost.value)
 
     assert together(2, work)[0]
 
 
 def test_a_rank_that_does_not_come_is_named_within_the_patience() -> None:
-    store = HashStore()
+    store = memory_store()
     with pytest.raises(NodeLost, match="node b did not connect to node a"):
         join_mesh(rank=0, nodes=["a", "b"], store=store, address="127.0.0.1", patience=0.3, longest_wait=1)
 
 
 def test_an_address_that_nobody_listens_at_is_named_with_host_and_port() -> None:
-    store = HashStore()
+    store = memory_store()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    store.set("mesh/secret", "ab" * 16)
     store.set("mesh/0", f"127.0.0.1 {port}")
     with pytest.raises(NodeLost, match=rf"node b cannot reach node a \(rank 0\) at 127.0.0.1:{port}: .*port open"):
         join_mesh(rank=1, nodes=["a", "b"], store=store, address="127.0.0.1", patience=1, longest_wait=1)
@@ -115,7 +116,7 @@ PROOF = encode_message(HandshakeType.PROOF, b"p" * 32)
     [b"", b"GET / HTTP/1.0\r\n\r\n", b"y" * 32 + struct.pack("<I", 1), b"\xff" * 64, HELLO + PROOF + b"\1\0\0\0"],
 )
 def test_a_stranger_is_not_listened_to(greeting: bytes) -> None:
-    store, found = HashStore(), list[list[bytes]]()
+    store, found = memory_store(), list[list[bytes]]()
 
     def rank(i: int) -> None:
         mesh = join_mesh(rank=i, nodes=["a", "b"], store=store, address="127.0.0.1", patience=10, longest_wait=5)
@@ -139,7 +140,7 @@ def test_a_stranger_is_not_listened_to(greeting: bytes) -> None:
 class Tap:
     """A port that passes one connection on to rank 0 of a mesh, and keeps what crosses it."""
 
-    def __init__(self, store: HashStore) -> None:
+    def __init__(self, store: SignedStore) -> None:
         self._target = store.get("mesh/0").decode().split()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -169,38 +170,33 @@ class Tap:
         self._threads[0].join(10)
 
 
-def join(rank: int, store: HashStore, patience: float = 10) -> Mesh:
+def join(rank: int, store: SignedStore, patience: float = 10) -> Mesh:
     return join_mesh(
         rank=rank, nodes=["a", "b"], store=store, address="127.0.0.1", patience=patience, longest_wait=5
     )  # fmt: skip
 
 
-def through(store: HashStore, port: int, secret: str) -> HashStore:
+def through(port: int, secret: bytes = SECRET) -> SignedStore:
     """What a rank 1 finds that reaches rank 0 at `port` and believes in `secret`."""
-    other = HashStore()
-    other.set("mesh/secret", secret)
+    other = memory_store(secret)
     other.set("mesh/0", f"127.0.0.1 {port}")
     return other
 
 
-def test_the_secret_never_crosses_a_socket_and_what_crossed_it_is_worth_nothing_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    secret = "0123456789abcdef" * 2
-    monkeypatch.setattr("evener.comm.mesh.secrets.token_hex", lambda _: secret)
-    store = HashStore()
+def test_the_secret_never_crosses_a_socket_and_what_crossed_it_is_worth_nothing_again() -> None:
+    store = memory_store()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, 0, store)
         tap = Tap(store)
-        second = join(1, through(store, tap.port, secret))
+        second = join(1, through(tap.port))
         for mesh in (second, first.result(10)):
             mesh.close()
         tap.close()
         crossed = bytes(tap.sent + tap.received)
-        assert len(crossed) == 4 * 40 + 4
-        assert not any(part in crossed for part in (bytes.fromhex(secret), secret.encode(), secret[:8].encode()))
+        assert len(crossed) == 4 * 40 + 4 + 4 + 16
+        assert not any(part in crossed for part in (SECRET, SECRET.hex().encode(), SECRET[:8]))
 
-        store = HashStore()
+        store = memory_store()
         again = pool.submit(join, 0, store, 1.0)
         host, port = store.get("mesh/0").decode().split()
         with socket.create_connection((host, int(port))) as replaying:
@@ -209,16 +205,40 @@ def test_the_secret_never_crosses_a_socket_and_what_crossed_it_is_worth_nothing_
                 again.result(10)
 
 
+@pytest.mark.parametrize("mischief", ["changed", "repeated", "reflected"])
+def test_a_message_that_the_other_end_has_not_signed_there_is_not_taken(mischief: str) -> None:
+    store = memory_store()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, 0, store)
+        second = join(1, store)
+        mesh = first.result(10)
+    sender, receiver = second.peers[0], mesh.peers[1]
+    sender.send(b"a gradient")
+    signed = bytes(receiver.sock.recv(100))
+    forged = signed if mischief == "reflected" else signed.replace(b"gradient", b"Gradient")
+    if mischief == "reflected":
+        receiver.sock.sendall(forged)
+        target = second
+    else:
+        sender.sock.sendall(signed + signed if mischief == "repeated" else forged)
+        target = mesh
+        if mischief == "repeated":
+            assert mesh.receive_from(1) == b"a gradient"
+    with pytest.raises(NodeLost, match="a message came that it has not signed"):
+        target.receive_from(1 - target.rank)
+    for one in (mesh, second):
+        one.close()
+
+
 def test_a_rank_with_another_secret_is_refused_and_the_right_one_let_in() -> None:
-    store = HashStore()
+    store = memory_store()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(join, 0, store)
         port = int(store.get("mesh/0").decode().split()[1])
-        store.get("mesh/secret")
         with pytest.raises(
             NodeLost, match=r"node b is not listened to by node a \(rank 0\) at 127.0.0.1:\d+: it does not"
         ):
-            join(1, through(store, port, "00" * 16), 2.0)
+            join(1, through(port, b"another secret.."), 2.0)
         second = join(1, store)
         for mesh in (second, first.result(10)):
             mesh.close()

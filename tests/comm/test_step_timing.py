@@ -8,24 +8,15 @@ import pytest
 import torch
 
 from evener.comm.step_timing import StepTimer
-from support.busy_machine import met_once_in
-
-pytestmark = pytest.mark.alone
+from support.told_clock import Clock
 
 
-def compute(seconds: float) -> None:
-    """Use the processor for so many seconds of this thread's own time."""
-    start = time.thread_time()
-    while time.thread_time() - start < seconds:
-        pass
-
-
-def step(timer: StepTimer, seconds: float, samples: int = 1) -> float:
+def step(clock: Clock, timer: StepTimer, seconds: float, samples: int = 1) -> float:
     """Seconds that a step of so much computing takes, idling included."""
     start = time.perf_counter()
     timer.pace.expect(samples)
     timer.resume("fb")
-    compute(seconds)
+    clock.compute(seconds)
     timer.pause(before_update=True)
     timer.resume("wu")
     timer.close_step(samples)
@@ -33,19 +24,17 @@ def step(timer: StepTimer, seconds: float, samples: int = 1) -> float:
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.25])
-@met_once_in(5)
-def test_a_slowed_rank_takes_as_many_times_as_long(speed: float) -> None:
+def test_a_slowed_rank_takes_as_many_times_as_long(speed: float, clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), speed)
-    took = sum(step(timer, 0.02) for _ in range(8))
+    took = sum(step(clock, timer, 0.02) for _ in range(8))
     assert took == pytest.approx(8 * 0.02 / speed, rel=0.15)
 
 
-@met_once_in(5)
-def test_at_full_speed_there_is_no_idling() -> None:
+def test_at_full_speed_there_is_no_idling(clock: Clock) -> None:
     start = time.thread_time()
     timer = StepTimer(torch.device("cpu"))
     timer.resume("fb")
-    compute(0.02)
+    clock.compute(0.02)
     [timing] = timer.close_step(7)
     assert timing.samples == 7
     assert timing.fb >= 0.02
@@ -53,49 +42,44 @@ def test_at_full_speed_there_is_no_idling() -> None:
     assert time.thread_time() - start < 0.1
 
 
-@met_once_in(5)
-def test_time_that_another_process_took_is_taken_out_of_the_idling() -> None:
+def test_time_that_another_process_took_is_taken_out_of_the_idling(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.25)
     start = time.perf_counter()
     timer.resume("fb")
-    compute(0.02)
-    time.sleep(0.03)  # as if the core had been somebody else's for so long
+    clock.compute(0.02)
+    clock.compute(0.0, others=0.03)
     timer.close_step(1)
     assert time.perf_counter() - start == pytest.approx(0.08, abs=0.02)
 
 
-@met_once_in(5)
-def test_waiting_for_others_is_not_computing() -> None:
+def test_waiting_for_others_is_not_computing(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"))
     timer.resume("fb")
-    compute(0.01)
+    clock.compute(0.01)
     timer.pause()
-    time.sleep(0.05)
+    clock.compute(0.0, others=0.05)
     timer.resume("wu")
-    compute(0.01)
+    clock.compute(0.01)
     [timing] = timer.close_step(1)
     assert 0.01 <= timing.fb < 0.04
     assert 0.01 <= timing.wu < 0.04
 
 
-@met_once_in(5)
-def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_computed() -> None:
+def test_every_step_of_a_slowed_rank_takes_reference_by_speed_however_long_it_computed(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.25)
     timer.pace.reference = lambda samples: 0.002 * samples
     for seconds in (0.025, 0.01, 0.03, 0.02):
-        assert step(timer, seconds, samples=10) == pytest.approx(0.02 / 0.25, rel=0.1)
+        assert step(clock, timer, seconds, samples=10) == pytest.approx(0.02 / 0.25, rel=0.1)
 
 
-@met_once_in(5)
-def test_a_step_that_took_too_long_is_made_up_for_by_the_next() -> None:
+def test_a_step_that_took_too_long_is_made_up_for_by_the_next(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.002 * samples
-    assert step(timer, 0.06, samples=10) >= 0.06
-    assert step(timer, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
+    assert step(clock, timer, 0.06, samples=10) >= 0.06
+    assert step(clock, timer, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
 
 
-@met_once_in(5)
-def test_the_others_are_not_kept_waiting_for_the_update() -> None:
+def test_the_others_are_not_kept_waiting_for_the_update(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.02 * samples
     for _ in range(3):  # the first learns what an update takes, the second makes up for it
@@ -105,17 +89,16 @@ def test_the_others_are_not_kept_waiting_for_the_update() -> None:
         timer.pause(before_update=True)
         ready = time.perf_counter() - start
         timer.resume("wu")
-        compute(0.01)
+        clock.compute(0.01)
         timer.close_step(1)
     assert ready == pytest.approx(0.02, abs=0.005)
     assert time.perf_counter() - start == pytest.approx(0.04, abs=0.005)
 
 
-@met_once_in(5)
-def test_what_is_discarded_belongs_to_no_step() -> None:
+def test_what_is_discarded_belongs_to_no_step(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"))
     timer.resume("fb")
-    compute(0.02)
+    clock.compute(0.02)
     timer.discard()
     timer.resume("fb")
     [timing] = timer.close_step(1)

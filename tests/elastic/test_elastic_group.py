@@ -18,6 +18,7 @@ from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.generation import Beat, Generation, Heard, Participant, decode_for_authority, encode_message
 from evener.elastic.line import Line
 from evener.errors import EvenerError, NodeLost
+from support.stores import memory_store
 
 PATIENCE = 4.0
 
@@ -60,7 +61,7 @@ def generation(number: int, *processes: int, is_urgent: bool = True) -> Generati
 
 
 def test_survivors_leave_what_waits_for_the_lost_and_go_on_without_it() -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    store = memory_store()
     ranks = [Rank(process, store) for process in range(3)]
     begun = threading.Barrier(3)
 

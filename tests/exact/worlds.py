@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 import evener
 from evener.comm.group import Group, join_group
+from evener.comm.signed_store import SignedStore
 from evener.errors import EvenerError, NodeLost
 from evener.parallel.pipeline.pipeline import Pipeline
 from exact.divisions import WAYS
@@ -215,7 +216,7 @@ def serve(rank: int, size: int, port: int, pipe: Any) -> None:
         rank=rank,
         nodes=[f"node-{i}" for i in range(size)],
         device=torch.device("cpu"),
-        store=store,
+        store=SignedStore(store, b"0" * 16),
         patience=30,
         longest_wait=300,
     )

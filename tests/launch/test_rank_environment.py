@@ -4,13 +4,13 @@ import threading
 import time
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from evener.launch.rank_environment import RankHeartbeat, read_beat
+from support.stores import memory_store
 
 
 def test_a_heartbeat_in_the_store_reads_back_and_is_zero_before_the_first() -> None:
-    store = HashStore()
+    store = memory_store()
     assert read_beat(store, 1) == (0, 0)
     store.set("beat/1", "12:345")
     assert read_beat(store, 1) == (12, 345)
@@ -28,7 +28,7 @@ def test_a_heartbeat_in_the_store_reads_back_and_is_zero_before_the_first() -> N
 def test_silence_is_a_count_that_has_not_grown_for_the_patience(
     last: tuple[float, ...], now: float, silent: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = HashStore()
+    store = memory_store()
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b", "c"], patience=5.0, on_lost=print)
     for seconds, rank in sorted(zip(last, (1, 2), strict=True)):
@@ -40,7 +40,7 @@ def test_silence_is_a_count_that_has_not_grown_for_the_patience(
 
 
 def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
-    store, lost = HashStore(), list[str]()
+    store, lost = memory_store(), list[str]()
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=0.4, on_lost=lost.append)
     heartbeat.start()
     for count in range(1, 9):
@@ -54,7 +54,7 @@ def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
 
 
 def test_a_failure_that_a_rank_reports_reaches_the_others_at_once() -> None:
-    store, lost = HashStore(), list[str]()
+    store, lost = memory_store(), list[str]()
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=60, on_lost=lost.append)
     RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=60, on_lost=print).report_failure(
         "node b ran out of memory"
@@ -66,7 +66,7 @@ def test_a_failure_that_a_rank_reports_reaches_the_others_at_once() -> None:
 
 def test_a_stopped_heartbeat_says_nothing() -> None:
     lost = list[str]()
-    heartbeat = RankHeartbeat(HashStore(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=lost.append)
+    heartbeat = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=lost.append)
     heartbeat.start()
     heartbeat.stop()
     time.sleep(0.5)

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.group import Group
-from evener.comm.mesh import join_mesh
+from evener.comm.mesh_joining import join_mesh
 from evener.comm.step_timing import StepTimer
+from support.stores import memory_store
 
 T = TypeVar("T")
 SECONDS = 60.0
@@ -35,7 +36,7 @@ class ThreadGroup(Group):
             return None
         if len(ranks) == self.size:
             return self
-        group = thread_group(list(ranks).index(self.rank), len(ranks), dist.PrefixStore(str(ranks), self.store))  # type: ignore[attr-defined]
+        group = thread_group(list(ranks).index(self.rank), len(ranks), self.store.under(str(ranks)))
         self.made.append(group)
         return group
 
@@ -71,7 +72,7 @@ def together(size: int, work: Callable[[Group], T]) -> list[T]:
 @contextlib.contextmanager
 def world(size: int) -> Iterator[Callable[[Callable[[Group], T]], list[T]]]:
     """A world of `size` threads: call it with what every rank has to do; the first rank's error is raised."""
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    store = memory_store()
     with ThreadPoolExecutor(size) as pool:
         groups = [future.result(SECONDS) for future in [pool.submit(thread_group, i, size, store) for i in range(size)]]
 

@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.abortable import AbortableSums
-from evener.comm.mesh import Mesh, join_meshes
+from evener.comm.mesh import Mesh
+from evener.comm.mesh_joining import join_meshes
+from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
@@ -71,6 +73,7 @@ class Group:
         world_ranks: of these ranks among all that run; empty if they are all.
         is_elastic: whether other ranks may come and go; its fields are then others afterwards.
         sums: of an elastic group, instead of the process group.
+        store: where the ranks found each other, which the process group does not keep alive.
         traffic: bytes sent so far.
     """
 
@@ -85,6 +88,7 @@ class Group:
     world_ranks: Sequence[int] = ()
     is_elastic: bool = False
     sums: AbortableSums | None = None
+    store: SignedStore | None = None
     traffic: Traffic = field(default_factory=Traffic)
     _joined: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
@@ -239,7 +243,7 @@ def join_group(
     rank: int,
     nodes: Sequence[str],
     device: torch.device,
-    store: dist.Store | None,  # type: ignore[name-defined]
+    store: SignedStore | None,
     patience: float,
     longest_wait: float = 1800.0,
     backend: str = "gloo",
@@ -267,7 +271,9 @@ def join_group(
     if group.size > 1:
         assert store is not None
         limit = timedelta(seconds=longest_wait)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=group.size, timeout=limit)
+        place = store.inner if backend == "nccl" else store  # a thread of NCCL's watches the store, without Python
+        dist.init_process_group(backend, store=place, rank=rank, world_size=group.size, timeout=limit)
+        group.store = store
         group.process_group = dist.group.WORLD
         group.mesh, group.reports = join_meshes(
             rank=rank, nodes=group.nodes, store=store, address=address, patience=patience, longest_wait=longest_wait

@@ -14,7 +14,9 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from evener.comm.abortable import AbortableSums
-from evener.comm.mesh import Mesh, join_meshes
+from evener.comm.mesh import Mesh
+from evener.comm.mesh_joining import join_meshes
+from evener.comm.signed_store import SignedStore
 from evener.elastic.generation import Generation
 from evener.errors import NodeLost
 
@@ -78,7 +80,7 @@ class Meeting:
         self,
         generation: Generation,
         rank: int,
-        open_store: Callable[[], dist.Store],  # type: ignore[name-defined]
+        open_store: Callable[[], SignedStore],
         address: str,
         changed: threading.Condition,
     ) -> None:
@@ -107,7 +109,7 @@ class Meeting:
         size = len(self._generation.participants)
         if size == 1:
             return Connections()
-        store = dist.PrefixStore(f"generation/{self._generation.number}", self._open_store())  # type: ignore[attr-defined]
+        store = self._open_store().under(f"generation/{self._generation.number}")
         store.set_timeout(timedelta(seconds=LONGEST_WAIT))
         mesh, reports = join_meshes(
             rank=self._rank,

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from evener.comm.signed_store import SignedStore
 from evener.elastic.line import Line
 from evener.errors import (
     DoesNotFit,
@@ -35,7 +35,6 @@ from evener.launch.nodes import LocalNode
 from evener.record import Epoch
 from evener.signals import first_request
 
-LEAST_START_SECONDS = 30.0
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
 _FAILURE = "failure"
 
@@ -56,7 +55,7 @@ class RankHeartbeat:
 
     def __init__(
         self,
-        store: dist.Store,  # type: ignore[name-defined]
+        store: SignedStore,
         *,
         rank: int,
         nodes: Sequence[str],
@@ -112,6 +111,8 @@ class RankHeartbeat:
             if self._store.check([_FAILURE]):
                 return str(self._store.get(_FAILURE).decode())
             return self._find_lost(time.monotonic())
+        except NodeLost as error:
+            return str(error)
         except RuntimeError as error:
             return f"the store that all ranks share is gone, with the process that kept it ({first_line(error)})"
 
@@ -127,7 +128,7 @@ class RankHeartbeat:
         return None
 
 
-def read_beat(store: dist.Store, rank: int) -> tuple[int, int]:  # type: ignore[name-defined]
+def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
     """The number of the last heartbeat of `rank` and the step that it works on; zeros before the first."""
     if not store.check([_key(rank)]):
         return 0, 0
@@ -173,7 +174,7 @@ class RankEnvironment:
     device: torch.device
     patience: float
     notify: Callable[[Any], object]
-    store: dist.Store | None = None  # type: ignore[name-defined]
+    store: SignedStore | None = None
     heartbeat: RankHeartbeat | None = None
     address: str = "127.0.0.1"
     end: Callable[[EvenerError], None] = end_process
@@ -217,14 +218,6 @@ class RankEnvironment:
 
 
 Program = Callable[[RankEnvironment, Any], None]
-
-
-def connect_store(host: str, port: int, *, keep: bool, patience: float) -> dist.Store:  # type: ignore[name-defined]
-    """A new connection to the store at `host`:`port`; with `keep`, this process keeps the store itself."""
-    limit = timedelta(seconds=max(patience, LEAST_START_SECONDS))
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, is_master=keep, timeout=limit, wait_for_workers=False
-    )
 
 
 def run_inprocess(

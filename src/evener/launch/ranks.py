@@ -6,20 +6,19 @@ torchrun (Slurm, Kubernetes, Ray through it) starts ranks by itself and leaves t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from evener.comm.signed_store import SignedStore
 from evener.elastic.line import Line
 from evener.errors import Interrupted, InvalidValue, NodeLost
 from evener.events import RunEvent, decode_events, encode_events
@@ -28,14 +27,13 @@ from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
 from evener.launch.rank_environment import (
-    LEAST_START_SECONDS,
     Program,
     RankEnvironment,
     RankHeartbeat,
-    connect_store,
     read_beat,
     run_rank,
 )
+from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret, new_secret
 from evener.record import Epoch
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
@@ -69,10 +67,13 @@ def run_local(
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
     """
-    with _store() as (store, port), sigterm_is_ctrl_c(), LocalProcesses(_PRELOAD) as processes:
+    secret = new_secret()
+    store, port = keep_store(_HOST, 0, secret)
+    with sigterm_is_ctrl_c(), LocalProcesses(_PRELOAD) as processes:
 
         def start(rank: int, number: int) -> LocalProcess:
-            arguments = (program, rank, list(nodes), config, port, patience, number if is_elastic else None)
+            place = partial(connect_store, _HOST, port, secret, patience=patience)
+            arguments = (program, rank, list(nodes), config, place, patience, number if is_elastic else None)
             node = nodes[rank]
             return processes.start(node.name, _be_rank, *arguments, cores=node.cores, threads=node.threads)
 
@@ -82,27 +83,13 @@ def run_local(
         _raise_first(ranks, store, nodes, was_stopped, elastic)
 
 
-@contextlib.contextmanager
-def _store() -> Iterator[tuple[Any, int]]:
-    """A store that listens on the loopback interface only, and its port."""
-    with socket.socket() as listener:
-        listener.bind((_HOST, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            _HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
-        )
-    yield store, port
-    del store
-
-
 def _be_rank(
     parent: Parent,
     program: Program,
     rank: int,
     nodes: list[LocalNode],
     config: Any,
-    port: int,
+    open_store: Callable[[], SignedStore],
     patience: float,
     number: int | None,
 ) -> None:
@@ -115,16 +102,16 @@ def _be_rank(
         device=torch.device(nodes[rank].device),
         patience=patience,
         notify=lambda event: parent.send(encode_events([event])),
-        store=connect_store(_HOST, port, keep=False, patience=patience),
+        store=open_store(),
     )
     env.end = parent.end
     env.answer = partial(_answer, env.store)
     env.stop_on(signal.SIGTERM)
     if number is not None:
-        env.line = _line_to(parent, env, number, port)
+        env.line = _line_to(parent, env, number, open_store)
     if env.line is None or not env.line.is_late:
         env.heartbeat = RankHeartbeat(
-            connect_store(_HOST, port, keep=False, patience=patience),
+            open_store(),
             rank=rank,
             nodes=env.names,
             patience=patience,
@@ -150,7 +137,7 @@ def _end_of(epoch: Epoch) -> str:
     return f"epoch/{epoch.epoch}"
 
 
-def _line_to(parent: Parent, env: RankEnvironment, number: int, port: int) -> Line:
+def _line_to(parent: Parent, env: RankEnvironment, number: int, open_store: Callable[[], SignedStore]) -> Line:
     """To the authority, which is the parent."""
     return Line(
         process=number,
@@ -158,7 +145,7 @@ def _line_to(parent: Parent, env: RankEnvironment, number: int, port: int) -> Li
         is_late=number >= len(env.nodes),
         send=parent.say,
         receive=parent.hear,
-        open_store=lambda: connect_store(_HOST, port, keep=False, patience=env.patience),
+        open_store=open_store,
         end=parent.end,
         patience=env.patience,
     )
@@ -235,7 +222,7 @@ def torchrun_environment(
     """What torchrun left for this process; None if it was not started by it.
 
     Raises:
-        InvalidValue: a variable is missing or not a number.
+        InvalidInput: a variable is missing or not a number, or the ranks have no secret that they share.
     """
     if "RANK" not in variables or "WORLD_SIZE" not in variables:
         return None
@@ -245,9 +232,13 @@ def torchrun_environment(
     device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
     agent = variables.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     prefix = f"evener/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    kept = connect_store(host, port, keep=rank == 0 and not agent, patience=patience)
-    store = dist.PrefixStore(prefix, kept)  # type: ignore[attr-defined]
+    secret, file = launcher_secret(variables)
+    open_store = partial(connect_store, host, port, secret, patience=patience)
+    kept = keep_store(host, port, secret)[0] if rank == 0 and not agent else open_store()
+    store = kept.under(prefix)
     nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
+    if rank == 0 and file is not None:
+        file.unlink()  # all ranks have signed something by now
     env = RankEnvironment(
         rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
     )
@@ -255,10 +246,8 @@ def torchrun_environment(
     if len({node.host for node in nodes}) > 1 and env.address.startswith("127."):
         env.address = own_address()  # some systems let the master's own name stand for its loopback
     if size > 1:
-        own = connect_store(host, port, keep=False, patience=patience)
-        second = dist.PrefixStore(prefix, own)  # type: ignore[attr-defined]
         env.heartbeat = RankHeartbeat(
-            second,
+            open_store().under(prefix),
             rank=rank,
             nodes=env.names,
             patience=patience,
@@ -268,7 +257,7 @@ def torchrun_environment(
 
 
 def _introduce(
-    store: dist.Store,  # type: ignore[name-defined]
+    store: SignedStore,
     rank: int,
     size: int,
     name: str,

@@ -13,21 +13,20 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
 from evener.atomic import atomic_write
 from evener.comm.group import Group
-from evener.comm.mesh import join_mesh
+from evener.comm.mesh_joining import join_mesh
 from evener.data.loader import seed_all
 from evener.errors import InvalidInput, first_line, place_of
-from evener.launch.rank_environment import RankEnvironment, connect_store
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.store import connect_store
 from evener.program.prepared import PreparedModel
 from evener.run.context import Arithmetic
 from evener.run.draws import SameDraws
 
-_stores: Any = dist  # whose stores are not typed
 _MOST_BATCHES, _MOST_UPDATES = 8, 8
 _ROUNDS = 2
 """Batches that lead to an update: in a single one a mean over something else than samples may be right by chance."""
@@ -138,12 +137,13 @@ class Understudy:
         if token is None:
             group.rank, group.size, group.nodes = 0, 1, group.nodes[:1]
             return
-        host, port = _place_of(env.store)
-        store = connect_store(host, port, keep=False, patience=self.seconds)
+        assert env.store is not None
+        kept = env.store.inner
+        store = connect_store(kept.host, kept.port, env.store.secret, patience=self.seconds)
         group.mesh = join_mesh(
             rank=group.rank,
             nodes=group.nodes,
-            store=_stores.PrefixStore(f"rehearsal/{token}", store),
+            store=store.under(f"rehearsal/{token}"),
             address=env.address,
             patience=self.seconds,
             longest_wait=self.seconds,
@@ -179,10 +179,3 @@ class Understudy:
 def _kept(tensor: Tensor) -> Tensor:
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     return dense.cpu().clone().contiguous()
-
-
-def _place_of(store: Any) -> tuple[str, int]:
-    """Where a store is kept."""
-    while isinstance(store, _stores.PrefixStore):
-        store = store.underlying_store
-    return store.host, store.port

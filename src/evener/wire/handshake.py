@@ -124,6 +124,11 @@ class MasterHandshake:
         proof = _proof(self._tokens[proved[0]], b"master", *nonces)
         return HandshakeReply(encode_message(HandshakeType.WELCOME, proof), welcome=True, role=proved[0])
 
+    def session_key(self) -> bytes:
+        """What both sides of a connection over which an admin was welcomed know, and nobody else; 32 bytes."""
+        assert self._node_nonce is not None
+        return _proof(self._tokens["admin"], b"session", self._node_nonce, self._nonce)
+
 
 class NodeHandshake:
     """The node's side of one handshake.
@@ -163,6 +168,11 @@ class NodeHandshake:
         if not hmac.compare_digest(body, _proof(self._token, b"master", self._nonce, self._master_nonce)):
             raise WrongSecret(self._place)
         return None
+
+    def session_key(self) -> bytes:
+        """What both sides of a connection know once both have proved the secret, and nobody else; 32 bytes."""
+        assert self._master_nonce is not None
+        return _proof(self._token, b"session", self._nonce, self._master_nonce)
 
 
 def _proof(token: Token, side: bytes, node_nonce: bytes, master_nonce: bytes) -> bytes:

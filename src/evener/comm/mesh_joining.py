@@ -1,0 +1,149 @@
+"""How ranks come together in a mesh: each calls those before it, and both prove that they know the secret.
+
+By the wire's handshake, so the secret never travels; a rank has it from whoever started it (`signed_store`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from evener.comm.channel import Channel, read
+from evener.comm.mesh import Mesh
+from evener.comm.signed_store import SignedStore
+from evener.errors import NodeLost
+from evener.wire.errors import CannotJoin
+from evener.wire.handshake import MESSAGE_BYTES, NONCE_BYTES, MasterHandshake, NodeHandshake
+from evener.wire.identity import Token
+
+_RANK = struct.Struct("<I")
+_HANDSHAKE_SECONDS = 5.0
+
+
+def join_mesh(
+    *,
+    rank: int,
+    nodes: Sequence[str],
+    store: SignedStore,
+    address: str,
+    patience: float,
+    longest_wait: float,
+) -> Mesh:
+    """Connect this rank with all others; every rank calls this.
+
+    Args:
+        rank: of this process.
+        nodes: name of every rank's node.
+        store: where the ranks find each other's address; it knows their secret.
+        address: of this machine, at which the others reach it.
+        patience: seconds within which all have to come together.
+        longest_wait: seconds that a message may be waited for afterwards.
+
+    Raises:
+        NodeLost: a rank cannot be reached within the patience; names it.
+    """
+    token = Token(secret=store.secret, fingerprint=None)
+    mesh = Mesh(rank=rank, nodes=nodes, peers={})
+    with socket.create_server((address, 0), backlog=len(nodes)) as server:
+        server.settimeout(patience)
+        store.set(f"mesh/{rank}", f"{address} {server.getsockname()[1]}")
+        for other in range(rank):
+            mesh.peers[other] = _call(mesh, other, store, token, patience)
+        while len(mesh.peers) < len(nodes) - 1:
+            _accept(mesh, server, token, patience)
+    for peer in mesh.peers.values():
+        peer.sock.settimeout(longest_wait)
+    return mesh
+
+
+def join_meshes(
+    *,
+    rank: int,
+    nodes: Sequence[str],
+    store: SignedStore,
+    address: str,
+    patience: float,
+    longest_wait: float,
+) -> tuple[Mesh, Mesh]:
+    """The two of a group, for small messages and for reports, which do not overtake each other; as `join_mesh`."""
+    small, reports = (
+        join_mesh(
+            rank=rank,
+            nodes=nodes,
+            store=store.under(name),
+            address=address,
+            patience=patience,
+            longest_wait=longest_wait,
+        )
+        for name in ("small", "reports")
+    )
+    return small, reports
+
+
+def _call(
+    mesh: Mesh,
+    other: int,
+    store: SignedStore,
+    token: Token,
+    patience: float,
+) -> Channel:
+    """A connection to `other` on which both have proved the secret, and that has said who calls."""
+    host, port = store.get(f"mesh/{other}").decode().split()
+    deadline = time.monotonic() + patience
+    handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), f"{host}, port {port}")
+    message: bytes | None = handshake.hello()
+    try:
+        peer = socket.create_connection((host, int(port)), timeout=patience)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while message is not None:
+            peer.sendall(message)
+            message = handshake.answer(bytes(read(peer, MESSAGE_BYTES, deadline)))
+        channel = Channel(peer, handshake.session_key(), is_caller=True)
+        channel.send(_RANK.pack(mesh.rank))
+    except OSError as error:
+        raise NodeLost(
+            f"node {mesh.nodes[mesh.rank]} cannot reach node {mesh.nodes[other]} (rank {other}) at {host}:{port}: "
+            f"{error.strerror or error}; is the port open, and the address the right interface's?"
+        ) from error
+    except CannotJoin as error:
+        peer.close()
+        raise NodeLost(
+            f"node {mesh.nodes[mesh.rank]} is not listened to by node {mesh.nodes[other]} (rank {other}) "
+            f"at {host}:{port}: {error.rule}"
+        ) from error
+    return channel
+
+
+def _accept(mesh: Mesh, server: socket.socket, token: Token, patience: float) -> None:
+    """Take one caller in, if it knows the secret."""
+    try:
+        caller, _ = server.accept()
+    except OSError as error:
+        missing = [mesh.nodes[r] for r in range(mesh.rank + 1, mesh.size) if r not in mesh.peers]
+        raise NodeLost(f"node {missing[0]} did not connect to node {mesh.nodes[mesh.rank]}: {error}") from error
+    try:
+        rank, channel = _authenticated(caller, token, time.monotonic() + min(patience, _HANDSHAKE_SECONDS))
+    except (OSError, struct.error):
+        rank, channel = -1, None  # somebody who does not know how to greet
+    if channel is None or rank not in range(mesh.rank + 1, mesh.size):
+        caller.close()
+        return
+    caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    mesh.peers[rank] = channel
+
+
+def _authenticated(caller: socket.socket, token: Token, deadline: float) -> tuple[int, Channel | None]:
+    """The rank of a caller that proves the secret, and the connection to it; else -1 and None."""
+    handshake = MasterHandshake(token, secrets.token_bytes(NONCE_BYTES))
+    while True:
+        reply = handshake.answer(bytes(read(caller, MESSAGE_BYTES, deadline)), full=False)
+        caller.sendall(reply.message)
+        if reply.refusal:
+            return -1, None
+        if reply.welcome:
+            channel = Channel(caller, handshake.session_key(), is_caller=False)
+            (rank,) = _RANK.unpack(channel.receive(deadline))
+            return int(rank), channel
