@@ -1,10 +1,12 @@
 """YOLO through Evener beside plain `yolo train`: one node, nodes of unequal speed, two equal ones; in turn.
 
-    python benchmarks/yolo.py --data my-data.yaml [--model yolov8n.yaml] [--imgsz 160] [--rounds 3] [--json]
+    python benchmarks/yolo.py --data my-data.yaml [--model yolov8n.yaml] [--imgsz 320] [--rounds 3] [--json]
 
 Every node is a process on a core of its own, with one thread. A node of speed 0.5 idles as long as it computes, so
 plain `yolo train` on it would be half as fast as on the other one. Seconds are those of batches after the first epoch,
-loading included, validation not; figures are medians over the rounds of ratios within a round.
+loading included, validation not; figures are medians over the rounds of ratios within a round. Two cores share caches
+and memory, as two machines do not: what that takes is shown by two trainings of plain `yolo train` at once, which know
+nothing of each other.
 """
 
 from __future__ import annotations
@@ -39,10 +41,19 @@ WANTED = {"one node": 0.97, "unequal nodes": 0.9, "equal nodes": 0.9}
 
 
 class PlainRun(msgspec.Struct, frozen=True):
-    """Plain `yolo train`, of some words, that writes the moments of its batches into a file."""
+    """Plain `yolo train`, of some words, that writes the moments of its batches into a file.
+
+    Attributes:
+        words: of it.
+        output: the file, behind whose name each process puts its number.
+        is_paired: whether its batches are those that nodes have, image by image, with what is drawn for each.
+        is_rounded: whether its first weights are rounded otherwise.
+    """
 
     words: tuple[str, ...]
     output: str
+    is_paired: bool = False
+    is_rounded: bool = False
 
 
 def _quiet() -> contextlib.redirect_stdout[Any]:
@@ -53,7 +64,7 @@ def _quiet() -> contextlib.redirect_stdout[Any]:
     return contextlib.redirect_stdout(open(os.devnull, "w"))
 
 
-def plain_rank(_: RankEnvironment, config: PlainRun) -> None:
+def plain_rank(env: RankEnvironment, config: PlainRun) -> None:
     """What a process of plain `yolo train` runs."""
     moments: list[tuple[int, float]] = []
 
@@ -63,11 +74,19 @@ def plain_rank(_: RankEnvironment, config: PlainRun) -> None:
     with _quiet(), alone():
         from evener.yolo.settings import read_training
 
-        model, settings, _folder = read_training(config.words)
+        model, settings, folder = read_training(config.words)
+        settings["save_dir"] = str(folder.with_name(f"{folder.name}{env.rank}"))
         model.add_callback("on_train_epoch_start", note)
         model.add_callback("on_train_batch_end", note)
-        model.train(**settings, device="cpu")
-    Path(config.output).write_text(json.dumps(moments))
+        base = model._smart_load("trainer")
+        if config.is_paired or config.is_rounded:
+            from support.plain_yolo import in_order_of_nodes, round_otherwise
+
+            base = in_order_of_nodes(base) if config.is_paired else base
+            if config.is_rounded:
+                model.add_callback("on_train_start", round_otherwise)
+        model.train(trainer=base, **settings, device="cpu")
+    Path(f"{config.output}{env.rank}").write_text(json.dumps(moments))
 
 
 def evener_rank(env: RankEnvironment, config: YoloConfig) -> None:
@@ -76,14 +95,18 @@ def evener_rank(env: RankEnvironment, config: YoloConfig) -> None:
         yolo_rank(env, config)
 
 
-def plain_seconds(words: Sequence[str], batches: int) -> float:
-    """Of a batch of plain `yolo train` on one node, the median of the epochs after the first."""
+def plain_seconds(words: Sequence[str], batches: int, at_once: int = 1) -> float:
+    """Of a batch of plain `yolo train` on one node, the median of the epochs after the first; or of several at once."""
     with tempfile.TemporaryDirectory() as folder:
-        moments_file = Path(folder) / "moments.json"
-        config = PlainRun((*words, f"save_dir={folder}/plain"), str(moments_file))
-        run_local(plain_rank, parse_local_nodes("1"), config, patience=120, on_event=lambda _: None)
-        moments = [(epoch, moment) for epoch, moment in json.loads(moments_file.read_text()) if epoch > 0]
-    rows = [[moment for epoch, moment in moments if epoch == one] for one in {epoch for epoch, _ in moments}]
+        config = PlainRun((*words, f"save_dir={folder}/plain"), f"{folder}/moments")
+        nodes = parse_local_nodes(",".join(["1"] * at_once))
+        run_local(plain_rank, nodes, config, patience=120, on_event=lambda _: None)
+        found = [json.loads(Path(f"{folder}/moments{rank}").read_text()) for rank in range(at_once)]
+    rows = [
+        [moment for epoch, moment in moments if epoch == one]
+        for moments in found
+        for one in sorted({epoch for epoch, _ in moments} - {0})
+    ]
     return float(median((row[-1] - row[0]) / batches for row in rows))
 
 
@@ -107,7 +130,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--data", required=True, help="yaml of a data set")
     parser.add_argument("--model", default="yolov8n.yaml")
-    parser.add_argument("--imgsz", type=int, default=160)
+    parser.add_argument("--imgsz", type=int, default=320)
     parser.add_argument("--batch", type=int, default=13)
     parser.add_argument("--batches", type=int, default=2, help="of an epoch of the data")
     parser.add_argument("--epochs", type=int, default=6)
@@ -117,7 +140,16 @@ def main() -> None:
     words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0"]
     with open_results(asked) as results:
         ways = {way: partial(evener_seconds, words, speeds, asked.batches) for way, speeds in WAYS.items()}
-        found = in_turn({"plain": partial(plain_seconds, words, asked.batches), **ways}, asked.rounds, warm_up=0)
+        plain = {"plain": partial(plain_seconds, words, asked.batches)}
+        plain["two at once"] = partial(plain_seconds, words, asked.batches, at_once=2)
+        found = in_turn(plain | ways, asked.rounds, warm_up=0)
+        results.add(
+            "two of plain YOLO at once: {of_sum:.1%} of the sum of their speeds",
+            way="two at once",
+            of_sum=ratios(found["plain"], found["two at once"]),
+            seconds=found["two at once"],
+            plain_seconds=found["plain"],
+        )
         for way, speeds in WAYS.items():
             ideal = sum(node.speed_at(0) for node in parse_local_nodes(speeds))
             of_sum = ratios(found["plain"], [seconds * ideal for seconds in found[way]])

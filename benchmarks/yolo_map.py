@@ -1,17 +1,21 @@
-"""How well a YOLO learns through Evener beside plain `yolo train`: mAP50-95 after equal epochs, by seed.
+"""How well a YOLO learns on nodes beside plain `yolo train` of one process: mAP50-95 after equal epochs, by seed.
 
     python benchmarks/yolo_map.py --data my-data.yaml [--speeds 1,0.5] [--seeds 0,1,2] [--epochs 30] [--json]
 
-Both begin with the weights of the seed; the order of images and what is drawn for them are drawn otherwise, so equal
-seeds are no more alike than two seeds of plain `yolo train` are. What counts is the difference of the means, beside how
-far the seeds of plain `yolo train` lie apart.
+The trainings of a seed are pairs: they begin with the same weights, and see the same images in the same batches with
+the same random transforms; loop, model, loss and validation of the first one are Ultralytics' own. So all that differs
+is how the sums of a batch are rounded. What that alone does is shown by plain `yolo train` once more, whose first
+weights are rounded otherwise, by half a unit of the last digit of single precision: training magnifies it likewise.
+`--own-order` adds plain `yolo train` with the order and the transforms of its own loader, which is another draw.
 """
 
 from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -25,16 +29,17 @@ from yolo import PlainRun, evener_rank, plain_rank
 
 WANTED_POINTS = 0.5
 """Of 100, that the means may differ by."""
-_PATIENCE = 300
+_PATIENCE = 7200
 _METRIC = "metrics/mAP50-95(B)"
 
 
-def plain_map(words: Sequence[str]) -> float:
-    """Of plain `yolo train` on one node."""
+def plain_map(words: Sequence[str], *, is_paired: bool = True, is_rounded: bool = False) -> float:
+    """Of plain `yolo train` in one process."""
     with tempfile.TemporaryDirectory() as folder:
-        config = PlainRun((*words, f"save_dir={folder}/plain"), f"{folder}/moments.json")
+        words = (*words, f"save_dir={folder}/plain")
+        config = PlainRun(words, f"{folder}/moments", is_paired=is_paired, is_rounded=is_rounded)
         run_local(plain_rank, parse_local_nodes("1"), config, patience=_PATIENCE, on_event=lambda _: None)
-        return last_map(Path(folder) / "plain" / "results.csv")
+        return last_map(Path(folder) / "plain0" / "results.csv")
 
 
 def evener_map(words: Sequence[str], speeds: str) -> float:
@@ -54,32 +59,48 @@ def last_map(results: Path) -> float:
     return 100 * float(rows[-1][_METRIC])
 
 
+def ways_of(speeds: str, *, own_order: bool) -> dict[str, Callable[[Sequence[str]], float]]:
+    """What is trained with every seed, that with which the others are compared first."""
+    return {
+        "yolo train": plain_map,
+        "weights rounded otherwise": partial(plain_map, is_rounded=True),
+        f"nodes {speeds}": partial(evener_map, speeds=speeds),
+    } | ({"its own order": partial(plain_map, is_paired=False)} if own_order else {})
+
+
 def main() -> None:
-    """Train both ways with every seed, and print the table."""
+    """Train all ways with every seed, and print the table."""
     parser = parser_of(__doc__)
     parser.add_argument("--data", required=True, help="yaml of a data set")
     parser.add_argument("--model", default="yolov8n.yaml")
     parser.add_argument("--imgsz", type=int, default=160)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--nbs", type=int, default=16, help="images of a step, which is as many batches as that takes")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--speeds", default="1,0.5")
+    parser.add_argument("--own-order", action="store_true", help="also with the order of its own loader")
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
-    words += [f"epochs={asked.epochs}", "val=False", "plots=False"]
-    found: dict[str, list[float]] = {"plain": [], "evener": []}
+    words += [f"nbs={asked.nbs}", f"epochs={asked.epochs}", "val=False", "plots=False", "cache=ram"]
+    ways = ways_of(asked.speeds, own_order=asked.own_order)
+    found: dict[str, list[float]] = {way: [] for way in ways}
     with open_results(asked) as results:
         for seed in asked.seeds.split(","):
-            found["plain"].append(plain_map([*words, f"seed={seed}"]))
-            found["evener"].append(evener_map([*words, f"seed={seed}"], asked.speeds))
-            line = "seed {seed}: {plain:.2f} % by yolo train, {evener:.2f} % on nodes {speeds}"
-            results.add(line, seed=seed, plain=found["plain"][-1], evener=found["evener"][-1], speeds=asked.speeds)
-        results.add(
-            "difference of the means {points:+.2f} points, wanted within {wanted}; seeds of yolo train: ±{spread:.2f}",
-            points=mean(found["evener"]) - mean(found["plain"]),
-            wanted=WANTED_POINTS,
-            spread=stdev(found["plain"]) if len(found["plain"]) > 1 else 0.0,
-        )
+            for way, map_of in ways.items():
+                found[way].append(map_of([*words, f"seed={seed}"]))
+                results.add("seed {seed}: {map:6.2f} %  {way}", seed=seed, way=way, map=found[way][-1])
+        first, *others = found
+        for way in others:
+            pairs = [other - own for own, other in zip(found[first], found[way], strict=True)]
+            results.add(
+                "{way}: {points:+.2f} ± {error:.2f} points beside yolo train, wanted within {wanted}",
+                way=way,
+                points=mean(pairs),
+                error=stdev(pairs) / sqrt(len(pairs)) if len(pairs) > 1 else 0.0,
+                wanted=WANTED_POINTS,
+                pairs=pairs,
+            )
 
 
 if __name__ == "__main__":

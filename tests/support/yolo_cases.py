@@ -45,6 +45,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         out: folder of what each rank has at the end.
         shares: of the ranks.
         dtype: of all numbers; validation is left out in float64, which Ultralytics cannot validate in.
+        is_plain: whether Ultralytics' own trainer trains, alone, given the batches of nodes.
+        spoiled_epoch: in which the last rank's first batch has images that are no numbers, once; None for none.
+        memory: that every rank's node may use, in bytes; empty for all there is.
+        fitness: of every epoch where validation is left out; other ranks than the leader would do better every time.
     """
 
     model: str
@@ -52,12 +56,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     shares: str = "equal"
     dtype: str = "float64"
+    is_plain: bool = False
+    spoiled_epoch: int | None = None
+    memory: tuple[int, ...] = ()
+    fitness: float = 0.0
 
 
 def train(case: Case, ranks: int) -> list[dict[str, Any]]:
     """What each rank has after the training of `case`."""
     Path(case.out).mkdir(parents=True)
-    nodes = [LocalNode(name=f"n{i}", threads=1) for i in range(ranks)]
+    memory = case.memory or [None] * ranks
+    nodes = [LocalNode(name=f"n{i}", threads=1, memory_bytes=memory[i]) for i in range(ranks)]
     run_local(train_case, nodes, case, patience=60, on_event=lambda _: None)
     return [torch.load(Path(case.out) / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
 
@@ -71,12 +80,17 @@ def train_case(env: RankEnvironment, case: Case) -> None:
 
         from evener.yolo.seat import Seat
         from evener.yolo.trainer import even_trainer
+        from support.plain_yolo import in_order_of_nodes
 
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
         torch.set_default_dtype(getattr(torch, case.dtype))
-        seat = Seat(env, group, case.shares)
         base = YOLO(case.model)._smart_load("trainer")
-        trainer = even_trainer(exact(base) if case.dtype == "float64" else base, seat)(
+        base = exact(base, case.fitness, env.rank) if case.dtype == "float64" else base
+        if case.spoiled_epoch is not None and env.rank == group.size - 1:
+            base = spoiled(base, case.spoiled_epoch)
+        seat = Seat(env, group, case.shares)
+        kind = in_order_of_nodes(base) if case.is_plain else even_trainer(base, seat)
+        trainer = kind(
             overrides={
                 "model": case.model,
                 "device": "cpu",
@@ -86,13 +100,15 @@ def train_case(env: RankEnvironment, case: Case) -> None:
             }
         )
         trainer.train()
-    model = trainer.model.module
+    model = trainer.model if case.is_plain else trainer.model.module
     found = {
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
         "ema": {name: value.clone() for name, value in trainer.ema.ema.state_dict().items()},
         "items": torch.stack([value.double() for value in trainer.tloss.values()]),
         "metrics": {name: float(value) for name, value in (trainer.metrics or {}).items()},
         "outputs": outputs(trainer.ema.ema),
+        "epochs": trainer.epoch + 1,
+        "shares": [assignment.samples for assignment in seat.plan.assignments] if seat.plan else [],
     }
     torch.save(found, Path(case.out) / f"{env.rank}.pt")
     group.barrier()
@@ -153,8 +169,22 @@ def outputs(model: Any) -> torch.Tensor:
     return torch.cat([leaf.flatten() for leaf in tree_leaves(model.eval()(image))])
 
 
-def exact(base: Any) -> Any:
-    """The trainer `base` in float64."""
+def spoiled(base: Any, epoch: int) -> type:
+    """The trainer `base`, whose first batch of `epoch` is no numbers, the first time that it comes."""
+    left = [epoch]
+
+    def preprocess_batch(self: Any, batch: Any) -> Any:
+        batch = base.preprocess_batch(self, batch)
+        if left == [self.epoch]:
+            left.clear()
+            batch["img"] = batch["img"] * torch.nan
+        return batch
+
+    return type(f"Spoiled{base.__name__}", (base,), {"preprocess_batch": preprocess_batch})
+
+
+def exact(base: Any, fitness: float, rank: int) -> Any:
+    """The trainer `base` in float64, with the same `fitness` of every epoch on the leader."""
 
     class Exact(base):  # type: ignore[misc]
         def preprocess_batch(self, batch: Any) -> Any:
@@ -165,7 +195,9 @@ def exact(base: Any) -> Any:
             }
 
         def validate(self) -> Any:
-            return {}, 0.0
+            own = fitness + rank * self.epoch
+            self.best_fitness = max(own, self.best_fitness or own)
+            return {}, own
 
         def final_eval(self) -> None:
             pass

@@ -9,7 +9,7 @@ from typing import Any
 
 from evener.data.sampler import Division, OrderedSampler, ShuffledSampler
 from evener.oracle.apportion import weights_to_workers
-from evener.yolo.cut_loader import CutLoader
+from evener.yolo.cut_loader import CutLoader, keep_images
 
 COUNT, BATCH = 10, 4
 
@@ -84,6 +84,26 @@ def test_mosaics_choose_among_all_images() -> None:
     dataset = Numbers()
     list(loader_of(0, [1], [0], dataset))
     assert not dataset.mosaic.buffer_enabled
+
+
+def test_as_many_images_are_kept_for_mosaics_as_fit() -> None:
+    for imgsz, nbytes, kept in (
+        (100, 0, 4),  # no fewer than Ultralytics keeps
+        (100, 7 * 30_000, 7),
+        ([50, 100], 7 * 30_000, 7),
+        (100, 1 << 40, COUNT + 1),  # it drops one when it has so many: never
+    ):
+        dataset: Any = Numbers()
+        dataset.max_buffer_length, dataset.imgsz, dataset.channels = 4, imgsz, 3
+        keep_images(dataset, nbytes)
+        assert dataset.max_buffer_length == kept
+
+
+def test_a_set_that_keeps_no_images_keeps_none() -> None:
+    validation: Any = SimpleNamespace(max_buffer_length=0)
+    keep_images(validation, 1 << 40)
+    keep_images(SimpleNamespace(), 1 << 40)
+    assert validation.max_buffer_length == 0
 
 
 def test_a_validation_is_in_the_order_of_the_data_and_begins_anew() -> None:

@@ -108,8 +108,9 @@ def test_other_tasks(tmp_path: Path, task: str, model: str) -> None:
 
 
 @pytest.mark.slow
-def test_poses_whose_key_points_ultralytics_keeps_in_single_precision(tmp_path: Path) -> None:
-    assert_equal(tmp_path, "pose", "yolov8n-pose.yaml", ("5,3", "1,0"), tolerance=1e-7)
+@pytest.mark.parametrize("model", ["yolov8n-pose.yaml", "yolo26n-pose.yaml"])
+def test_poses_whose_key_points_ultralytics_keeps_in_single_precision(tmp_path: Path, model: str) -> None:
+    assert_equal(tmp_path, "pose", model, ("5,3", "1,0"), tolerance=1e-7)
 
 
 @pytest.mark.slow

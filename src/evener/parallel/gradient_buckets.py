@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
 
-_BUCKET_BYTES = 25 * 2**20
+BUCKET_BYTES = 25 * 2**20
+"""Of gradients that travel together, at most."""
 
 
 class GradientBucket:
@@ -105,10 +106,10 @@ class DividedBucket:
 _B = TypeVar("_B", GradientBucket, DividedBucket)
 
 
-def last_bucket(buckets: list[_B], new: _B, weight: nn.Parameter, nbytes: int) -> _B:
+def last_bucket(buckets: list[_B], new: _B, weight: nn.Parameter, nbytes: int, largest: float = BUCKET_BYTES) -> _B:
     """The last bucket if so many bytes still fit, else the new one; a bucket is of one type of numbers."""
     last = buckets[-1] if buckets else None
-    if last is None or last.nbytes + nbytes > _BUCKET_BYTES or last.weights[0].dtype != weight.dtype:
+    if last is None or last.nbytes + nbytes > largest or last.weights[0].dtype != weight.dtype:
         last = new
         buckets.append(last)
     return last

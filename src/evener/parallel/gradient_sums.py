@@ -24,7 +24,7 @@ from evener.comm.exchange import Route
 from evener.comm.group import Group
 from evener.oracle.division.layout import holders, owners
 from evener.oracle.division.plan import ReplicaPlan
-from evener.parallel.gradient_buckets import DividedBucket, GradientBucket, last_bucket, sum_over
+from evener.parallel.gradient_buckets import BUCKET_BYTES, DividedBucket, GradientBucket, last_bucket, sum_over
 from evener.parallel.process_mesh import ProcessMesh
 
 
@@ -185,10 +185,18 @@ class GradientSums(_BucketSums):
 
 
 class ReplicaSums(_BucketSums):
-    """Sums gradients of replicas that may use different weights in a step, or some of them never; call `finish`."""
+    """Sums gradients of replicas that may use different weights in a step, or some of them never; call `finish`.
 
-    def __init__(self, model: nn.Module, world: Group) -> None:
-        super().__init__(world, flagged_buckets([p for p in model.parameters() if p.requires_grad], world))
+    Args:
+        model: on every rank.
+        world: the ranks.
+        most: part of all gradients that travels together, at most: of a small model, too, some travel early.
+    """
+
+    def __init__(self, model: nn.Module, world: Group, most: float = 1.0) -> None:
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        largest = min(BUCKET_BYTES, most * sum(parameter.nbytes for parameter in trained))
+        super().__init__(world, flagged_buckets(trained, world, largest=largest))
 
 
 class ReplicaMeans(_BucketSums):
@@ -254,11 +262,14 @@ class ReplicaMeans(_BucketSums):
         self._completed()
 
 
-def flagged_buckets(weights: Sequence[nn.Parameter], world: Group, averaged: bool = False) -> list[GradientBucket]:
+def flagged_buckets(
+    weights: Sequence[nn.Parameter], world: Group, averaged: bool = False, largest: float = BUCKET_BYTES
+) -> list[GradientBucket]:
     """Buckets of `weights`, those that the forward pass uses last first; each rank may use some of them only."""
     buckets: list[GradientBucket] = []
     for weight in reversed(weights):
-        last_bucket(buckets, GradientBucket(world, True, averaged), weight, weight.nbytes).add(weight, weight.nbytes)
+        new = GradientBucket(world, True, averaged)
+        last_bucket(buckets, new, weight, weight.nbytes, largest).add(weight, weight.nbytes)
     return buckets
 
 

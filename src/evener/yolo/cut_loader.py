@@ -13,9 +13,12 @@ from typing import Any
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import open_batches
 from evener.data.sampler import MicroBatch, Sampler
+from evener.memory import usable_memory
 
 _UNBOUNDED = 1 << 40
 """Steps: a trainer may go on for as many as it likes."""
+_SPARE = 10
+"""One part in so many of the free memory may hold images."""
 
 
 class CutLoader:
@@ -109,6 +112,22 @@ class CutLoader:
             self._timer.resume("fb")
         else:
             self._timer.resume("io")
+
+
+def spare_bytes(limit_bytes: int | None = None) -> int:
+    """Of main memory, that may hold images; `limit_bytes` is the user's bound of all that is held."""
+    return usable_memory(limit_bytes=limit_bytes)[1] // _SPARE
+
+
+def keep_images(dataset: Any, nbytes: int) -> None:
+    """Have a process that loads `dataset` keep so many bytes of images: any of them may come into a mosaic.
+
+    It keeps no fewer than Ultralytics would, whose mosaics choose among those that are kept.
+    """
+    most = getattr(dataset, "max_buffer_length", 0)
+    if most:  # of training; it drops an image when it has as many as this
+        size = dataset.imgsz if isinstance(dataset.imgsz, int) else max(dataset.imgsz)
+        dataset.max_buffer_length = max(most, min(len(dataset) + 1, nbytes // (size * size * dataset.channels)))
 
 
 def draw_from_all(dataset: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from evener.data.loader import Collate
-from evener.yolo.cut_loader import draw_from_all
+from evener.yolo.cut_loader import draw_from_all, keep_images, spare_bytes
 
 
 class LocalData(Dataset[Any]):
@@ -34,6 +34,7 @@ class LocalData(Dataset[Any]):
         self._dataset, self._collate = dataset, collate
         self._closing, self._close, self._begin = closing, close, begin
         self._epoch: int | None = None
+        keep_images(dataset, spare_bytes())
         draw_from_all(dataset)
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ def _prepared(config: RunConfig, asked: YoloTraining) -> tuple[RunConfig, LocalT
     weights = asked.model.model if asked.model.ckpt else None
     common |= {"task": asked.model.task, "epochs": config.epochs or asked.settings.get("epochs", 100)}
     common |= {"batch": config.batch_size or asked.settings.get("batch", 16), "seed": config.seed}
-    own = {"model": config.task, "plots": asked.settings.get("plots", True)}
+    own = {"model": config.task} | {name: asked.settings.get(name, True) for name in ("plots", "val")}
     training = LocalTraining({**common, **own}, architecture, data_dir, weights=weights, folder=asked.folder)
     return replace(
         config,

@@ -83,7 +83,7 @@ class LocalTraining:
             model=lambda: self.net,
             loss=_loss,
             train_data=self._train_data,
-            validation_data=self._validation_data,
+            validation_data=self._validation_data if args.val else None,
             optimizer=self._optimizer,
             scheduler=lambda optimizer, _: WarmUpSchedule(optimizer, self.trainer, self._batches),
             batch_size=args.batch,

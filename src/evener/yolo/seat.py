@@ -23,6 +23,7 @@ from evener.record import Validation
 from evener.run.monitor import Monitor
 from evener.run.step import StepResult
 from evener.run.training import division_workers
+from evener.yolo.cut_loader import spare_bytes
 from evener.yolo.fingerprint import differing
 from evener.yolo.image_classes import image_classes
 from evener.yolo.shares import share_plan
@@ -58,6 +59,12 @@ class Seat:
     def keeps_files(self) -> bool:
         """Whether this rank writes into the folder of the run: one rank of every machine does."""
         return self._is_first_here
+
+    def spare_bytes(self, workers: int) -> int:
+        """Of main memory, that each process which loads images may keep some in; there are `workers` besides a rank."""
+        own = self.env.node.memory_bytes if self.env.device.type == "cpu" else None
+        here = sum(node.host == self.env.node.host for node in self.env.nodes)
+        return spare_bytes(own) // (here * max(1, workers))
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:

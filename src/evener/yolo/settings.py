@@ -6,16 +6,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 from ultralytics.cfg import get_cfg, get_save_dir, smart_value
 from ultralytics.models.yolo.model import YOLO
+from yaml import YAMLError
 
 from evener.errors import InvalidInput, first_line
 from evener.yolo.words import TASKS, read_words
 
-_OF_FILES = (OSError, RuntimeError, KeyError, ValueError, AssertionError)
+_OF_FILES = (OSError, RuntimeError, LookupError, ValueError, AssertionError)
 """What Ultralytics raises while it reads descriptions, images, labels and checkpoints."""
+_OF_MODELS = (*_OF_FILES, TypeError, AttributeError, NameError, SyntaxError, EOFError, UnpicklingError, YAMLError)
+"""What it raises where a file is no model."""
 _AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
 
 
@@ -48,9 +52,17 @@ def read_training(words: tuple[str, ...]) -> YoloTraining:
     name = settings.pop("model")
     try:
         get_cfg(overrides=dict(settings))
-        model = YOLO(name, task=task)
     except (SyntaxError, TypeError, ValueError, OSError, AssertionError) as error:
         raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
+    try:
+        model = YOLO(name, task=task)
+    except FileNotFoundError as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}: there is no model {name}") from error
+    except _OF_MODELS as error:
+        kind = type(error).__name__
+        raise InvalidInput(
+            f"Ultralytics: {name} is no model that it can read: {kind}: {plain_sentence(error)}"
+        ) from error
     if model.task not in TASKS:
         raise InvalidInput(f"the task of {name} is {model.task}; Evener trains {', '.join(TASKS)}")
     if task is not None and task != model.task:

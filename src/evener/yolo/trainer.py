@@ -6,7 +6,7 @@ of all ranks together, so that all ranks have the same weights and come to the s
 
     a batch          every rank loads its part (`cut_loader`)
     its loss         by the counts of all (`criteria`), with the statistics of all in BatchNorm (`even_model`)
-    its gradient     summed over the ranks before the optimiser's step
+    its gradient     summed over the ranks before the optimiser's step (`step_gradients`)
     a validation     of a part by each; the leader's metrics are everybody's (`validation`)
 """
 
@@ -23,13 +23,13 @@ from ultralytics.utils.torch_utils import unwrap_model
 from evener.data.loader import seed_all
 from evener.data.sampler import OrderedSampler
 from evener.errors import Interrupted
-from evener.parallel.gradient_buckets import sum_over
 from evener.run.step import StepResult
 from evener.yolo.criteria import RankImages, share_criterion
-from evener.yolo.cut_loader import CutLoader
+from evener.yolo.cut_loader import CutLoader, keep_images
 from evener.yolo.even_model import EvenModel
 from evener.yolo.seat import Seat
 from evener.yolo.settings import in_a_sentence
+from evener.yolo.step_gradients import StepGradients
 from evener.yolo.validation import even_validator
 
 _NO_RETRY = 3
@@ -46,9 +46,11 @@ class EvenTrainer(BaseTrainer):
 
     Attributes:
         seat: this rank's place in the run.
+        gradients: over all ranks; None of one rank alone.
     """
 
     seat: Seat
+    gradients: StepGradients | None = None
     callbacks: Any
     model: Any
     amp: Any
@@ -69,6 +71,8 @@ class EvenTrainer(BaseTrainer):
         if event == "on_train_batch_start":
             self._oom_retries = _NO_RETRY
             self.seat.begin_batch(self.train_loader.part.step)
+            if self.gradients is not None:
+                self.gradients.begin(self._batch_number())
         elif event == "on_train_batch_end":
             self._end_batch()
         elif event == "on_train_epoch_end":
@@ -82,7 +86,9 @@ class EvenTrainer(BaseTrainer):
     def build_dataset(self, *arguments: Any, **named: Any) -> Any:
         """A data set; one rank of a machine reads its labels first, and keeps them for the others."""
         with self.seat.in_turn(), in_a_sentence():
-            return super().build_dataset(*arguments, **named)
+            dataset = super().build_dataset(*arguments, **named)
+        keep_images(dataset, self.seat.spare_bytes(self.args.workers))
+        return dataset
 
     def get_dataloader(self, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
         """This rank's part of the batches."""
@@ -119,6 +125,7 @@ class EvenTrainer(BaseTrainer):
             if getattr(model, "criterion", None) is None:
                 model.criterion = model.init_criterion()
             model.criterion = share_criterion(model.criterion, lambda: self._images(self.train_loader))
+            self.gradients = StepGradients(model, self.seat.group, self)
         self.model = EvenModel(model, self.seat.group, self.train_loader, self.args.seed)
 
     def resume_training(self, ckpt: Any) -> None:
@@ -144,22 +151,35 @@ class EvenTrainer(BaseTrainer):
 
     def optimizer_step(self) -> None:
         """Sum the gradients over the ranks; clip them, make the step and move the averages as one process."""
-        timer, group = self.seat.group.timer, self.seat.group
+        timer = self.seat.group.timer
         timer.pause(before_update=True)
-        if group.size > 1:
-            sum_over(group, [weight for weight in self.model.parameters() if weight.requires_grad])
+        if self.gradients is not None:
+            self.gradients.finish(self._batch_number())
         timer.resume("wu")
         super().optimizer_step()
         timer.pause()
 
     def _end_batch(self) -> None:
         """Report the batch to the others, and hear how it went there."""
+        if self.gradients is not None:
+            self.gradients.end()
         part = self.train_loader.part
         loss = sum(self.loss_items.values()) / self.seat.group.size
         result = StepResult(epoch=part.epoch, samples=len(part.indices), total=part.total, loss=loss)
         if self.seat.end_batch(part.step, result):
             kept = f"; go on with: evener yolo {self.args.task} train resume model={self.last}"
             raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{kept if self.last.exists() else ''}")
+
+    def _batch_number(self) -> int:
+        """Of the training, from 0."""
+        return int(self.train_loader.part.step) - 1
+
+    def _handle_nan_recovery(self, epoch: int) -> bool:
+        """Whether the loss is no number, so that the epoch is done again: by all, for all know the loss of all."""
+        is_again = bool(super()._handle_nan_recovery(epoch))
+        if is_again and self.gradients is not None:
+            self.gradients.restart()
+        return is_again
 
     def validate(self) -> Any:
         """(metrics, fitness) of the averaged weights: the leader's, on every rank."""

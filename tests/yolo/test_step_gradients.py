@@ -1,0 +1,73 @@
+"""When a step of Ultralytics' loop is foreseen: as often as the loop makes one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.yolo.step_gradients import StepGradients
+
+BATCHES = 7
+"""Of an epoch."""
+
+
+def gradients_of(accumulate: int, warm_up: int, model: nn.Module | None = None) -> StepGradients:
+    device = torch.device("cpu")
+    group = Group(rank=0, size=1, device=device, nodes=["n0"], timer=StepTimer(device))
+    trainer: Any = SimpleNamespace(
+        accumulate=accumulate, train_loader=range(BATCHES), _get_warmup_iterations=lambda batches: warm_up
+    )
+    return StepGradients(model or nn.Linear(2, 1), group, trainer)
+
+
+def steps_of_the_loop(gradients: StepGradients, numbers: range, accumulate: int, warm_up: int) -> list[int]:
+    """Batches after which there is a step, by the loop's own rule; every one has to be foreseen, and no other."""
+    last, now, found = -1, accumulate, list[int]()
+    for number in numbers:
+        gradients.begin(number)
+        if warm_up and number <= warm_up:
+            now = max(1, int(np.interp(number, [0, warm_up], [1, accumulate]).round()))
+        if number - last >= now:
+            gradients.finish(number)
+            last = number
+            found.append(number)
+        gradients.end()
+    return found
+
+
+@pytest.mark.parametrize(("accumulate", "warm_up"), [(1, 0), (4, 0), (4, 15), (3, 5)])
+def test_every_step_of_the_loop_is_foreseen(accumulate: int, warm_up: int) -> None:
+    gradients = gradients_of(accumulate, warm_up)
+    found = steps_of_the_loop(gradients, range(5 * BATCHES), accumulate, warm_up)
+    assert set(np.diff(found[len(found) // 2 :])) == {accumulate}
+
+
+def test_a_training_that_is_resumed_steps_after_its_first_batch() -> None:
+    assert steps_of_the_loop(gradients_of(4, 5), range(3 * BATCHES, 5 * BATCHES), 4, 5)[:2] == [21, 25]
+
+
+def test_an_epoch_that_is_done_again_steps_after_its_first_batch() -> None:
+    gradients = gradients_of(4, 0)
+    steps_of_the_loop(gradients, range(2 * BATCHES), 4, 0)
+    gradients.restart()
+    assert steps_of_the_loop(gradients, range(BATCHES, 2 * BATCHES), 4, 0)[0] == BATCHES
+
+
+def test_gradients_of_batches_without_a_step_stay_and_add_up() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    gradients = gradients_of(2, 0, model)
+    for number in (0, 1):
+        gradients.begin(number)
+        model(torch.ones(1, 2)).sum().backward()
+        if number == 1:
+            gradients.finish(number)
+        gradients.end()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
