@@ -61,11 +61,14 @@ def last_map(results: Path) -> float:
 
 def ways_of(speeds: str, *, own_order: bool) -> dict[str, Callable[[Sequence[str]], float]]:
     """What is trained with every seed, that with which the others are compared first."""
-    return {
+    ways: dict[str, Callable[[Sequence[str]], float]] = {
         "yolo train": plain_map,
         "weights rounded otherwise": partial(plain_map, is_rounded=True),
         f"nodes {speeds}": partial(evener_map, speeds=speeds),
-    } | ({"its own order": partial(plain_map, is_paired=False)} if own_order else {})
+    }
+    if own_order:
+        ways["its own order"] = partial(plain_map, is_paired=False)
+    return ways
 
 
 def main() -> None:

@@ -195,8 +195,8 @@ def exact(base: Any, fitness: float, rank: int) -> Any:
             }
 
         def validate(self) -> Any:
-            own = fitness + rank * self.epoch
-            self.best_fitness = max(own, self.best_fitness or own)
+            own, best = fitness + rank * self.epoch, vars(self)["best_fitness"]
+            self.best_fitness = own if best is None else max(own, best)
             return {}, own
 
         def final_eval(self) -> None:
