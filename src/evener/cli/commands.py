@@ -14,7 +14,7 @@ import typer
 
 from evener import __version__
 from evener.cli.fields import command_of, with_default_port
-from evener.cli.help import PLAN, TRAIN, epilog
+from evener.cli.help import PLAN, TRAIN, TUNE, epilog
 from evener.errors import EvenerError, MissingExtra
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
 from evener.program.options import ScriptConfig
@@ -29,6 +29,7 @@ from evener.run.options import (
     TraceConfig,
     UpConfig,
 )
+from evener.search.options import TuneConfig
 from evener.tasks.load import require_task
 from evener.yolo.words import YoloConfig, is_yolo
 
@@ -63,6 +64,14 @@ def run(config: ScriptConfig, as_json: bool) -> None:
     from evener.program import script
 
     script.run_program(config, as_json=as_json)
+
+
+def tune(config: TuneConfig, as_json: bool) -> None:
+    """Search for the options with which TASK learns best: many trials, on nodes of unequal speed."""
+    require_task(config.task)
+    from evener.search import command
+
+    command.tune(config, as_json=as_json)
 
 
 def plan(config: PlanConfig, as_json: bool) -> None:
@@ -198,6 +207,7 @@ experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done
 
 for _command in (
     command_of(RunConfig, train, TRAIN),
+    command_of(TuneConfig, tune, TUNE),
     command_of(YoloConfig, yolo),
     command_of(PlanConfig, plan, PLAN),
     command_of(BenchmarkConfig, benchmark),

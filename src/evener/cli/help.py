@@ -26,6 +26,12 @@ TRAIN: Panels = {
         "home", "master", "token", "token_file",
     ),
 }  # fmt: skip
+TUNE: Panels = {
+    "What is tried": ("trials", "vary", "metric", "prune", "sampler", "ahead", "hours"),
+    "What a trial trains": ("data", "option", "batch_size", "epochs", "precision", "seed", "thin"),
+    "On which nodes": ("local_nodes", "devices", "memory", "patience", "join"),
+    "What is written, and read": ("output", "resume"),
+}
 PLAN: Panels = {
     "What would be trained": ("option", "batch_size", "optimizer", "precision", "strategy"),
     "On which machines": ("profile", "machines", "network", "devices", "learn"),
@@ -39,6 +45,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "evener train my_task.py --agreement average --local-nodes 1.0,0.5 --local-steps 50",
         "evener train yolov8n.pt --data my-data.yaml --epochs 100 --agreement average",
         "evener train my_task.py --resume --checkpoint runs/my_task-20260131-120000/checkpoints",
+    ),
+    "tune": (
+        "evener tune my_task.py --trials 50 --vary lr=1e-4..1e-1:log --vary width=64,128,256",
+        "evener tune digits --trials 12 --vary channels=8..64:log --local-nodes 1,0.5,0.25",
     ),
     "yolo": (
         "evener yolo detect train model=yolov8n.pt data=coco8.yaml epochs=100 imgsz=640",

@@ -51,12 +51,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
         exit_code: of the error.
         sentence: for the user.
         traceback: for whoever mends it; empty for errors that the sentence explains.
+        kind: class of the error.
     """
 
     is_own: bool
     exit_code: int
     sentence: str
     traceback: str = ""
+    kind: str = ""
 
     def as_error(self) -> EvenerError:
         """The error to be raised where the process was started; prints the traceback, if there is one."""
@@ -97,7 +99,7 @@ class Parent:
                 self._send(Done())
             else:
                 sentence, code, trace = explain(error)
-                self._send(Failed(not isinstance(error, NodeLost), code, sentence, trace))
+                self._send(Failed(not isinstance(error, NodeLost), code, sentence, trace, type(error).__name__))
         os._exit(code)
 
     def _send(self, message: Sent | Said | Failed | Done) -> None:
@@ -127,6 +129,11 @@ class LocalProcess:
         """Let the process hear the authority's words; one that has ended hears nothing."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(data)
+
+    def request_stop(self) -> None:
+        """Ask it to end, if it runs."""
+        if self.process.pid is not None and not self.has_ended:
+            os.kill(self.process.pid, signal.SIGTERM)
 
     @property
     def has_ended(self) -> bool:
@@ -217,8 +224,12 @@ class LocalProcesses:
     def request_stop(self) -> None:
         """Ask all that run to end."""
         for one in self._started:
-            if one.process.pid is not None and not one.has_ended:
-                os.kill(one.process.pid, signal.SIGTERM)
+            one.request_stop()
+
+    def end(self, one: LocalProcess) -> None:
+        """End one of them at once, if it has not ended yet, and forget it."""
+        self._started.remove(one)
+        _close(one)
 
     def __enter__(self) -> LocalProcesses:
         return self
@@ -227,9 +238,14 @@ class LocalProcesses:
         for one in self._started:
             one.process.kill()
         for one in self._started:
-            one.process.join()
-            one.pipe.close()
-            one.process.close()
+            _close(one)
+
+
+def _close(one: LocalProcess) -> None:
+    one.process.kill()
+    one.process.join()
+    one.pipe.close()
+    one.process.close()
 
 
 def _main(

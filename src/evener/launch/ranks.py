@@ -67,20 +67,46 @@ def run_local(
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
     """
-    secret = new_secret()
-    store, port = keep_store(_HOST, 0, secret)
     with sigterm_is_ctrl_c(), LocalProcesses(_PRELOAD) as processes:
+        starter = RankStarter(processes, program, nodes, config, patience, is_elastic=is_elastic)
+        ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
+        elastic = ElasticRanks(ranks, nodes, patience, starter.start) if is_elastic else None
+        was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic)
+        raise_first(ranks, store, nodes, was_stopped, elastic)
 
-        def start(rank: int, number: int) -> LocalProcess:
-            place = partial(connect_store, _HOST, port, secret, patience=patience)
-            arguments = (program, rank, list(nodes), config, place, patience, number if is_elastic else None)
-            node = nodes[rank]
-            return processes.start(node.name, _be_rank, *arguments, cores=node.cores, threads=node.threads)
 
-        ranks = [start(rank, rank) for rank in range(len(nodes))]
-        elastic = ElasticRanks(ranks, nodes, patience, start) if is_elastic else None
-        was_stopped = _relay(processes, ranks, partial(_show, store, on_event), patience, elastic)
-        _raise_first(ranks, store, nodes, was_stopped, elastic)
+class RankStarter:
+    """Starts ranks of one run, which find each other in a store of its own on the loopback interface.
+
+    Args:
+        processes: in which they run.
+        program, nodes, config, patience, is_elastic: see `run_local`.
+
+    Attributes:
+        store: of the run.
+    """
+
+    def __init__(
+        self,
+        processes: LocalProcesses,
+        program: Program,
+        nodes: Sequence[LocalNode],
+        config: Any,
+        patience: float,
+        *,
+        is_elastic: bool = False,
+    ) -> None:
+        secret = new_secret()
+        self.store, port = keep_store(_HOST, 0, secret)
+        place = partial(connect_store, _HOST, port, secret, patience=patience)
+        self._arguments = (list(nodes), config, place, patience)
+        self._processes, self._program, self._nodes, self._is_elastic = processes, program, nodes, is_elastic
+
+    def start(self, rank: int, number: int) -> LocalProcess:
+        """The process of `rank`, which in an elastic run has this number."""
+        node, own = self._nodes[rank], number if self._is_elastic else None
+        words = (self._program, rank, *self._arguments, own)
+        return self._processes.start(node.name, _be_rank, *words, cores=node.cores, threads=node.threads)
 
 
 def _be_rank(
@@ -120,7 +146,7 @@ def _be_rank(
     run_rank(env, program, config)
 
 
-def _show(store: Any, on_event: Callable[[RunEvent], object], event: RunEvent) -> None:
+def show_event(store: Any, on_event: Callable[[RunEvent], object], event: RunEvent) -> None:
     """Show an event; what comes back at the end of an epoch is left in the store, where the leader waits for it."""
     said = on_event(event)
     if isinstance(event, Epoch):
@@ -195,7 +221,7 @@ def _has_failed(rank: LocalProcess, elastic: ElasticRanks | None) -> bool:
     return rank.has_failed if elastic is None else elastic.ends_the_run(rank)
 
 
-def _raise_first(
+def raise_first(
     ranks: Sequence[LocalProcess],
     store: Any,
     nodes: Sequence[LocalNode],

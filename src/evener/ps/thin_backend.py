@@ -22,6 +22,7 @@ from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.protocol import Outer
 from evener.task import ThinTask
 
+_STATE, _KEPT = "state", "optimizer."
 _KINDS = {ad.optim.SGD: "SGD", ad.optim.Adam: "Adam", ad.optim.AdamW: "AdamW"}
 
 
@@ -136,6 +137,21 @@ class ThinBackend:
     def close(self) -> None:
         """See `ModelBackend`."""
         self._views.clear()
+
+    def checkpoint(self) -> dict[str, NDArray[Any]]:
+        """Copies of all that is needed to go on later: the state, and what the optimiser keeps."""
+        kept = {f"{_KEPT}{name}": array for name, array in self._optimizer.state_dict().items()}
+        return {_STATE: self.initial_weights().memory, **kept}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from a `checkpoint` of the same task.
+
+        Raises:
+            InvalidValue, StateMismatch: it is of another model or optimiser.
+        """
+        self.load(Flat(self.layout, np.array(arrays[_STATE])))
+        kept = {name.removeprefix(_KEPT): array for name, array in arrays.items() if name.startswith(_KEPT)}
+        self._optimizer.load_state_dict(kept)
 
     @cached_property
     def _validation(self) -> tuple[NDArray[Any], NDArray[Any]] | None:

@@ -144,28 +144,34 @@ def _read_mnist(folder: Path, split: Literal["train", "test"]) -> Arrays:
     return images[:, np.newaxis], labels.astype(np.int64)
 
 
-def nfnn(data_dir: Path | None = None) -> ThinTask:
-    """See the task `nfnn`; the first four fifths of MNIST's training images are trained on: 48 000 and 12 000."""
+def nfnn(data_dir: Path | None = None, lr: float = NFNN_RATE, hidden: int = HIDDEN) -> ThinTask:
+    """See the task `nfnn`; the first four fifths of MNIST's training images are trained on: 48 000 and 12 000.
+
+    Raises:
+        InvalidValue: `lr` or `hidden` is not positive.
+    """
+    require(lr > 0, "lr", lr, "positive")
+    require(hidden > 0, "hidden", hidden, "positive")
     folder = data_dir or MNIST_FOLDER
     return ThinTask(
         name="nfnn",
-        model=_nfnn_model,
+        model=partial(_nfnn_model, hidden),
         loss=F.nll_loss,
         train_data=partial(_read_nfnn, folder, 0),
         validation_data=partial(_read_nfnn, folder, 1),
-        optimizer=partial(optim.SGD, lr=NFNN_RATE),
+        optimizer=partial(optim.SGD, lr=lr),
         batch_size=NFNN_BATCH,
         epochs=4,
     )
 
 
-def _nfnn_model() -> nn.Module:
+def _nfnn_model(hidden: int) -> nn.Module:
     """Bytes [N, 784] -> log-probabilities [N, 10]."""
     model = nn.Sequential(
         ThinNormalise(mean=0, std=WHITE),
-        nn.Linear(PIXELS, HIDDEN),
+        nn.Linear(PIXELS, hidden),
         nn.ReLU(),
-        nn.Linear(HIDDEN, CLASSES),
+        nn.Linear(hidden, CLASSES),
         nn.LogSoftmax(1),
     )
     for parameter in model.parameters():

@@ -1,0 +1,233 @@
+"""`evener tune`: from what is asked for to the best trial, on nodes of this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+
+from rich.console import Console
+
+from evener.errors import Interrupted, InvalidInput, TrainingFailed
+from evener.launch.nodes import LocalNode, parse_local_nodes
+from evener.launch.processes import LocalProcesses
+from evener.record import Epoch
+from evener.run.config import RunConfig
+from evener.run.console import open_console, print_line, run_folder
+from evener.schema import write_noun
+from evener.search.board import Board
+from evener.search.options import Metric, TuneConfig
+from evener.search.record import SearchRecord, record_of
+from evener.search.runs import OpenRun, TrialRuns
+from evener.search.search import Search
+from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
+from evener.search.study import Study, open_study, some_values
+from evener.search.tables import command_line, importances_table, trial_line, trials_table
+from evener.search.trial_folder import TrialFolder
+from evener.search.trials import Rules, SearchTrial
+from evener.signals import sigterm_is_ctrl_c
+from evener.task import BatchTask
+from evener.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
+
+_TRIES = 5
+"""Draws of options with which a task is made to see what it is: some may be such that its code fails."""
+
+
+def tune(config: TuneConfig, *, as_json: bool) -> None:
+    """Search, show what comes of it, and write it down.
+
+    Raises:
+        EvenerError: what was asked for cannot be done, or every trial ends by the same error.
+        Interrupted: Ctrl-C; the study can be gone on with.
+    """
+    begun, console = time.monotonic(), open_console(to_stderr=as_json)
+    folder = run_folder(config.folder)
+    nodes = _nodes(config)
+    console.print(f"search in {folder}: {config.trials} trials on {', '.join(node.name for node in nodes)}")
+    suggest = _suggest(config)
+    epochs, metric = _facts(config, suggest)
+    rules = Rules(epochs, config.prune, config.ahead, larger_is_better=metric == "accuracy")
+    try:
+        with (
+            open_study(
+                folder,
+                larger_is_better=rules.larger_is_better,
+                seed=config.seed,
+                learns=config.sampler == "tpe",
+                resume=config.resume,
+            ) as study,
+            sigterm_is_ctrl_c(),
+        ):
+            search = _search(config, study, rules, nodes, suggest, metric, console)
+            record = record_of(
+                config, metric, epochs, search.trials, search.best, study.importances(), time.monotonic() - begun
+            )
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; the same command with --resume --output {folder} goes on") from None
+    _show(record, config, console)
+    write_noun(record, folder / "study.json")
+    if as_json:
+        print_line(json.dumps(_summary(record)))
+
+
+def _search(
+    config: TuneConfig,
+    study: Study,
+    rules: Rules,
+    nodes: Sequence[LocalNode],
+    suggest: Suggest,
+    metric: Metric,
+    console: Console,
+) -> Search:
+    """The search, when it is over."""
+    open_run, preload = _runs(config)
+
+    def folder_of(number: int) -> TrialFolder:
+        return TrialFolder(study.folder / "trials" / f"{number:04d}")
+
+    def tell(trial: SearchTrial, sentence: str) -> None:
+        console.print(trial_line(trial, sentence, metric, search.best))
+
+    with LocalProcesses(preload) as processes:
+        search = Search(
+            study=study,
+            rules=rules,
+            board=Board(nodes, rules.epochs),
+            runs=TrialRuns(processes, open_run),
+            suggest=suggest,
+            folder_of=folder_of,
+            config_of=lambda trial: _run_config(config, rules.epochs, trial, folder_of(trial.number)),
+            score_of=lambda epoch: score_of(epoch, metric),
+            num_trials=config.trials,
+            until=inf if config.hours is None else time.monotonic() + 3600 * config.hours,
+            divides=not config.thin,
+            joins=config.join,
+            tell=tell,
+        )
+        search.run()
+    return search
+
+
+def score_of(epoch: Epoch, metric: Metric) -> float:
+    """The score of an epoch. Raises InvalidInput: the task does not tell it."""
+    validation = epoch.validation
+    found = epoch.loss if validation is None else validation.loss
+    if metric == "accuracy":
+        found = None if validation is None else validation.accuracy
+    if found is None:
+        raise InvalidInput(f"--metric {metric}: this task does not tell it; take the other one")
+    return found
+
+
+def _run_config(config: TuneConfig, epochs: int, trial: SearchTrial, folder: TrialFolder) -> RunConfig:
+    return RunConfig(
+        task=config.task,
+        data=config.data,
+        option={**config.option, **trial.values},
+        strategy="data",
+        batch_size=config.batch_size,
+        epochs=epochs,
+        precision=config.precision,
+        seed=config.seed,
+        output=folder.folder,
+        checkpoint=folder.checkpoints,
+        resume=folder.has_checkpoint,
+        patience=config.patience,
+    )
+
+
+def _nodes(config: TuneConfig) -> list[LocalNode]:
+    """Of this machine; a thin search has one unless the user names more."""
+    if config.thin:
+        return parse_local_nodes(config.local_nodes or "1.0")
+    from evener.run.commands import choose_nodes
+
+    return choose_nodes(config)
+
+
+def _runs(config: TuneConfig) -> tuple[OpenRun, list[str]]:
+    """What starts a trial, and what its processes find loaded."""
+    if config.thin:
+        from evener.search import thin_runs
+
+        return thin_runs.ThinRun, thin_runs.PRELOAD
+    from evener.search import torch_runs
+
+    return torch_runs.RankRun, torch_runs.PRELOAD
+
+
+def _suggest(config: TuneConfig) -> Suggest:
+    """What draws options: of the command line, or of the task's file. Raises InvalidInput: nothing is varied."""
+    if config.vary:
+        return suggest_varied([parse_varied(text) for text in config.vary])
+    space: Callable[..., object] | None = None
+    if is_path(config.task):
+        path = Path(config.task).resolve()
+        space = getattr(import_file(path), "space", None)
+    if space is None:
+        raise InvalidInput(
+            "nothing is varied: give --vary lr=1e-4..1e-1:log, or define space(trial) in the task's file"
+        )
+
+    def suggest(trial: object) -> dict[str, str]:
+        with blaming(path):
+            found = space(trial)
+        return options_of(found, str(path))
+
+    return suggest
+
+
+def _facts(config: TuneConfig, suggest: Suggest) -> tuple[int, Metric]:
+    """Epochs and metric of a search. Raises EvenerError: the task is wrong, whatever its options."""
+    for number in range(_TRIES):
+        try:
+            return _facts_with(config, some_values(suggest, config.seed, number))
+        except TrainingFailed:
+            if number == _TRIES - 1 or not config.vary:
+                raise
+    raise AssertionError
+
+
+def _facts_with(config: TuneConfig, values: dict[str, str]) -> tuple[int, Metric]:
+    """The same for a task with these options."""
+    options = {**config.option, **values}
+    if config.thin:
+        thin = load_thin_task(config.task, config.data, options)
+        has_accuracy = thin.has_accuracy and thin.validation_data is not None
+        return config.epochs or thin.epochs, config.metric or _usual(has_accuracy)
+    task = load_any_task(config.task, config.data, options)
+    if isinstance(task, BatchTask):
+        raise InvalidInput("a search needs a Task, which can stop and go on elsewhere; a BatchTask cannot")
+    has_accuracy = task.correct is not None and task.validation_data is not None
+    return config.epochs or task.epochs, config.metric or _usual(has_accuracy)
+
+
+def _usual(has_accuracy: bool) -> Metric:
+    return "accuracy" if has_accuracy else "loss"
+
+
+def _show(record: SearchRecord, config: TuneConfig, console: Console) -> None:
+    console.print(trials_table(record))
+    if record.importances:
+        console.print(importances_table(record))
+    if record.best is None:
+        console.print("no trial was completed")
+    else:
+        console.print(
+            f"best: trial {record.best}. To train it again:\n  {command_line(config, record)}", soft_wrap=True
+        )
+    console.print(f"study.json and journal.log, which optuna-dashboard opens, are in {config.folder}")
+
+
+def _summary(record: SearchRecord) -> dict[str, object]:
+    best = None if record.best is None else record.trials[record.best]
+    return {
+        "trials": len(record.trials),
+        "best": record.best,
+        "score": None if best is None else best.score,
+        "values": None if best is None else best.values,
+        "metric": record.metric,
+        "seconds": record.seconds,
+    }

@@ -1,0 +1,78 @@
+"""What `evener tune` is asked, field by field."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, field
+
+from evener.errors import require, require_one_of
+from evener.profile import PRECISIONS, Precision
+from evener.run.options import DataFolder, NodesConfig, TaskOptions
+from evener.search.halving import Pruning
+from evener.search.space import parse_varied, suggest_varied
+
+Metric = Literal["accuracy", "loss"]
+Sampler = Literal["tpe", "random"]
+AHEAD = 8
+
+
+class TuneConfig(NodesConfig, frozen=True, kw_only=True):
+    """What is asked of a search.
+
+    Raises:
+        InvalidInput: a value is not allowed, or an option is varied twice.
+    """
+
+    task: Annotated[str, Meta(description="digits, mnist, nfnn, synthetic, or path/to/my_task.py.")]
+    trials: Annotated[int, Meta(description="How many options to try.")] = 50
+    vary: Annotated[
+        tuple[str, ...],
+        Meta(description="lr=1e-4..1e-1:log or width=64,128; repeat. Else the task file's space(trial)."),
+    ] = ()
+    metric: Annotated[
+        Metric | None, Meta(description="accuracy (largest) or loss (smallest); accuracy if the task tells it.")
+    ] = None
+    prune: Annotated[Pruning, Meta(description="asha, hyperband, or none: every trial to its end.")] = "asha"
+    sampler: Annotated[Sampler, Meta(description="tpe learns from earlier trials, random does not.")] = "tpe"
+    ahead: Annotated[int, Meta(description="Trials drawn before the results of those before them are used.")] = AHEAD
+    join: Annotated[bool, Meta(description="Idle nodes join the slowest trial.")] = True
+    thin: Annotated[bool, Meta(description="Compute without PyTorch, even if it is installed.")] = False
+    hours: Annotated[float | None, Meta(description="After so long no trial begins.")] = None
+    data: DataFolder = None
+    option: TaskOptions = {}
+    batch_size: Annotated[int | None, Meta(description="Samples of one step over all nodes of a trial.")] = None
+    epochs: Annotated[int | None, Meta(description="Passes over the data in a trial that is not pruned.")] = None
+    precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
+    seed: Annotated[int, Meta(description="Of what is drawn, and of every trial's weights and samples.")] = 0
+    output: Annotated[Path | None, Meta(description="Folder of the study; runs/tune-TASK-TIME by default.")] = None
+    resume: Annotated[bool, Meta(description="Go on with the study in --output.")] = False
+    started: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, word, choices in self._choices():
+            require_one_of(name, word, choices)
+        for name in ("trials", "ahead", "batch_size", "epochs", "hours"):
+            value = getattr(self, name)
+            require(value is None or value > 0, "--" + name.replace("_", "-"), value, "positive")
+        require(self.seed >= 0, "--seed", self.seed, "zero or more")
+        require(not self.resume or self.output is not None, "--output", self.output, "the study's folder with --resume")
+        suggest_varied([parse_varied(text) for text in self.vary])
+
+    def _choices(self) -> list[tuple[str, str, Sequence[str]]]:
+        return [
+            ("--metric", self.metric or "loss", get_args(Metric)),
+            ("--prune", self.prune, get_args(Pruning)),
+            ("--sampler", self.sampler, get_args(Sampler)),
+            ("--precision", self.precision, PRECISIONS),
+        ]
+
+    @property
+    def folder(self) -> Path:
+        """Of the study: what the user named, or `runs/tune-TASK-TIME`."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
+        return self.output or Path("runs") / f"tune-{Path(self.task).stem}-{stamp}"

@@ -1,0 +1,114 @@
+"""Which node takes what of a search, and whom idle nodes help. Pure: seconds are predictions, nothing is measured here.
+
+A node that is free takes the next trial if it would finish it before the others would, all of whom have the rest of
+the trials to do, too: the trials that are left are divided among the nodes as samples are, whole and unequal. A slow
+node so takes many trials while many are left, and none at the end, when it would be the last one everybody waits for.
+Then it joins the trial that would end last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from evener.oracle.apportion import Worker, apportion
+
+DIVIDED = 0.93
+"""Of their speeds' sum is what nodes reach together, once they share a trial."""
+LEAST_GAIN = 0.05
+"""Of the seconds that are left: less is not worth a new beginning."""
+HALF = 0.5
+"""Of the fastest node's speed is what the upper rungs want."""
+
+
+class SearchNode(NamedTuple):
+    """A node of the search.
+
+    Attributes:
+        name: of the node.
+        speed: relative to the others.
+        free_in: seconds until it is idle; 0 if it is.
+    """
+
+    name: str
+    speed: float
+    free_in: float
+
+
+class RunningTrial(NamedTuple):
+    """A trial that is under way.
+
+    Attributes:
+        number: of the trial.
+        nodes: that share it.
+        work: seconds that what is left of it would take at speed 1.
+    """
+
+    number: int
+    nodes: tuple[str, ...]
+    work: float
+
+
+class Team(NamedTuple):
+    """Nodes that are to go on with a trial together."""
+
+    number: int
+    nodes: tuple[str, ...]
+
+
+def takes_next(name: str, seats: Sequence[SearchNode], remaining: int, work: float) -> bool:
+    """Whether the idle node `name` takes one of the `remaining` trials that nobody has begun.
+
+    Args:
+        name: of the node.
+        seats: all nodes that may take such a trial.
+        remaining: number of trials.
+        work: seconds that one of them takes at speed 1.
+    """
+    workers = [Worker(unit_seconds=work / seat.speed, fixed_seconds=seat.free_in) for seat in seats]
+    counts = apportion(remaining, workers)
+    return any(seat.name == name and count > 0 for seat, count in zip(seats, counts, strict=True))
+
+
+def is_fast(speed: float, fastest: float) -> bool:
+    """Whether a node is fast enough for upper rungs, where few trials are left and all wait for them."""
+    return speed >= HALF * fastest
+
+
+def speed_of(speeds: Sequence[float]) -> float:
+    """Of nodes that share a trial."""
+    return speeds[0] if len(speeds) == 1 else DIVIDED * sum(speeds)
+
+
+def team_for(
+    idle: Sequence[SearchNode],
+    running: Sequence[RunningTrial],
+    speeds: dict[str, float],
+    *,
+    regroup_seconds: float,
+    divides: bool = True,
+) -> Team | None:
+    """Who is to go on with the trial that would end last, if idle nodes make it end sooner; None if they do not.
+
+    Args:
+        idle: nodes for which nothing is left to begin.
+        running: trials that may be given other nodes.
+        speeds: of all nodes.
+        regroup_seconds: that stopping and beginning again with several nodes takes.
+        divides: whether nodes can share a trial; else a faster one may only take it over.
+    """
+    if not idle or not running:
+        return None
+
+    def seconds(work: float, nodes: Sequence[str]) -> float:
+        return work / speed_of([speeds[name] for name in nodes])
+
+    last = max(running, key=lambda trial: seconds(trial.work, trial.nodes))
+    alone = seconds(last.work, last.nodes)
+    names = [seat.name for seat in sorted(idle, key=lambda seat: -seat.speed)]
+    teams: list[tuple[str, ...]] = [(names[0],)]
+    if divides:
+        teams += [(*last.nodes, *names[:count]) for count in range(1, len(names) + 1)]
+    best = min(teams, key=lambda nodes: seconds(last.work, nodes))
+    gained = alone - (seconds(last.work, best) + regroup_seconds)
+    return Team(last.number, best) if gained > LEAST_GAIN * alone else None

@@ -1,0 +1,58 @@
+"""Trials of PyTorch: runs of ranks on local nodes, as `evener train` starts them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from evener.errors import EvenerError, NodeLost
+from evener.events import RunEvent
+from evener.heartbeat import Progress
+from evener.launch.nodes import LocalNode
+from evener.launch.processes import LocalProcess, LocalProcesses
+from evener.launch.rank_environment import read_beat
+from evener.launch.ranks import RankStarter, raise_first, show_event
+from evener.launch.store import LEAST_START_SECONDS
+from evener.run.config import RunConfig
+from evener.run.rank import train_rank
+
+PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "evener.run.rank"]
+"""The compiler, too: the first optimiser that a process makes loads it, which takes longer than all the rest."""
+
+
+class RankRun:
+    """One run of ranks; see `NodeRun`."""
+
+    def __init__(self, processes: LocalProcesses, nodes: Sequence[LocalNode], config: RunConfig) -> None:
+        self._nodes, self._patience = nodes, config.patience
+        starter = RankStarter(processes, train_rank, nodes, config, config.patience)
+        self._store = starter.store
+        self._beats = [Progress(time.monotonic()) for _ in nodes]
+        self.processes: Sequence[LocalProcess] = [starter.start(rank, rank) for rank in range(len(nodes))]
+
+    def answer(self, event: RunEvent, is_over: bool) -> None:
+        """See `NodeRun`."""
+        show_event(self._store, lambda _: is_over, event)
+
+    def is_silent(self, now: float) -> bool:
+        """See `NodeRun`."""
+        for rank, (process, progress) in enumerate(zip(self.processes, self._beats, strict=True)):
+            count, _ = read_beat(self._store, rank)
+            patience = self._patience if count else max(self._patience, LEAST_START_SECONDS)
+            expected = not process.has_ended
+            if progress.idle_seconds(count, expected=expected, now=now) > patience:
+                return True
+        return False
+
+    def error(self) -> EvenerError:
+        """See `NodeRun`."""
+        try:
+            raise_first(self.processes, self._store, self._nodes, False, None)
+        except EvenerError as error:
+            return error
+        names = ", ".join(node.name for node in self._nodes)
+        return NodeLost(f"node {names} has been silent for {self._patience:g} s")
+
+    def close(self) -> None:
+        """See `NodeRun`."""
+        del self._store

@@ -1,0 +1,39 @@
+"""Successive halving: literal tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from evener.errors import InvalidValue
+from evener.search.halving import bracket_of, goes_on, rungs, rungs_of
+
+
+@pytest.mark.parametrize(
+    ("epochs", "found"), [(1, (1,)), (2, (1, 2)), (8, (1, 3, 8)), (27, (1, 3, 9, 27)), (30, (1, 2, 4, 10, 30))]
+)
+def test_rungs_are_thirds(epochs: int, found: tuple[int, ...]) -> None:
+    assert rungs(epochs) == found
+
+
+def test_no_epochs_are_refused() -> None:
+    with pytest.raises(InvalidValue, match="--epochs must be positive"):
+        rungs(0)
+
+
+def test_a_third_goes_on_and_one_at_least() -> None:
+    six = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [goes_on(own, six, larger_is_better=False) for own in (0.5, 1.5, 2.5)] == [True, True, False]
+    assert [goes_on(own, six, larger_is_better=True) for own in (6.5, 5.5, 4.5)] == [True, True, False]
+    assert goes_on(9.0, [], larger_is_better=False)
+    assert not goes_on(9.0, [1.0], larger_is_better=False)
+    assert goes_on(1.0, [1.0, 1.0, 1.0], larger_is_better=False)  # equals are not worse
+
+
+def test_hyperband_deals_trials_out_to_brackets_as_in_its_table() -> None:
+    counts = Counter(bracket_of(number, 4) for number in range(286))
+    assert [round(counts[b] / counts[3]) for b in range(4)] == [7, 3, 2, 1]  # 27, 12, 6, 4 in the paper's table, of 4
+    assert rungs_of(0, 27, "hyperband") == (1, 3, 9, 27)
+    assert {rungs_of(number, 27, "hyperband") for number in range(60)} == {(1, 3, 9, 27), (3, 9, 27), (9, 27), (27,)}
+    assert rungs_of(5, 27, "none") == (27,)

@@ -1,0 +1,66 @@
+"""What may be varied, and how it reaches the task."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.errors import InvalidInput, InvalidValue
+from evener.search.space import Varied, option_text, options_of, parse_varied, suggest_varied
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("lr=1e-4..1e-1:log", Varied(name="lr", low=1e-4, high=0.1, is_log=True)),
+        ("width=16..256", Varied(name="width", low=16, high=256, is_whole=True)),
+        ("width=16..256:log", Varied(name="width", low=16, high=256, is_whole=True, is_log=True)),
+        ("drop=0..0.5", Varied(name="drop", low=0, high=0.5)),
+        ("width=64,128,256", Varied(name="width", choices=("64", "128", "256"))),
+        ("norm=batch, none", Varied(name="norm", choices=("batch", "none"))),
+    ],
+)
+def test_words_of_the_command_line(text: str, found: Varied) -> None:
+    assert parse_varied(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lr",
+        "lr=",
+        "=1..2",
+        "lr=1",
+        "lr=1,1",
+        "lr=1,,2",
+        "lr=2..1",
+        "lr=a..b",
+        "lr=1..2..3",
+        "lr=0..1:log",
+        "lr=1..2:lg",
+    ],
+)
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(InvalidValue, match="--vary"):
+        parse_varied(text)
+
+
+def test_an_option_is_varied_once() -> None:
+    with pytest.raises(InvalidInput, match="--vary lr is given twice"):
+        suggest_varied([parse_varied("lr=1..2"), parse_varied("lr=3,4")])
+
+
+def test_values_are_read_again_as_they_were() -> None:
+    assert float(option_text(0.1 + 0.2)) == 0.1 + 0.2
+    assert [option_text(value) for value in (True, False, (3, 64, 64), 7, "adam")] == [
+        "true",
+        "false",
+        "3x64x64",
+        "7",
+        "adam",
+    ]
+
+
+def test_a_space_returns_options() -> None:
+    assert options_of({"lr": 0.5, "depth": 3}, "my_task.py") == {"lr": "0.5", "depth": "3"}
+    with pytest.raises(InvalidInput, match=r"my_task.py: space\(trial\) must return a dictionary"):
+        options_of([1], "my_task.py")

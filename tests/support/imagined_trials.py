@@ -1,0 +1,134 @@
+"""A search whose trials are imagined: their seconds pass on a clock of their own, their scores follow from options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evener.errors import EvenerError, Interrupted, NodeLost
+from evener.events import RunEvent
+from evener.launch.nodes import LocalNode
+from evener.record import Epoch
+from evener.run.config import RunConfig
+from evener.search.board import Board
+from evener.search.halving import Pruning
+from evener.search.placement import speed_of
+from evener.search.runs import RunEnd
+from evener.search.search import Search
+from evener.search.space import parse_varied, suggest_varied
+from evener.search.study import open_study
+from evener.search.trial_folder import TrialFolder
+from evener.search.trials import Rules, SearchTrial
+
+Score = Callable[[dict[str, str], int], float]
+
+
+@dataclass
+class _Imagined:
+    nodes: tuple[str, ...]
+    speed: float
+    epoch: int
+    last: int
+    options: dict[str, str]
+    next_at: float
+    waits: bool = False
+    stops: bool = False
+
+
+@dataclass
+class ImaginedRuns:
+    """See `evener.search.runs.Runs`; `epoch_seconds` at speed 1, `startup` before each run's first step."""
+
+    score: Score
+    epoch_seconds: float = 10.0
+    startup: float = 0.0
+    kill: Callable[[int, int], EvenerError | None] = lambda number, epoch: None
+    now: float = 0.0
+    runs: dict[int, _Imagined] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
+    parts: dict[int, float] = field(default_factory=dict)
+    begun: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+
+    def start(self, number: int, nodes: Sequence[LocalNode], config: RunConfig) -> None:
+        names = tuple(node.name for node in nodes)
+        busy = {name for run in self.runs.values() for name in run.nodes}
+        assert not busy & set(names), "a node has one trial at a time"
+        speed, epoch = speed_of([node.speed_at(0) for node in nodes]), self.done.get(number, 0)
+        self.begun.append((number, names))
+        assert config.epochs is not None
+        at = self.now + self.startup + (1 - self.parts.pop(number, 0.0)) * self.epoch_seconds / speed
+        self.runs[number] = _Imagined(names, speed, epoch, config.epochs, config.option, at)
+
+    def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
+        run = self.runs[number]
+        run.waits, run.next_at = False, self.now + self.epoch_seconds / run.speed
+        if is_over or run.epoch == run.last:
+            run.stops, run.last, run.next_at = False, run.epoch, self.now
+
+    def stop(self, number: int) -> None:
+        self.runs[number].stops = True
+
+    def receive(self, timeout: float) -> list[tuple[int, RunEvent | RunEnd]]:
+        for number, run in list(self.runs.items()):
+            if run.stops:
+                del self.runs[number]
+                self.parts[number] = 1 - (run.next_at - self.now) * run.speed / self.epoch_seconds
+                return [(number, RunEnd(Interrupted("stopped as asked")))]
+        number, run = min(self.runs.items(), key=lambda item: item[1].next_at)
+        self.now = max(self.now, run.next_at)
+        if run.epoch == run.last:
+            del self.runs[number]
+            return [(number, RunEnd(None))]
+        if (error := self.kill(number, run.epoch + 1)) is not None:
+            del self.runs[number]
+            return [(number, RunEnd(error))]
+        run.epoch += 1
+        self.done[number] = run.epoch
+        return [(number, Epoch(step=10 * run.epoch, epoch=run.epoch - 1, loss=self.score(run.options, run.epoch)))]
+
+
+class Killed(Exception):
+    """The process of a search is gone."""
+
+
+def lost(message: str = "node died") -> EvenerError:
+    return NodeLost(message)
+
+
+def search(
+    folder: Path,
+    speeds: Sequence[float],
+    runs: ImaginedRuns,
+    *,
+    vary: Sequence[str] = ("lr=1e-4..1e-1:log", "width=16..256"),
+    trials: int = 20,
+    epochs: int = 9,
+    prune: Pruning = "asha",
+    ahead: int = 8,
+    joins: bool = True,
+    learns: bool = True,
+    resume: bool = False,
+    tell: Callable[[SearchTrial, str], None] = lambda trial, sentence: None,
+) -> Search:
+    """A whole search over imagined nodes; smaller scores are better."""
+    nodes = [LocalNode(name=f"node-{i}", speeds=((0, speed),)) for i, speed in enumerate(speeds)]
+    rules = Rules(epochs, prune, ahead, larger_is_better=False)
+    folder.mkdir(exist_ok=True)
+    with open_study(folder, larger_is_better=False, seed=3, learns=learns, resume=resume) as study:
+        found = Search(
+            study=study,
+            rules=rules,
+            board=Board(nodes, epochs),
+            runs=runs,
+            suggest=suggest_varied([parse_varied(text) for text in vary]),
+            folder_of=lambda number: TrialFolder(folder / "trials" / str(number)),
+            config_of=lambda trial: RunConfig(task="digits", option=trial.values, epochs=epochs),
+            score_of=lambda epoch: epoch.loss or 0.0,
+            num_trials=trials,
+            joins=joins,
+            tell=tell,
+            clock=lambda: runs.now,
+        )
+        found.run()
+        return found
