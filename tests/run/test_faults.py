@@ -90,11 +90,13 @@ def running(tmp_path: Path, *words: str, launcher: list[str] | None = None) -> I
 
 
 TWO = ("--local-nodes", "1,1", "--shares", "2,1")
+NEEDED = (*TWO, "--no-elastic")
+"""Two nodes, both of which the run needs."""
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
 def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    with running(tmp_path, *TWO) as run:
+    with running(tmp_path, *NEEDED) as run:
         victim = run.ranks()[1]
         start = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -107,7 +109,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
 def test_a_rank_that_stands_still_is_named_within_the_patience(tmp_path: Path) -> None:
-    with running(tmp_path, *TWO) as run:
+    with running(tmp_path, *NEEDED) as run:
         victim = run.ranks()[0]
         start = time.monotonic()
         os.kill(victim, signal.SIGSTOP)

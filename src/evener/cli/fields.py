@@ -62,7 +62,8 @@ def _option(one: FieldInfo, panel: str | None) -> Any:
     if one.required:
         return typer.Argument(help=_description(one))
     name = one.name.replace("_", "-")
-    words = f"--{name}/--no-{name}" if one.default is True else f"--{name}"
+    can_be_denied = one.default is True or (one.default is None and _type(one) == bool | None)
+    words = f"--{name}/--no-{name}" if can_be_denied else f"--{name}"
     return typer.Option(words, help=_description(one), rich_help_panel=panel)
 
 

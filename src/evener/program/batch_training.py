@@ -63,14 +63,14 @@ def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | Non
 
 _NOT_FOR_BATCHES = (
     "replicas", "micro_batches", "schedule", "rematerialise", "plan", "compile", "accumulate", "stationary",
-    "checkpoint", "checkpoint_every", "resume", "elastic",
+    "checkpoint", "checkpoint_every", "resume",
 )  # fmt: skip
 
 
 def refuse_batches(config: RunConfig) -> None:
     """Raise InvalidInput for what does not go with a BatchTask."""
     advice = "its batches are divided, and nothing else; a Task may have it"
-    refuse_options(config, _NOT_FOR_BATCHES, "a BatchTask", advice)
+    refuse_options(config, _NOT_FOR_BATCHES + (("elastic",) if config.elastic else ()), "a BatchTask", advice)
     if config.strategy not in ("auto", "data"):
         raise InvalidInput(f"--strategy {config.strategy} does not go with a BatchTask: {advice}")
     if config.precision == "fp16":

@@ -80,6 +80,7 @@ def train(
     )
     config = replace(config, task=str(task) if is_named else made.name)
     _refuse(made, config)
+    config = _with_all_nodes(made, config)
     with watched(callbacks, loggers) as watch, random_state_kept():
         record = commands.perform(config, program=_program(made, config, is_named), watch=watch, quiet=quiet)
         return Trained(_trained_model(made, config), record)
@@ -90,7 +91,7 @@ def train_command(config: RunConfig, *, as_json: bool) -> None:
     task = load_any_task(config.task, config.data, config.option)
     if not commands.is_torchrun(config):
         _refuse(task, config)
-    commands.train(config, _program_for(task), as_json=as_json)
+    commands.train(_with_all_nodes(task, config), _program_for(task), as_json=as_json)
 
 
 def _program_for(task: Task | BatchTask) -> Any:
@@ -103,6 +104,11 @@ def _refuse(task: Task | BatchTask, config: RunConfig) -> None:
     config.sizes_of(task, read_plan(config))
     if isinstance(task, BatchTask):
         refuse_batches(config)
+
+
+def _with_all_nodes(task: Task | BatchTask, config: RunConfig) -> RunConfig:
+    """`config`; a BatchTask needs all of its nodes to the end."""
+    return replace(config, elastic=False) if isinstance(task, BatchTask) else config
 
 
 def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> Program:

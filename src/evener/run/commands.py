@@ -87,7 +87,7 @@ def perform(
             view(event)
             return None if watch is None else watch(event)
 
-        launch(program, config, show, nodes, is_elastic=config.elastic)
+        launch(program, config, show, nodes, is_elastic=config.is_elastic)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record

@@ -74,8 +74,12 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
     compile: Annotated[bool, Meta(description="Compile the model.")] = False
     elastic: Annotated[
-        bool, Meta(description="Go on without local nodes that are gone, and with others in their place.")
-    ] = False
+        bool | None,
+        Meta(
+            description="Go on without local nodes that are gone, and with others in their place; "
+            "so it is, if nobody says otherwise, where samples alone are divided."
+        ),
+    ] = None
     check: Annotated[
         bool, Meta(description="Hold a small step of the nodes against one process before the first one.")
     ] = True
@@ -138,6 +142,13 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         """Of the run: what the user named, or `runs/TASK-TIME`."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self.started))
         return self.output or Path("runs") / f"{Path(self.task).stem}-{stamp}"
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on without nodes that are gone, if it can: what was asked for, else where it may be."""
+        if self.elastic is not None:
+            return self.elastic
+        return self.strategy in ("auto", "data") and not self.stationary and not self.compile
 
     @property
     def checkpoint_folder(self) -> Path:

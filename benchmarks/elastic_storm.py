@@ -1,0 +1,150 @@
+"""The storm of `elastic.py`: who of a run is killed or frozen, and when; drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_GO_ON = re.compile(r"; (\d+) nodes? of \d+ go on")
+_LONGEST_MATCH = 80
+_MARGIN = 2.0
+"""Seconds, besides the patience, after which the victim was not yet a rank, if the run does not speak of its loss."""
+_LOOK = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """What a storm is like.
+
+    Attributes:
+        seed: decides who suffers what, and when.
+        apart: least and most seconds between faults.
+        frozen: probability that a fault is a freeze.
+        faults: after so many the storm is over; 0: it never is.
+        patience: of the run.
+    """
+
+    seed: int
+    apart: tuple[float, float]
+    frozen: float
+    faults: int
+    patience: float
+
+
+class Told:
+    """What a run has said in a file about how many nodes go on, read as it grows.
+
+    Attributes:
+        count: how often it has said so.
+        going_on: nodes, as it said last; None before.
+        has_begun: whether it has told of the first epoch.
+    """
+
+    def __init__(self, said: Path) -> None:
+        self._file, self._rest = said.open(), ""
+        self.count, self.has_begun = 0, False
+        self.going_on: int | None = None
+
+    def read(self) -> None:
+        """Take note of what is new."""
+        self._rest += self._file.read().replace("\n", " ")
+        self.has_begun = self.has_begun or "epoch 1" in self._rest
+        end = max(0, len(self._rest) - _LONGEST_MATCH)
+        for match in _GO_ON.finditer(self._rest):
+            self.count, self.going_on, end = self.count + 1, int(match[1]), max(end, match.end())
+        self._rest = self._rest[end:]
+
+    def close(self) -> None:
+        """Read no more."""
+        self._file.close()
+
+
+class Storm:
+    """Kills and freezes processes of one run while it goes on.
+
+    Whoever goes on is let alone while he is the only one.
+
+    Args:
+        run: whose processes suffer.
+        said: file with what it says.
+        nodes: of the run.
+        weather: what the storm is like.
+
+    Attributes:
+        done: how often each kind of fault was made.
+        seconds: from the first fault to the last.
+    """
+
+    def __init__(self, run: subprocess.Popen[bytes], said: Path, nodes: int, weather: Weather) -> None:
+        self.done: Counter[str] = Counter()
+        self.seconds = 0.0
+        self._run, self._nodes, self._weather, self._random = run, nodes, weather, random.Random(weather.seed)
+        self._told = Told(said)
+        self._sleepers: list[tuple[float, psutil.Process]] = []
+        self._untold: list[tuple[float, int]] = []
+
+    def rage(self) -> None:
+        """Until the run is over. Raises CalledProcessError: it failed."""
+        began = due = 0.0
+        while self._run.poll() is None:
+            time.sleep(_LOOK)
+            now = time.monotonic()
+            self._wake(now)
+            if now >= due and not self._is_over and self._remaining(now) > 1 and not self._untold:
+                began, due = began or now, now + self._random.uniform(*self._weather.apart)
+                self._strike()
+                self.seconds = now - began
+        self._wake(float("inf"))
+        self._told.close()
+        if self._run.returncode:
+            raise subprocess.CalledProcessError(self._run.returncode, "evener train")
+
+    @property
+    def _is_over(self) -> bool:
+        return 0 < self._weather.faults <= self.done.total()
+
+    def _remaining(self, now: float) -> int:
+        """Nodes that surely go on, if nobody was killed since the run last said how many do."""
+        told = self._told
+        told.read()
+        self._untold = [(when, before) for when, before in self._untold if now < when and before == told.count]
+        at_first = self._nodes if told.has_begun else 0
+        return (at_first if told.going_on is None else told.going_on) - len(self._sleepers)
+
+    def _strike(self) -> None:
+        frozen = {process.pid for _, process in self._sleepers}
+        awake = [process for process in ranks_of(self._run.pid) if process.pid not in frozen]
+        if len(awake) < 2:  # somebody has to go on
+            return
+        victim, is_frozen = self._random.choice(awake), self._random.random() < self._weather.frozen
+        try:
+            victim.send_signal(signal.SIGSTOP if is_frozen else signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return
+        now, patience = time.monotonic(), self._weather.patience
+        self.done["frozen" if is_frozen else "killed"] += 1
+        if is_frozen:
+            self._sleepers.append((now + patience * self._random.uniform(0.5, 2.0), victim))
+        else:
+            self._untold.append((now + patience + _MARGIN, self._told.count))
+
+    def _wake(self, now: float) -> None:
+        for when, process in self._sleepers:
+            if when <= now and process.is_running():
+                process.send_signal(signal.SIGCONT)
+        self._sleepers = [(when, process) for when, process in self._sleepers if when > now and process.is_running()]
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The processes that stand for the nodes of the run `pid`."""
+    servers = [child for child in psutil.Process(pid).children() if "forkserver" in " ".join(child.cmdline())]
+    found = [rank for server in servers for rank in server.children()]
+    return sorted((rank for rank in found if rank.status() != psutil.STATUS_ZOMBIE), key=lambda rank: rank.pid)
