@@ -3,14 +3,14 @@
     python benchmarks/elastic.py [--nodes 1,0.5,0.25,0.25] [--epochs 100] [--apart 1,3] [--frozen 0.25] [--json]
 
 So many seconds after the last one, a process of the run is killed (kill -9) or, with this probability, frozen for half
-to twice the patience; `--faults` says after how many the storm is over. Weights and running statistics afterwards are
-compared with those that one process trains, in float64. Told are seconds from the moment that a loss was known until
-the others computed again, what was lost, who was lost without having been struck (nobody, it should be), and how fast
-the run was beside a calm one of the same nodes.
+to twice the patience; after so many `--faults`, or `--seconds`, the run ends with its epoch. Weights and running
+statistics afterwards are compared with those that one process trains, in float64. Told are seconds from the moment that
+a loss was known until the others computed again, what was lost, who was lost without having been struck (nobody, it
+should be), and how fast the run was beside a calm one of the same nodes.
 
-    --apart 1,4 --faults 640 --epochs 1500 --pause 0.05        1200 kills, freezes and joins: three quarters of an hour
-    --apart 1,4 --faults 200 --frozen 1 --epochs 700 --pause 0.05
-    --apart 15,15 --frozen 0 --epochs 600 --pause 0.05         what goes on while one is killed every 15 s
+    --apart 1,4 --faults 640 --epochs 3000          1200 kills, freezes and joins: half an hour or more
+    --apart 1,4 --faults 200 --frozen 1 --epochs 3000
+    --apart 15,15 --frozen 0 --seconds 600 --epochs 3000 --pause 0.05      what goes on while one is killed every 15 s
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from safetensors.torch import load_file
 from evener.record import TrainRecord
 from evener.schema import read_noun
 
-TASK = Path(__file__).with_name("elastic_task.py")
 _KNOWN = re.compile(r"([\d.]+) s after that was known; ([\d.]+) s lost")
-_CALM_EPOCHS = 20
+_CALM_EPOCHS = 10
 """Of the run whose speed the storm's is compared with."""
 
 
@@ -42,39 +41,48 @@ def main() -> None:
     parser.add_argument("--nodes", default="1,0.5,0.25,0.25", help="speeds of the local nodes")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--apart", default="1,3", help="least and most seconds between faults")
-    parser.add_argument("--faults", type=int, default=0, help="so many, then calm; 0: until the run ends")
+    parser.add_argument("--faults", type=int, default=0, help="so many, then the run ends; 0: it ends by itself")
+    parser.add_argument("--seconds", type=float, default=0, help="so long, then the run ends; 0: it ends by itself")
     parser.add_argument("--frozen", type=float, default=0.25, help="probability that a fault is a freeze")
     parser.add_argument("--patience", type=float, default=2.0)
     parser.add_argument("--pause", type=float, default=0.005, help="seconds that a step takes longer")
     parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()
-    with open_results(words) as results, tempfile.TemporaryDirectory() as folder:
-        alone, calm, stormy = (Path(folder) / name for name in ("alone", "calm", "stormy"))
-        subprocess.run(command(alone, words.epochs, 0.0), check=True, stdout=subprocess.DEVNULL)
-        more = ["--elastic", "--local-nodes", words.nodes, "--shares", words.nodes, "--patience", str(words.patience)]
-        subprocess.run(command(calm, _CALM_EPOCHS, words.pause, *more), check=True, stdout=subprocess.DEVNULL)
-        storm = storm_over(stormy, Path(folder) / "said", words, more)
-        show_faults(results, storm, read_noun(stormy / "record.json", TrainRecord))
+    with open_results(words) as results, tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        alone, calm, stormy = (folder / name for name in ("alone", "calm", "stormy"))
+        nodes = ["--nodes", words.nodes, "--patience", str(words.patience), "--pause", str(words.pause)]
+        subprocess.run(command(calm, _CALM_EPOCHS, *nodes), check=True, stdout=subprocess.DEVNULL)
+        storm = storm_over(stormy, folder, words, nodes)
+        record = read_noun(stormy / "record.json", TrainRecord)
+        last = ["--last", str(record.steps[-1].epoch)]
+        subprocess.run(command(alone, words.epochs, *last), check=True, stdout=subprocess.DEVNULL)
+        show_faults(results, storm, record)
         show_model(results, alone, stormy)
-        show_speed(results, *(read_noun(run / "record.json", TrainRecord) for run in (calm, stormy)))
+        show_speed(results, read_noun(calm / "record.json", TrainRecord), record)
 
 
-def command(output: Path, epochs: int, pause: float, *more: str) -> list[str]:
+def command(output: Path, epochs: int, *more: str) -> list[str]:
     """The words that train the task."""
-    words = ["train", str(TASK), "--option", f"pause={pause}", "--epochs", str(epochs), "--precision", "fp64"]
-    return [sys.executable, "-m", "evener", *words, "--output", str(output), *more]
+    return [sys.executable, str(Path(__file__).with_name("elastic_run.py")), str(output), str(epochs), *more]
 
 
-def storm_over(stormy: Path, said: Path, words: Namespace, more: list[str]) -> Storm:
+def storm_over(stormy: Path, folder: Path, words: Namespace, nodes: list[str]) -> Storm:
     """The storm, when the run into `stormy` that it raged over has ended."""
     low, high = map(float, words.apart.split(","))
     weather = Weather(
-        seed=words.seed, apart=(low, high), frozen=words.frozen, faults=words.faults, patience=words.patience
+        seed=words.seed,
+        apart=(low, high),
+        frozen=words.frozen,
+        faults=words.faults,
+        patience=words.patience,
+        seconds=words.seconds,
     )
+    said, over = folder / "said", folder / "over"
     with said.open("w") as out:
-        run = subprocess.Popen(command(stormy, words.epochs, words.pause, *more), stdout=out)
+        run = subprocess.Popen(command(stormy, words.epochs, *nodes, "--over", str(over)), stdout=out)
     storm = Storm(run, said, len(words.nodes.split(",")), weather)
-    storm.rage()
+    storm.rage(on_over=over.touch)
     return storm
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class Weather:
         apart: least and most seconds between faults.
         frozen: probability that a fault is a freeze.
         faults: after so many the storm is over; 0: it never is.
+        seconds: after so many, likewise.
         patience: of the run.
     """
 
@@ -36,6 +38,7 @@ class Weather:
     apart: tuple[float, float]
     frozen: float
     faults: int
+    seconds: float
     patience: float
 
 
@@ -91,14 +94,16 @@ class Storm:
         self._sleepers: list[tuple[float, psutil.Process]] = []
         self._untold: list[tuple[float, int]] = []
 
-    def rage(self) -> None:
-        """Until the run is over. Raises CalledProcessError: it failed."""
+    def rage(self, on_over: Callable[[], object]) -> None:
+        """Until the run is over, calling `on_over` when the storm is. Raises CalledProcessError: it failed."""
         began = due = 0.0
         while self._run.poll() is None:
             time.sleep(_LOOK)
             now = time.monotonic()
             self._wake(now)
-            if now >= due and not self._is_over and self._remaining(now) > 1 and not self._untold:
+            if self._is_over:
+                on_over()
+            elif now >= due and self._remaining(now) > 1 and not self._untold:
                 began, due = began or now, now + self._random.uniform(*self._weather.apart)
                 self._strike()
                 self.seconds = now - began
@@ -109,7 +114,8 @@ class Storm:
 
     @property
     def _is_over(self) -> bool:
-        return 0 < self._weather.faults <= self.done.total()
+        weather = self._weather
+        return 0 < weather.faults <= self.done.total() or 0 < weather.seconds <= self.seconds
 
     def _remaining(self, now: float) -> int:
         """Nodes that surely go on, if nobody was killed since the run last said how many do."""

@@ -68,3 +68,24 @@ def test_a_sum_that_fails_is_the_end_of_all(pair: list[AbortableSums]) -> None:
         future.wait()
     assert pair[0].error is not None
     wait_until_let_go(pair[0])
+
+
+class _Failing:
+    """A process group with one sum under way, which fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.under_way: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+
+    def allreduce(self, _: list[torch.Tensor]) -> _Failing:
+        return self
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self.under_way
+
+
+def test_whoever_wakes_up_by_a_failure_finds_that_there_will_be_no_further_sum() -> None:
+    gloo, seen = _Failing(), []
+    sums = AbortableSums(gloo)
+    sums.all_reduce(torch.ones(1)).add_done_callback(lambda _: seen.append(sums.error))
+    gloo.under_way.set_exception(RuntimeError("connection closed by peer"))
+    assert [str(error) for error in seen] == ["connection closed by peer"]

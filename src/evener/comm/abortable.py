@@ -76,7 +76,7 @@ class AbortableSums:
         try:
             done.value()
         except RuntimeError as error:
+            self.abort(error)  # first: whoever waits for this one asks why when it wakes up
             found.set_exception(error)
-            self.abort(error)
         else:
             found.set_result(tensor)
