@@ -64,7 +64,7 @@ def main() -> None:
 
 def command(output: Path, epochs: int, *more: str) -> list[str]:
     """The words that train the task."""
-    return [sys.executable, str(Path(__file__).with_name("elastic_run.py")), str(output), str(epochs), *more]
+    return [sys.executable, str(Path(__file__).with_name("elastic_run_script.py")), str(output), str(epochs), *more]
 
 
 def storm_over(stormy: Path, folder: Path, words: Namespace, nodes: list[str]) -> Storm:

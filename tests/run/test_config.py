@@ -81,3 +81,21 @@ def test_a_config_travels_as_json() -> None:
     assert msgspec.json.decode(data, type=RunConfig, dec_hook=lambda _, text: Path(text)) == config
     assert config.checkpoint_folder == Path("out/checkpoints")
     assert RunConfig(task="a/my_task.py", started=0.0).folder.name.startswith("my_task-19700101-")
+
+
+@pytest.mark.parametrize(
+    ("words", "is_elastic"),
+    [
+        ({}, True),
+        ({"strategy": "data"}, True),
+        ({"elastic": False}, False),
+        ({"strategy": "filter"}, False),
+        ({"stationary": True}, False),
+        ({"compile": True}, False),
+        ({"strategy": "filter", "elastic": True}, True),
+    ],
+)
+def test_a_run_goes_on_without_a_lost_node_where_samples_alone_are_divided(
+    words: dict[str, Any], is_elastic: bool
+) -> None:
+    assert RunConfig(task="digits", **words).is_elastic is is_elastic

@@ -43,7 +43,7 @@ def run_with(
     wakes_after: float | None = None,
 ) -> TrainRecord:
     """The record of a run whose first ranks are struck after the first epoch. Raises AssertionError: what it said."""
-    words = ("--local-nodes", nodes, "--elastic", "--option", f"pause={pause}", *more, "--output", "struck")
+    words = ("--local-nodes", nodes, "--option", f"pause={pause}", *more, "--output", "struck")
     shares = () if "--strategy" in more else ("--shares", nodes)
     with (tmp_path / "errors").open("w") as errors:
         process = subprocess.Popen(

@@ -67,6 +67,11 @@ class ElasticRanks:
         self._stateless_since: float | None = None
         self.is_stopping = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether all ranks had come, and train."""
+        return self._authority.generation is not None
+
     def is_needed(self, rank: LocalProcess) -> bool:
         """Whether the run is not over without this process."""
         number = self._number_of(rank)

@@ -1,17 +1,15 @@
-"""Runs a program on one process a node of this machine, and relays what the ranks have to say; or finds torchrun's.
+"""Runs a program on one process a node of this machine, and relays what the ranks have to say.
 
 Whichever way a run ends, this process names who failed first-hand: a rank that only lost its connection is not it.
-torchrun (Slurm, Kubernetes, Ray through it) starts ranks by itself and leaves the standard environment variables.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,9 +18,8 @@ import torch
 
 from evener.comm.signed_store import SignedStore
 from evener.elastic.line import Line
-from evener.errors import Interrupted, InvalidValue, NodeLost
+from evener.errors import Interrupted, NodeLost
 from evener.events import RunEvent, decode_events, encode_events
-from evener.host import own_address
 from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses, Parent
@@ -33,12 +30,14 @@ from evener.launch.rank_environment import (
     read_beat,
     run_rank,
 )
-from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret, new_secret
-from evener.record import Epoch
+from evener.launch.store import connect_store, keep_store, new_secret
+from evener.record import Epoch, Event
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
 _HOST = "127.0.0.1"
 _GRACE = 1.0
+_BEGINNINGS = 3
+"""Of a run that can go on without a node, at most: who is lost before the first step may be so each time."""
 _LOOKING = timedelta(days=7)
 """That a user may take to look at the end of an epoch."""
 _PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank"]
@@ -68,11 +67,38 @@ def run_local(
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
     """
     with sigterm_is_ctrl_c(), LocalProcesses(_PRELOAD) as processes:
-        starter = RankStarter(processes, program, nodes, config, patience, is_elastic=is_elastic)
-        ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
-        elastic = ElasticRanks(ranks, nodes, patience, starter.start) if is_elastic else None
-        was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic)
+        for others in reversed(range(_BEGINNINGS if is_elastic else 1)):
+            starter = RankStarter(processes, program, nodes, config, patience, is_elastic=is_elastic)
+            lost = _run_once(processes, starter, nodes, patience, on_event, is_elastic)
+            if lost is None:
+                return
+            if not others:
+                raise lost
+            on_event(Event(step=0, kind="begins again", message=f"before the first step {lost}"))
+
+
+def _run_once(
+    processes: LocalProcesses,
+    starter: RankStarter,
+    nodes: Sequence[LocalNode],
+    patience: float,
+    on_event: Callable[[RunEvent], object],
+    is_elastic: bool,
+) -> NodeLost | None:
+    """A run to its end; or who was lost before the first step, so that nothing is lost if it begins again."""
+    ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
+    elastic = ElasticRanks(ranks, nodes, patience, starter.start) if is_elastic else None
+    was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic)
+    try:
         raise_first(ranks, store, nodes, was_stopped, elastic)
+    except NodeLost as lost:
+        has_begun = any(read_beat(store, rank)[1] for rank in range(len(nodes)))
+        if was_stopped or has_begun or elastic is None or elastic.has_begun:
+            raise
+        for rank in ranks:
+            processes.end(rank)
+        return lost
+    return None
 
 
 class RankStarter:
@@ -240,72 +266,3 @@ def raise_first(
         raise failures[0].as_error()
     if was_stopped and not all(rank.has_finished for rank in ranks):
         raise Interrupted("stopped; a rank did not end in time, the last checkpoint is kept")
-
-
-def torchrun_environment(
-    variables: Mapping[str, str], patience: float, notify: Callable[[Any], None]
-) -> RankEnvironment | None:
-    """What torchrun left for this process; None if it was not started by it.
-
-    Raises:
-        InvalidInput: a variable is missing or not a number, or the ranks have no secret that they share.
-    """
-    if "RANK" not in variables or "WORLD_SIZE" not in variables:
-        return None
-    rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
-    local = _number(variables, "LOCAL_RANK")
-    host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT")
-    device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    agent = variables.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
-    prefix = f"evener/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    secret, file = launcher_secret(variables)
-    open_store = partial(connect_store, host, port, secret, patience=patience)
-    kept = keep_store(host, port, secret)[0] if rank == 0 and not agent else open_store()
-    store = kept.under(prefix)
-    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
-    if rank == 0 and file is not None:
-        file.unlink()  # all ranks have signed something by now
-    env = RankEnvironment(
-        rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
-    )
-    env.address = own_address(host)
-    if len({node.host for node in nodes}) > 1 and env.address.startswith("127."):
-        env.address = own_address()  # some systems let the master's own name stand for its loopback
-    if size > 1:
-        env.heartbeat = RankHeartbeat(
-            open_store().under(prefix),
-            rank=rank,
-            nodes=env.names,
-            patience=patience,
-            on_lost=lambda sentence: env.end(NodeLost(sentence)),
-        )
-    return env
-
-
-def _introduce(
-    store: SignedStore,
-    rank: int,
-    size: int,
-    name: str,
-    patience: float,
-) -> list[LocalNode]:
-    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
-    store.set(f"name/{rank}", name)
-    nodes, limit = [], max(patience, LEAST_START_SECONDS)
-    for other in range(size):
-        try:
-            store.wait([f"name/{other}"], timedelta(seconds=limit))
-        except RuntimeError as error:
-            raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
-        host, local, device = store.get(f"name/{other}").decode().split(" ")
-        nodes.append(LocalNode(name=f"{host}/{local}", host=host, device=device))
-    return nodes
-
-
-def _number(variables: Mapping[str, str], name: str) -> int:
-    try:
-        return int(variables[name])
-    except (KeyError, ValueError):
-        raise InvalidValue(
-            f"environment variable {name}", variables.get(name), "a number, as torchrun sets it"
-        ) from None

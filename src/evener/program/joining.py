@@ -22,7 +22,7 @@ from evener.errors import EvenerError, explain
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
-from evener.launch.ranks import torchrun_environment
+from evener.launch.torchrun import torchrun_environment
 from evener.program.options import ScriptConfig
 from evener.program.session import Run
 from evener.run.console import RunView, run_folder

@@ -24,7 +24,8 @@ from evener.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
-from evener.launch.ranks import run_local, torchrun_environment
+from evener.launch.ranks import run_local
+from evener.launch.torchrun import torchrun_environment
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.record import TrainRecord
 from evener.report.bars import comparison_figure

@@ -1,6 +1,6 @@
 """The runs of `elastic.py`: started from Python, so that a run can end when the storm is over, or where another did.
 
-python elastic_run.py OUTPUT EPOCHS [--over FILE | --last EPOCH] [--pause SECONDS] [--nodes 1,0.5 --patience 2]
+python elastic_run_script.py OUTPUT EPOCHS [--over FILE | --last EPOCH] [--pause SECONDS] [--nodes 1,0.5 --patience 2]
 """
 
 from __future__ import annotations

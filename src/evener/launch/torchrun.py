@@ -1,0 +1,87 @@
+"""Finds a rank's place in a run that torchrun started (Slurm, Kubernetes, Ray through it), by what it left."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+
+from evener.comm.signed_store import SignedStore
+from evener.errors import InvalidValue, NodeLost
+from evener.host import own_address
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment, RankHeartbeat
+from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret
+
+
+def torchrun_environment(
+    variables: Mapping[str, str], patience: float, notify: Callable[[Any], None]
+) -> RankEnvironment | None:
+    """What torchrun left for this process; None if it was not started by it.
+
+    Raises:
+        InvalidInput: a variable is missing or not a number, or the ranks have no secret that they share.
+    """
+    if "RANK" not in variables or "WORLD_SIZE" not in variables:
+        return None
+    rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+    local = _number(variables, "LOCAL_RANK")
+    host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT")
+    device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    agent = variables.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+    prefix = f"evener/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    secret, file = launcher_secret(variables)
+    open_store = partial(connect_store, host, port, secret, patience=patience)
+    kept = keep_store(host, port, secret)[0] if rank == 0 and not agent else open_store()
+    store = kept.under(prefix)
+    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
+    if rank == 0 and file is not None:
+        file.unlink()  # all ranks have signed something by now
+    env = RankEnvironment(
+        rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
+    )
+    env.address = own_address(host)
+    if len({node.host for node in nodes}) > 1 and env.address.startswith("127."):
+        env.address = own_address()  # some systems let the master's own name stand for its loopback
+    if size > 1:
+        env.heartbeat = RankHeartbeat(
+            open_store().under(prefix),
+            rank=rank,
+            nodes=env.names,
+            patience=patience,
+            on_lost=lambda sentence: env.end(NodeLost(sentence)),
+        )
+    return env
+
+
+def _introduce(
+    store: SignedStore,
+    rank: int,
+    size: int,
+    name: str,
+    patience: float,
+) -> list[LocalNode]:
+    """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
+    store.set(f"name/{rank}", name)
+    nodes, limit = [], max(patience, LEAST_START_SECONDS)
+    for other in range(size):
+        try:
+            store.wait([f"name/{other}"], timedelta(seconds=limit))
+        except RuntimeError as error:
+            raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
+        host, local, device = store.get(f"name/{other}").decode().split(" ")
+        nodes.append(LocalNode(name=f"{host}/{local}", host=host, device=device))
+    return nodes
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    try:
+        return int(variables[name])
+    except (KeyError, ValueError):
+        raise InvalidValue(
+            f"environment variable {name}", variables.get(name), "a number, as torchrun sets it"
+        ) from None

@@ -1,0 +1,62 @@
+"""A run that loses a process before its first step begins again, with another one in its place; later it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from evener.errors import NodeLost
+from evener.events import RunEvent
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment, read_beat
+from evener.launch.ranks import run_local
+from evener.record import Event
+
+NODES = [LocalNode(name="a"), LocalNode(name="b")]
+
+
+def end_early(env: RankEnvironment, words: tuple[str, int, int]) -> None:
+    """The second rank is killed in the first of its lives, so many of them, when it has come to a step."""
+    folder, lives, step = words
+    mark = Path(folder) / f"life-{len(list(Path(folder).iterdir()))}"
+    if env.rank == 0:
+        env.notify(Event(step=0, kind="told", message="by the first rank"))
+        return
+    mark.touch()
+    if len(list(Path(folder).iterdir())) > lives:
+        return
+    env.at_step(step)
+    assert env.store is not None
+    while read_beat(env.store, env.rank)[1] != step:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def events_of(folder: Path, lives: int, step: int, *, is_elastic: bool = True) -> list[str]:
+    """Kinds of what was told. Raises NodeLost."""
+    told: list[RunEvent] = []
+    words = (str(folder), lives, step)
+    run_local(end_early, NODES, words, patience=20, on_event=told.append, is_elastic=is_elastic)
+    return [event.kind for event in told if isinstance(event, Event)]
+
+
+def test_a_process_that_is_killed_before_the_first_step_is_replaced_by_beginning_again(tmp_path: Path) -> None:
+    kinds = events_of(tmp_path, lives=1, step=0)
+    assert kinds[-2:] == ["begins again", "told"]
+
+
+def test_a_run_that_has_begun_does_not_begin_again(tmp_path: Path) -> None:
+    with pytest.raises(NodeLost, match=r"node b \(rank 1\) was killed by signal 9 \(SIGKILL\) at step 3"):
+        events_of(tmp_path, lives=1, step=3)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.slow
+def test_who_is_killed_each_time_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(NodeLost, match="was killed by signal 9"):
+        events_of(tmp_path, lives=9, step=0)
+    assert len(list(tmp_path.iterdir())) == 3
