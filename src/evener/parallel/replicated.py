@@ -49,7 +49,7 @@ class ReplicatedModel:
         self, model: nn.Module, group: Group, criterion: Criterion, compiled: bool = False, uses_all: bool = True
     ) -> None:
         self.group, self.replica, self.rng_stream = group, group.rank, group.rank
-        self._model, self._criterion = model, criterion
+        self._model, self._criterion, self.uses_all = model, criterion, uses_all
         self._forward = _compiled(model) if compiled else model
         self._shared = None if group.is_alone or compiled else SharedStatistics(lambda _: group)
         self._keeps_sharing = needs_sharing(model)

@@ -82,6 +82,7 @@ class RankContext:
         train_data: map-style.
         validation_data: map-style, or None.
         make_optimizer: of some parameters.
+        uses_all: whether every parameter has a dense gradient in every step, if that is known already.
     """
 
     env: RankEnvironment
@@ -96,6 +97,7 @@ class RankContext:
     train_data: Dataset[Any]
     validation_data: Dataset[Any] | None
     make_optimizer: Callable[[Any], Optimizer]
+    uses_all: bool | None = None
 
     def of_plan(self, plan: Plan) -> RankContext | None:
         """The same among the ranks of `plan`; None for a rank that is left out. All ranks of the group call this."""

@@ -156,8 +156,10 @@ def _join_replicas(
     context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool
 ) -> tuple[ParallelModel, Plan]:
     """The whole model on every rank."""
-    own = context.group.is_alone or uses_all(context.model, context.task.loss, *context.samples(2))
-    reached = all(context.group.all_gather_bytes(b"all" if own else b""))
+    reached = context.uses_all
+    if reached is None:
+        own = context.group.is_alone or uses_all(context.model, context.task.loss, *context.samples(2))
+        reached = all(context.group.all_gather_bytes(b"all" if own else b""))
 
     def build(model: nn.Module, group: Group) -> ParallelModel:
         whole = model if group.is_alone else synchronise_batch_norm(model, group)
