@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +17,10 @@ import psutil
 
 _GO_ON = re.compile(r"; (\d+) nodes? of \d+ go on")
 _LONGEST_MATCH = 80
-_MARGIN = 2.0
+_MARGIN = 15.0
 """Seconds, besides the patience, after which the victim was not yet a rank, if the run does not speak of its loss."""
+_LAST_WORDS = 3000
+"""Characters of what a run said that failed."""
 _LOOK = 0.02
 
 
@@ -90,7 +93,7 @@ class Storm:
         self.done: Counter[str] = Counter()
         self.seconds = 0.0
         self._run, self._nodes, self._weather, self._random = run, nodes, weather, random.Random(weather.seed)
-        self._told = Told(said)
+        self._told, self._said = Told(said), said
         self._sleepers: list[tuple[float, psutil.Process]] = []
         self._untold: list[tuple[float, int]] = []
 
@@ -110,6 +113,7 @@ class Storm:
         self._wake(float("inf"))
         self._told.close()
         if self._run.returncode:
+            sys.stderr.write(self._said.read_text()[-_LAST_WORDS:])
             raise subprocess.CalledProcessError(self._run.returncode, "evener train")
 
     @property

@@ -111,5 +111,18 @@ def test_the_state_is_gone_when_all_are_who_were_given_it() -> None:
         authority.lose(process, "ended")
     authority.decide(1.0)
     assert not authority.has_state
+    assert authority.may_have_state  # it may be about to say so
     authority.hear(7, beat(1, holds=2))
     assert authority.has_state
+
+
+def test_who_never_met_anybody_with_the_state_cannot_hold_it() -> None:
+    authority = founded()
+    for process in range(3):
+        authority.lose(process, "ended")
+    authority.arrive(7, Hello(node="d"), 0.0)
+    assert processes(authority.decide(0.0)) == [7]
+    assert not authority.may_have_state
+    authority.arrive(8, Hello(node="e"), 1.0)
+    assert processes(authority.decide(2.0)) == [7, 8]
+    assert not authority.may_have_state

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from evener.elastic.authority import JOIN_SECONDS
 from evener.elastic.generation import Beat, Generation, Hello, decode_for_process, encode_message
 from evener.errors import NodeLost
 from evener.launch.elastic_ranks import ElasticRanks
@@ -122,3 +124,23 @@ def test_beats_are_answered_until_a_process_is_given_up() -> None:
     world.elastic.govern()
     assert len(second.told) == told
     assert first.generations() == [[0, 1], [0]]
+
+
+def test_one_who_was_given_the_state_has_the_patience_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, clock = World(), time.monotonic
+    world.ranks[0].has_ended = True
+    world.elastic.govern()
+    third = world.started[0]
+    third.said.append(encode_message(Hello(node="a")))
+    world.elastic.govern()
+    assert world.ranks[1].generations()[-1] == [1]
+    time.sleep(JOIN_SECONDS)
+    world.elastic.govern()
+    assert third.generations() == [[1, 2]]
+    world.ranks[1].has_ended = True
+    world.elastic.govern()  # nobody has said that the state is there
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 10)
+    world.elastic.govern()
+    third.said.append(encode_message(Beat(count=1, step=3, holds=3)))
+    world.elastic.govern()
+    assert third.generations()[-1] == [2]

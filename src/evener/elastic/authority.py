@@ -42,6 +42,7 @@ class Authority:
         self._patience = patience
         self._processes: dict[int, _Process] = {}
         self._lost: dict[int, str] = {}
+        self._fed: set[int] = set()
         self.generation: Generation | None = None
 
     def arrive(self, process: int, hello: Hello, now: float) -> None:
@@ -74,6 +75,12 @@ class Authority:
         """Whether somebody holds the state of the training, or nobody ever did."""
         generation = self.generation
         return generation is None or any(self.holds_state(one.process) for one in generation.participants)
+
+    @property
+    def may_have_state(self) -> bool:
+        """Whether somebody may hold the state who has not said so: it was in a generation with one who did."""
+        generation = self.generation
+        return generation is None or any(one.process in self._fed for one in generation.participants)
 
     def decide(self, now: float) -> Generation | None:
         """The next generation, if it is time for one."""
@@ -108,6 +115,8 @@ class Authority:
             lost=tuple(one.node for one in gone),
             joined=tuple(one.node for one in joined),
         )
+        if number == 1 or self.may_have_state:
+            self._fed |= {one.process for one in participants}
         return self.generation
 
     def _found(self) -> Generation | None:

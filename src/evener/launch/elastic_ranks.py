@@ -18,8 +18,6 @@ from evener.launch.processes import LocalProcess
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 """Seconds before another process is started on a node where one after the other ends without having taken part."""
-_LAST_WORD = 2.0
-"""Seconds within which a rank that was given the state of the training has said so: several beats."""
 
 
 @dataclass
@@ -60,7 +58,7 @@ class ElasticRanks:
         start: Callable[[int, int], LocalProcess],
     ) -> None:
         self._ranks, self._nodes, self._start = ranks, nodes, start
-        self._authority = Authority(patience)
+        self._authority, self._patience = Authority(patience), patience
         self._posts = [_Post(rank, rank) for rank in range(len(ranks))]
         self._next = len(ranks)
         self._inside: set[int] = set()
@@ -150,7 +148,7 @@ class ElasticRanks:
             self._stateless_since = None
             return
         self._stateless_since = self._stateless_since or now
-        if not generation.participants or now - self._stateless_since > _LAST_WORD:
+        if not self._authority.may_have_state or now - self._stateless_since > self._patience:
             raise NodeLost(
                 f"{generation.reason}: nobody is left who holds the state of the training; "
                 "go on from the last checkpoint with --resume"

@@ -89,6 +89,7 @@ class ElasticLoop:
                     self._ranks.require_broken(error)
 
     def _finish(self, finish: Callable[[Training, History], None]) -> None:
+        self._loop.await_checkpoints()  # the record tells of them
         history = self._loop.monitor.history
         history.wall_seconds = time.perf_counter() - self._begin
         finish(replace(self._training, plan=self._whole.plan), history)

@@ -101,7 +101,11 @@ class Loop:
         """Inside, checkpoints are written; afterwards all of them are."""
         with self._writer:
             yield
-            self._emit_all(self._writer.wait())
+            self.await_checkpoints()
+
+    def await_checkpoints(self) -> None:
+        """Wait until all checkpoints are written, and tell of them."""
+        self._emit_all(self._writer.wait())
 
     def after_step(self, step: int) -> bool:
         """What follows `step`, validation and checkpoint; whether whoever watches wants no other one.
@@ -183,7 +187,7 @@ class Loop:
 
     def _last_good(self) -> str:
         """Where to go on from."""
-        self._emit_all(self._writer.wait())
+        self.await_checkpoints()
         return "" if self._checkpoints.is_empty else f"; the last good checkpoint is {self._checkpoints.latest()[0]}"
 
     def _end_epoch(self, step: int) -> bool:
@@ -228,7 +232,7 @@ class Loop:
     def _stop(self, step: int) -> None:
         self.monitor.settle()
         self._save(step)
-        self._emit_all(self._writer.wait())
+        self.await_checkpoints()
         self.monitor.emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
         self._group.barrier()
         raise Interrupted(
