@@ -36,11 +36,12 @@ from turns import in_turn, ratios
 
 from evener.profile import DeviceProfile
 from evener.ps.config import MasterConfig, StateDir, Versions
+from evener.ps.directions import ToNode
 from evener.ps.engine import EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
-from evener.ps.messages import Header, ToNode
+from evener.ps.messages import Header
 from evener.ps.node import Node
 from evener.ps.worker_session import NodeConfig
 from evener.record import TrainRecord

@@ -23,7 +23,8 @@ from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits
 from evener.wire.identity import Address, Token, make_identity
-from evener.wire.server import FrameReceived, PeerConnected, Server
+from evener.wire.server import Server
+from evener.wire.server_events import FrameReceived, PeerConnected
 
 SMALL_BYTES = 101_800
 """25 450 float32 parameters."""

@@ -18,10 +18,11 @@ import numpy as np
 import evener
 from evener.profile import DeviceProfile
 from evener.ps.config import MasterConfig, StateDir
+from evener.ps.directions import ToNode
 from evener.ps.handlers import Handlers
 from evener.ps.job import Job, encode_job
 from evener.ps.master import Master
-from evener.ps.messages import PROTOCOL, Contribution, Header, Join, Prepare, Ready, ServerReply, SubmitRun, ToNode
+from evener.ps.messages import PROTOCOL, Contribution, Header, Join, Prepare, Ready, ServerReply, SubmitRun
 from evener.sync.layout import Flat, layout_of
 from evener.sync.messages import Push
 from evener.sync.protocol import Sgd, Workload, synchronous

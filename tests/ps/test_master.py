@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from evener.errors import InvalidInput
-from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header, Join, ToNode
+from evener.ps.directions import ToNode
+from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header, Join
 from evener.sync import protocol
 from evener.sync.messages import Push
 from evener.sync.protocol import Sgd, SyncProtocol

@@ -13,6 +13,7 @@ from test_master import SYNC, introduction
 from evener.errors import InvalidFile
 from evener.ps import messages as m
 from evener.ps.config import Beacon, StateDir
+from evener.ps.directions import ToCommand, ToMaster, ToNode
 from evener.ps.job import encode_job
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.members import Members
@@ -23,7 +24,8 @@ from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost, NothingListens, WrongSecret
 from evener.wire.frame import Limits
 from evener.wire.identity import ROLES, Address, Role, make_identity
-from evener.wire.server import PeerRefused, Server
+from evener.wire.server import Server
+from evener.wire.server_events import PeerRefused
 from support.linear_engine import job, weights
 from support.master_in_threads import Plane, plane, wait_until
 
@@ -31,7 +33,7 @@ KEY, OTHER = "1" * 64, "2" * 64
 
 
 def with_role(ps: Plane, role: Role) -> Connection[m.Header]:
-    return open_connection(ps.address, ps.identity.token_of(role), m.ToNode | m.ToCommand, Limits(patience=5))
+    return open_connection(ps.address, ps.identity.token_of(role), ToNode | ToCommand, Limits(patience=5))
 
 
 NOT_ALLOWED: list[tuple[Role, m.Header, list[Any]]] = [
@@ -76,7 +78,7 @@ def test_tokens_of_one_master_differ_and_rotation_makes_all_of_them_worthless() 
     assert len(texts) == 6
     assert (rotated.certificate, rotated.key) == (identity.certificate, identity.key)
     with plane() as ps, pytest.raises(WrongSecret):
-        open_connection(ps.address, rotated.token_of("node"), m.ToNode, Limits(patience=5))
+        open_connection(ps.address, rotated.token_of("node"), ToNode, Limits(patience=5))
 
 
 def joined(connection: Connection[m.Header], **words: Any) -> m.Header:
@@ -160,7 +162,7 @@ def test_a_damaged_list_is_one_sentence(tmp_path: Path) -> None:
 def test_who_answers_on_the_port_of_a_killed_master_does_not_end_its_nodes() -> None:
     with plane("a", patience=2) as ps:
         ps.stop_master()
-        impostor: Server[m.Header] = Server(m.ToMaster, make_identity(insecure=True))
+        impostor: Server[m.Header] = Server(ToMaster, make_identity(insecure=True))
         impostor.listen(ps.address)
         refused = 0
         while refused < 3:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec.inspect as mi
 import pytest
 
+from evener.ps.directions import ToCommand, ToMaster, ToNode
 from evener.ps.job import Job
-from evener.ps.messages import ToCommand, ToMaster, ToNode
 from evener.schema import LONGEST_TEXT, PRINTABLE, shown
 
 

@@ -26,6 +26,7 @@ import psutil
 from evener.profile import DeviceProfile
 from evener.ps import messages as m
 from evener.ps.config import MasterConfig, StateDir
+from evener.ps.directions import ToCommand, ToMaster, ToNode
 from evener.ps.job import Job, decode_job, encode_job
 from evener.ps.master import Master
 from evener.ps.worker_session import NodeConfig, WorkerSession
@@ -55,7 +56,7 @@ TEXTS = (
     "é漢🙂",
     "\ud800",
 )
-KINDS = [kind for kind in mi.type_info(m.ToMaster).types if kind.cls is not m.ShutDown]  # type: ignore[attr-defined]
+KINDS = [kind for kind in mi.type_info(ToMaster).types if kind.cls is not m.ShutDown]  # type: ignore[attr-defined]
 MOST_EVIL = 4
 HONEST, RUN = "honest", "linear-1"
 SYNC = synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
@@ -162,7 +163,7 @@ class Stage:
         self._evil: list[Connection[m.Header]] = []
         self._session: WorkerSession | None = None
         self.result: m.RunFinished | None = None
-        self._honest, self._command = self._connect(m.ToNode), self._connect(m.ToCommand)
+        self._honest, self._command = self._connect(ToNode), self._connect(ToCommand)
         self._send(self._honest, self._introduction())
         self._command.send(m.SubmitRun(), [encode_job(job(agreement, epochs=epochs)), weights().memory])
         while self._session is None:
@@ -171,7 +172,7 @@ class Stage:
     def be_hostile(self) -> None:
         """One hostile message, over a new connection or one that there is."""
         if len(self._evil) < MOST_EVIL and self._random.random() < 0.2:
-            self._evil.append(self._connect(m.ToNode))
+            self._evil.append(self._connect(ToNode))
         if not self._evil:
             return
         connection = self._random.choice(self._evil)

@@ -17,11 +17,13 @@ from safetensors.numpy import load
 
 from evener.events import RunEvent
 from evener.profile import DeviceProfile
+from evener.ps.acceptance import Acceptance
 from evener.ps.config import MasterConfig, StateDir, Versions
+from evener.ps.directions import ToNode
 from evener.ps.job import Job
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
-from evener.ps.messages import Header, ToNode
+from evener.ps.messages import Header
 from evener.ps.node import Node
 from evener.ps.results import RunResult
 from evener.ps.worker_session import NodeConfig
@@ -49,6 +51,8 @@ def wait_until(condition: Callable[[], Any], what: str = "what was awaited") -> 
 class Stand:
     """A node in a thread."""
 
+    accepts = Acceptance()
+
     def __init__(self, plane: Plane, name: str, mood: Mood, data: Path | None = None) -> None:
         self.plane, self.name, self.mood = plane, name, mood
         self.said: list[str] = []
@@ -68,7 +72,15 @@ class Stand:
     def _run(self) -> None:
         cache = self.plane.folder / f"cache-{self.name}"
         abilities = NodeConfig(
-            self.name, "cpu", 1.0, self._data, cache, VERSIONS, lambda: self._measured, build(self.mood)
+            self.name,
+            "cpu",
+            1.0,
+            self._data,
+            cache,
+            VERSIONS,
+            lambda: self._measured,
+            build(self.mood),
+            accepts=self.accepts,
         )
         try:
             Node(abilities, self._dial, self.said.append).serve()

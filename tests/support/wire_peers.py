@@ -15,7 +15,8 @@ from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits
 from evener.wire.identity import Address, Identity, make_identity
-from evener.wire.server import FrameReceived, PeerConnected, Server, ServerEvent
+from evener.wire.server import Server
+from evener.wire.server_events import FrameReceived, PeerConnected, ServerEvent
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):

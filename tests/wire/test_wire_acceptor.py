@@ -19,7 +19,7 @@ from evener.wire.connection import Connection
 from evener.wire.frame import Limits, encode_head
 from evener.wire.handshake import MESSAGE_BYTES, HandshakeType, MasterHandshake, encode_message
 from evener.wire.identity import Address
-from evener.wire.server import FrameReceived, PeerConnected, PeerRefused
+from evener.wire.server_events import FrameReceived, PeerConnected, PeerRefused
 from evener.wire.transport import PlainTransport
 from support.wire_peers import Hello, Kinds, Push, World, world
 

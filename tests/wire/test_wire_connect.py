@@ -34,7 +34,7 @@ from evener.wire.errors import (
 from evener.wire.frame import Limits
 from evener.wire.handshake import MESSAGE_BYTES
 from evener.wire.identity import Address, Token, make_identity
-from evener.wire.server import PeerConnected, PeerRefused
+from evener.wire.server_events import PeerConnected, PeerRefused
 from support.wire_peers import INSECURE, SECURE, Hello, Kinds, Push, world
 
 TOKENS = pytest.mark.parametrize("token", [SECURE.token, INSECURE.token], ids=["tls", "plain"])

@@ -16,7 +16,7 @@ from evener.errors import InvalidValue
 from evener.wire.connection import Connection, Peer
 from evener.wire.errors import BadFrame, ConnectionLost
 from evener.wire.frame import Limits, encode_frame
-from evener.wire.server import PeerDisconnected
+from evener.wire.server_events import PeerDisconnected
 from evener.wire.transport import PlainTransport
 from support.wire_peers import QUICK, SECURE, Hello, Kinds, Push, world
 

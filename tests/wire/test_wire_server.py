@@ -21,7 +21,7 @@ from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotListen
 from evener.wire.frame import Limits
 from evener.wire.identity import Address
-from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed
+from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed
 from support.busy_machine import met_once_in
 from support.wire_peers import QUICK, Hello, Kinds, Push, World, world
 

@@ -22,6 +22,7 @@ from evener.run.config import RunConfig
 from evener.run.options import (
     BenchmarkConfig,
     DemoConfig,
+    InviteConfig,
     JoinConfig,
     MasterAccess,
     NodesAccess,
@@ -155,6 +156,13 @@ def nodes(access: NodesAccess, as_json: bool) -> None:
     ps_master.nodes(access, as_json=as_json)
 
 
+def invite(config: InviteConfig) -> None:
+    """Make a token for one node or several, or for a submitter, with an end; or revoke one."""
+    from evener.run import ps_invite
+
+    ps_invite.invite(config)
+
+
 def down(access: MasterAccess) -> None:
     """End a master's run, its nodes, and the master."""
     from evener.run import ps_master
@@ -219,6 +227,7 @@ for _command in (
     command_of(UpConfig, up),
     command_of(JoinConfig, join),
     command_of(NodesAccess, nodes),
+    command_of(InviteConfig, invite),
     command_of(MasterAccess, down),
 ):
     app.command(epilog=epilog(_command.__name__))(_command)

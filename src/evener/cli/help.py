@@ -61,6 +61,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "benchmark": ("evener benchmark --task my_task.py --output cluster.json",),
     "up": ("evener up --listen :7117",),
     "join": ("evener join 192.168.1.20:7117 --token-file token --name attic",),
+    "invite": ("evener invite", "evener invite --nodes 5 --hours 2", "evener invite --submitter alice"),
     "dashboard": ("evener dashboard runs", "evener train digits --local-nodes 1,0.5 --dashboard"),
     "report": ("evener report runs/*/record.json --output report.html",),
 }

@@ -58,6 +58,7 @@ class StateDir:
         profile: file of all nodes' ClusterProfile.
         audit: file of the audit log.
         members: file of the nodes' names and who was expelled.
+        invitations: file of the invitations, without their tokens.
         tokens: folder of the tokens, one file for each role.
     """
 
@@ -70,6 +71,7 @@ class StateDir:
         self.profile = folder / "cluster.json"
         self.audit = folder / "audit.jsonl"
         self.members = folder / "members.json"
+        self.invitations = folder / "invitations.json"
         self.tokens = folder / "tokens"
 
     @contextmanager
@@ -111,6 +113,7 @@ class StateDir:
         if rotate:
             identity = identity.rotated()
             identity.save(path)
+            self.invitations.unlink(missing_ok=True)
         for role in ROLES:
             atomic_write(self.tokens / role, identity.token_of(role).text.encode() + b"\n", private=True)
         return identity

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 
 from evener.ps.audit import AuditLog
 from evener.ps.config import MasterConfig
+from evener.ps.invitations import Invitations
 from evener.ps.members import Members
-from evener.ps.messages import Dismiss, Header, Quarantine
+from evener.ps.messages import Dismiss, Header, Quarantine, Welcome
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.scheduler import Scheduler
@@ -45,12 +46,14 @@ class Effects:
     Attributes:
         members: whose name is whose, and who was expelled.
         audit: where is written who did what.
+        invitations: by which nodes and submitters come.
     """
 
     def __init__(self, nodes: Nodes, scheduler: Scheduler, server: Server[Header], config: MasterConfig) -> None:
         self._nodes, self._scheduler, self._server = nodes, scheduler, server
         self._clock, self._notify = config.clock, config.notify
         self.members, self.audit = Members(config.home.members), AuditLog(config.home.audit, config.notify)
+        self.invitations = Invitations(config.home.invitations, config.identity, self.members, server.tokens)
 
     def of(self, what: Occurrence, node: NodeRecord) -> None:
         """Something happened to a node."""
@@ -106,6 +109,10 @@ class Effects:
         if node.peer is not None:
             self.turn_away(node.peer, f"it was expelled: {reason}")
         self.of("goodbye", node)
+
+    def welcome(self, peer: int, welcome: Welcome) -> None:
+        """Tell a node that it is in."""
+        self._server.send(peer, welcome)
 
     def turn_away(self, peer: int, reason: str) -> None:
         """Close the connection of a node that may not take part."""

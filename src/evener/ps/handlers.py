@@ -7,31 +7,30 @@ whole frame        -> on_message: HANDLERS says by the type of the header which 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from evener.errors import InvalidValue
 from evener.profile import ClusterProfile
 from evener.ps import messages as m
-from evener.ps.admission import Admission, admission_of
 from evener.ps.blob import CHUNK_BYTES
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
+from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.joining import Joining
 from evener.ps.messages import Header, Join
-from evener.ps.node_state import Transition
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.quotas import IDLE_PATIENCES, MOST_NAMES, MOST_WAITING, MOST_WAITING_IN_ALL
+from evener.ps.quotas import IDLE_PATIENCES, MOST_WAITING, MOST_WAITING_IN_ALL
 from evener.ps.rights import AUDITED, may_send
+from evener.ps.run_status import status_of
 from evener.ps.scheduler import Scheduler
-from evener.ps.status import ClusterStatus, RunStatus, encode_status
-from evener.ps.training_run import TrainingRun
+from evener.ps.status import ClusterStatus, encode_status
 from evener.schema import shown, write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
-from evener.wire.identity import Role
+from evener.wire.identity import Grant, Role
 from evener.wire.server import Server
 
 
@@ -57,19 +56,31 @@ class Handlers:
         self._server, self._send = server, server.send
         self._origins: dict[int, str] = {}
         self._heard: dict[int, float] = {}
-        self._roles: dict[int, Role] = {}
+        self._grants: dict[int, Grant] = {}
+        self._joining = Joining(config, nodes, effects)
         self.address = ""
         self.is_ending = False
 
-    def on_connected(self, peer: int, origin: str, role: Role) -> None:
-        """Somebody has connected, from the address `origin`, whose token allows what `role` says."""
-        self._origins[peer], self._heard[peer], self._roles[peer] = origin, self._config.clock(), role
+    def load(self) -> None:
+        """Remember what the last master of this home knew. Raises InvalidInput: a file is damaged."""
+        self._effects.members.load()
+        self._effects.invitations.load()
+
+    def on_connected(self, peer: int, origin: str, grant: Grant) -> None:
+        """Somebody has connected, from the address `origin`, whose token allows what `grant` says."""
+        self._origins[peer], self._heard[peer], self._grants[peer] = origin, self._config.clock(), grant
+        if (
+            grant.role == "submitter"
+            and grant.invitation
+            and (reason := self._effects.invitations.why_not(grant.invitation))
+        ):
+            self._server.disconnect(peer, reason)
 
     def on_disconnected(self, peer: int) -> None:
         """A connection is gone."""
         self._origins.pop(peer, None)
         self._heard.pop(peer, None)
-        self._roles.pop(peer, None)
+        self._grants.pop(peer, None)
         self._scheduler.disconnected(peer)
         node = self._nodes.disconnect(peer)
         if node is not None:
@@ -145,7 +156,7 @@ class Handlers:
 
     def _require_role(self, peer: int, kind: type[Header]) -> Role:
         """What the token of somebody allows. Raises BadFrame: not a message of this kind."""
-        role = self._roles.get(peer, "node")
+        role = self._grants.get(peer, Grant("node")).role
         if not may_send(role, kind):
             raise BadFrame(f"the token of a {role} does not allow {kind.__name__}")
         return role
@@ -158,43 +169,7 @@ class Handlers:
             raise BadFrame("too many answers wait for others to take them: try again")
 
     def _join(self, peer: int, _: NodeRecord | None, join: Join, __: object) -> None:
-        admission = admission_of(join, self._config.versions, time.time())
-        transitions: tuple[Transition, ...] = ()
-        if not admission.refusal:
-            join, admission = self._named(join, admission)
-        if not admission.refusal and not self._nodes.has_room(join.name, self._config.clock()):
-            admission = Admission(f"the master knows {MOST_NAMES} nodes, which is the limit")
-        if not admission.refusal:
-            node = self._nodes.record(join.name)
-            transitions = self._nodes.decide("joined", node, self._config.clock(), join.incarnation)
-        reasons = [admission.refusal, *(one.reason for one in transitions if one.kind == "dismiss")]
-        if any(reasons):
-            self._effects.turn_away(peer, next(filter(None, reasons)))
-            return
-        for remark in admission.remarks:
-            self._config.notify(f"warning: {remark}")
-        earlier = self._nodes.connect(node, peer)
-        node.origin, node.device, node.profile, node.ready = self._origins[peer], join.device, join.profile, join.run
-        node.doing, node.peak_memory_bytes, node.steps = "waits", 0, 0
-        if earlier is not None:
-            self._effects.turn_away(earlier, "a later process of that name has taken its place")
-        self._effects.members.bind(node.name, join.key)
-        self._effects.audit.write("joined", name=node.name, address=node.origin)
-        self._send(peer, m.Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
-        self._effects.follow(transitions)
-
-    def _named(self, join: Join, admission: Admission) -> tuple[Join, Admission]:
-        """A node as it may be called, or why it may not join."""
-        if reason := self._effects.members.why_expelled(join.name, join.key):
-            return join, Admission(f"it was expelled: {reason}")
-        name = self._effects.members.name_for(join.name, join.key, is_named=join.is_named)
-        if not name:
-            return join, Admission(
-                f"the name {join.name} belongs to another node: choose another one with --name, "
-                f"or have an admin type `evener nodes --forget {join.name}`"
-            )
-        profile = None if join.profile is None else replace(join.profile, node=name)
-        return replace(join, name=name, profile=profile), admission
+        self._joining.join(peer, self._origins[peer], self._grants[peer].invitation, join)
 
     def _expel(self, peer: int, _: object, header: m.ExpelNode, __: object) -> None:
         if (node := self._nodes.by_name.get(header.name)) is None:
@@ -204,6 +179,18 @@ class Handlers:
 
     def _forget(self, peer: int, _: object, header: m.ForgetNode, __: object) -> None:
         self._effects.members.forget(header.name)
+        self._get_status(peer, None, m.GetStatus(), None)
+
+    def _invite(self, peer: int, _: object, header: Invite, __: object) -> None:
+        try:
+            name, token = self._effects.invitations.invite(header.submitter, header.nodes, header.seconds)
+        except InvalidValue as error:
+            raise BadFrame(str(error)) from error
+        self._send(peer, Invited(invitation=name, token=token.text))
+
+    def _revoke(self, peer: int, _: object, header: RevokeInvitation, __: object) -> None:
+        if not self._effects.invitations.revoke(header.invitation):
+            raise BadFrame(f"there is no invitation {header.invitation}")
         self._get_status(peer, None, m.GetStatus(), None)
 
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
@@ -252,7 +239,7 @@ class Handlers:
         self._scheduler.chunk(peer, header, buffers[0] if buffers else memoryview(b""))
 
     def _submit(self, peer: int, _: object, __: m.SubmitRun, buffers: Sequence[memoryview]) -> None:
-        self._scheduler.submit(peer, buffers)
+        self._scheduler.submit(peer, buffers, self._effects.invitations.submitter_of(self._grants[peer]))
 
     def _watch(self, peer: int, _: object, header: m.WatchRun, __: object) -> None:
         self._scheduler.watch(peer, header.run)
@@ -264,7 +251,12 @@ class Handlers:
         run = self._scheduler.run
         nodes = self._nodes.status(run.history.totals if run else {}, self._config.clock())
         folder = self._config.home.runs
-        status = ClusterStatus(address=self.address, nodes=nodes, run=_status_of(run, folder) if run else None)
+        status = ClusterStatus(
+            address=self.address,
+            nodes=nodes,
+            run=status_of(run, folder) if run else None,
+            invitations=self._effects.invitations.status(),
+        )
         self._send(peer, m.StatusReply(), (encode_status(status),))
 
     def _shut_down(self, _: int, __: object, ___: m.ShutDown, ____: object) -> None:
@@ -273,7 +265,6 @@ class Handlers:
 
 FROM_ANYBODY: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     Join: Handlers._join,
-    m.FetchBlob: Handlers._fetch,
     m.BlobChunk: Handlers._chunk,
     m.SubmitRun: Handlers._submit,
     m.WatchRun: Handlers._watch,
@@ -282,9 +273,12 @@ FROM_ANYBODY: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]]
     m.ExpelNode: Handlers._expel,
     m.ForgetNode: Handlers._forget,
     m.ShutDown: Handlers._shut_down,
+    Invite: Handlers._invite,
+    RevokeInvitation: Handlers._revoke,
 }
-"""What a command sends; a node may fetch blobs, too, and joins."""
+"""What a command sends, and how a node joins."""
 HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = FROM_ANYBODY | {
+    m.FetchBlob: Handlers._fetch,
     m.Profiled: Handlers._profiled,
     m.Heartbeat: Handlers._heartbeat,
     m.Leave: Handlers._leave,
@@ -294,19 +288,3 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = F
     m.Validated: Handlers._validated,
 }
 """Who deals with a message: of anybody, or of a node that has joined."""
-
-
-def _status_of(run: TrainingRun, folder: Path) -> RunStatus:
-    """How a run stands, whose results will lie in `folder`, in one of its own."""
-    validations = run.history.validations
-    return RunStatus(
-        run=run.job.run,
-        task=run.job.title,
-        protocol=run.job.protocol,
-        version=run.server.version,
-        epoch=run.history.epoch,
-        epochs=run.job.workload.num_epochs,
-        loss=run.history.loss,
-        accuracy=validations[-1].accuracy if validations else None,
-        folder=str(folder / run.job.run),
-    )

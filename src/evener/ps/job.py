@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from evener.errors import EvenerError, InvalidFile, require
 from evener.memory import usable_memory
@@ -42,6 +43,7 @@ class Job(Part, frozen=True, kw_only=True):
         layout: of the model's state.
         num_validation: samples for validation after every epoch; 0 for none.
         has_accuracy: whether the task says how many answers are right.
+        submitter: who asked for it, as the master knows him.
     """
 
     run: RunName
@@ -58,6 +60,7 @@ class Job(Part, frozen=True, kw_only=True):
     layout: StateLayout
     num_validation: Whole = 0
     has_accuracy: bool = True
+    submitter: Word = ""
 
     def __post_init__(self) -> None:
         require(bool(self.run), "run", self.run, "a name")
@@ -128,13 +131,16 @@ class Submissions:
         self._bringing = peer
         return True
 
-    def submit(self, peer: int, buffers: Sequence[memoryview], reason_to_wait: str) -> Submission | None:
+    def submit(
+        self, peer: int, buffers: Sequence[memoryview], reason_to_wait: str, submitter: str = ""
+    ) -> Submission | None:
         """A command wants a run; it is returned if nothing of it is missing.
 
         Args:
             peer: connection of the command.
             buffers: job and weights.
             reason_to_wait: why it cannot begin now; empty if it can.
+            submitter: whose command it is.
         """
         if self._is_taken(peer):
             reason_to_wait = reason_to_wait or "another command is submitting a run at this moment: try again"
@@ -142,7 +148,7 @@ class Submissions:
             self._bringing = None
         if buffers or not reason_to_wait:
             try:
-                job = decode_job(buffers[0])
+                job = replace(decode_job(buffers[0]), submitter=submitter)
                 weights = Flat(job.layout, as_bytes(buffers[1]))
             except (IndexError, EvenerError) as error:
                 reason_to_wait = f"the run cannot be understood: {error}"

@@ -16,15 +16,17 @@ from evener.errors import Interrupted, first_line
 from evener.heartbeat import is_due
 from evener.ps.audit import trace_of
 from evener.ps.config import MasterConfig
+from evener.ps.directions import ToMaster
 from evener.ps.effects import Effects
 from evener.ps.handlers import Handlers
-from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, ToMaster
+from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join
 from evener.ps.nodes import Nodes
 from evener.ps.quotas import connection_limits
 from evener.ps.scheduler import Scheduler
 from evener.wire.errors import BadFrame
 from evener.wire.identity import Address
-from evener.wire.server import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed, PeerRefused, Server
+from evener.wire.server import Server
+from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed, PeerRefused
 
 _TICK_SECONDS = 0.05
 
@@ -66,9 +68,9 @@ class Master:
         """Be the master until a command ends it; go on with the run that the last one had in progress.
 
         Raises:
-            InvalidInput: the list of its nodes cannot be read.
+            InvalidInput: the list of its nodes, or of its invitations, cannot be read.
         """
-        self._effects.members.load()
+        self._handlers.load()
         try:
             self._scheduler.resume()
         except Exception as error:  # whatever lies there, the master is up
@@ -95,7 +97,7 @@ class Master:
             except Exception as error:  # whatever it is, it is this peer's, and nobody else's
                 self.server.fail(event.peer, error)
         elif isinstance(event, PeerConnected):
-            self._handlers.on_connected(event.peer, event.origin, event.role)
+            self._handlers.on_connected(event.peer, event.origin, event.grant)
         elif isinstance(event, PeerFailed):
             self._on_failed(event.peer, event.error)
         elif isinstance(event, PeerDisconnected):

@@ -13,6 +13,8 @@ from evener.events import RunEvent, decode_events
 from evener.ps.blob import Blob
 from evener.ps.blob_transfer import BlobSender
 from evener.ps.config import StateDir
+from evener.ps.directions import ToCommand
+from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
     ExpelNode,
@@ -28,7 +30,6 @@ from evener.ps.messages import (
     StatusReply,
     StopRun,
     SubmitRun,
-    ToCommand,
     WatchRun,
 )
 from evener.ps.results import RunResult
@@ -89,10 +90,17 @@ class MasterClient:
         self._connection.send(GetStatus())
         return decode_status(self._await(StatusReply).buffers[0])
 
-    def change(self, message: ExpelNode | ForgetNode) -> ClusterStatus:
-        """Send a node away for good, or free its name; who is here afterwards. Raises ConnectionLost: it may not be."""
+    def change(self, message: ExpelNode | ForgetNode | RevokeInvitation) -> ClusterStatus:
+        """Have an admin's wish done; who is here afterwards. Raises ConnectionLost: it may not be."""
         self._connection.send(message)
         return decode_status(self._await(StatusReply).buffers[0])
+
+    def invite(self, message: Invite) -> Invited:
+        """A token for others. Raises ConnectionLost: there may be none."""
+        self._connection.send(message)
+        invited = self._await(Invited).header
+        assert isinstance(invited, Invited)
+        return invited
 
     def down(self) -> None:
         """End the master and its nodes; returns when the master has gone."""

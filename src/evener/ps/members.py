@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from evener.atomic import atomic_write
-from evener.schema import Digest, Name, Noun, Part, Text, encode_noun, read_noun
+from evener.schema import Digest, Name, Noun, Part, Text, Word, encode_noun, read_noun
 
 MOST_MEMBERS = 4096
 
@@ -23,10 +23,12 @@ class Member(Part, frozen=True, kw_only=True):
 
     Attributes:
         key: SHA-256 of its key.
+        invitation: with which it came; empty if with the token of all nodes.
         expelled: why it may not come back; empty if it may.
     """
 
     key: Digest
+    invitation: Word = ""
     expelled: Text = ""
 
 
@@ -68,16 +70,30 @@ class Members:
                 return member.expelled
         return ""
 
-    def bind(self, name: str, key: str) -> None:
+    @property
+    def has_room(self) -> bool:
+        """Whether another name can be remembered."""
+        return len(self._members) < MOST_MEMBERS
+
+    def knows(self, key: str) -> bool:
+        """Whether a name belongs to this key."""
+        digest = _hash(key)
+        return bool(key) and any(member.key == digest for member in self._members.values())
+
+    def num_invited(self, invitation: str) -> int:
+        """Keys that came with an invitation."""
+        return len({member.key for member in self._members.values() if member.invitation == invitation})
+
+    def bind(self, name: str, key: str, invitation: str = "") -> None:
         """Have a name belong to a key, if there is one and the name is nobody's. Raises OSError."""
-        if key and name not in self._members and len(self._members) < MOST_MEMBERS:
-            self._members[name] = Member(key=_hash(key))
+        if key and name not in self._members and self.has_room:
+            self._members[name] = Member(key=_hash(key), invitation=invitation)
             self._save()
 
     def expel(self, name: str, reason: str) -> None:
         """Have a node not come back. Raises OSError."""
         known = self._members.get(name, Member(key=""))
-        self._members[name] = Member(key=known.key, expelled=reason)
+        self._members[name] = Member(key=known.key, invitation=known.invitation, expelled=reason)
         self._save()
 
     def forget(self, name: str) -> None:

@@ -8,7 +8,7 @@ message with anything else in it is a bad frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -275,17 +275,6 @@ class RunFinished(Header, frozen=True, kw_only=True):
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     reason: Text = ""
-
-
-FromNode: TypeAlias = Join | Profiled | Heartbeat | Leave | Ready | NotReady | Contribution | Validated
-FromCommand: TypeAlias = GetStatus | ShutDown | ExpelNode | ForgetNode | SubmitRun | WatchRun | StopRun
-ToMaster: TypeAlias = FromNode | FromCommand | FetchBlob | BlobChunk
-ToNode: TypeAlias = (
-    Welcome | Dismiss | Quarantine | Heartbeat | Prepare | ServerReply | Validate | Release | FetchBlob | BlobChunk
-)
-ToCommand: TypeAlias = (
-    StatusReply | RunAccepted | RunRejected | RunEvents | RunFinished | Heartbeat | FetchBlob | BlobChunk
-)
 
 
 class Send(Protocol):

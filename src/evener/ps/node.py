@@ -150,6 +150,10 @@ class Node:
         if self._session is not None and self._session.job.run == job.run:
             return  # it was asked for over an earlier connection
         self._end_session()
+        if objection := self._config.accepts.objection(job):
+            self._log(f"does not take part in {job.title}: {objection}")
+            self._send(NotReady(run=job.run, reason=shown(objection)))
+            return
         self._log(f"preparing for {job.title}")
         if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
             self._inbox = ThreadedInbox(self._client, self._inbox.waiting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evener.ps import messages as m
+from evener.ps.invitation_messages import Invite, RevokeInvitation
 from evener.ps.messages import Header
 from evener.wire.identity import Role
 
@@ -17,6 +18,8 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
     m.ExpelNode: ("admin",),
     m.ForgetNode: ("admin",),
     m.ShutDown: ("admin",),
+    Invite: ("admin",),
+    RevokeInvitation: ("admin",),
 }
 """Whose token allows a message; what is not here, is a node's."""
 AUDITED: dict[type[Header], str] = {
@@ -25,6 +28,8 @@ AUDITED: dict[type[Header], str] = {
     m.ExpelNode: "asked to expel",
     m.ForgetNode: "forgot",
     m.ShutDown: "ended",
+    Invite: "invited",
+    RevokeInvitation: "revoked",
 }
 """What the audit log calls the acts of commands."""
 

@@ -85,9 +85,9 @@ class Scheduler:
         """Whether a run may come now in buffers of these lengths. Raises BadFrame: no run has such."""
         return self._submissions.wants(peer, lengths)
 
-    def submit(self, peer: int, buffers: Sequence[memoryview]) -> None:
-        """A command wants a run."""
-        self._begin(self._submissions.submit(peer, buffers, self._reason_to_wait()))
+    def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str) -> None:
+        """A command of somebody, whose name is known here, wants a run."""
+        self._begin(self._submissions.submit(peer, buffers, self._reason_to_wait(), submitter))
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
         """A piece of a blob came from the command that submits a run."""

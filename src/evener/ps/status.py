@@ -65,12 +65,31 @@ class RunStatus(Part, frozen=True, kw_only=True):
     folder: str
 
 
+class InvitationStatus(Part, frozen=True, kw_only=True):
+    """One invitation.
+
+    Attributes:
+        name: by which it can be revoked.
+        submitter: name of who may submit runs with it; empty: nodes may join with it.
+        nodes: that may join with it.
+        joined: nodes that have.
+        seconds: for which it can be used for the first time; 0 if it cannot any more.
+    """
+
+    name: str
+    submitter: str
+    nodes: int
+    joined: int
+    seconds: float
+
+
 class ClusterStatus(Part, frozen=True, kw_only=True):
     """Everything."""
 
     address: str
     nodes: tuple[NodeStatus, ...]
     run: RunStatus | None = None
+    invitations: tuple[InvitationStatus, ...] = ()
 
 
 def encode_status(situation: ClusterStatus) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from evener.profile import DeviceProfile
+from evener.ps.acceptance import Acceptance
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.config import Versions
 from evener.ps.engine import Build, EngineSetup, NodeEngine
@@ -43,6 +44,7 @@ class NodeConfig(NamedTuple):
         build: makes engines.
         key: by which a master knows it again; empty for none.
         is_named: whether its user chose its name.
+        accepts: whose runs it takes part in.
     """
 
     name: str
@@ -55,6 +57,7 @@ class NodeConfig(NamedTuple):
     build: Build
     key: str = ""
     is_named: bool = True
+    accepts: Acceptance = Acceptance()
 
 
 class SendToMaster(Protocol):

@@ -117,12 +117,21 @@ class JoinConfig(Part, frozen=True, kw_only=True):
     cache: Annotated[Path | None, Meta(description="Folder for code and data that are sent to this node.")] = None
     insecure: Annotated[bool, Meta(description="The master runs without encryption.")] = False
     thin: Annotated[bool, Meta(description="Compute without PyTorch, even if it is installed.")] = False
+    built_in_only: Annotated[bool, Meta(description="Run no code that is sent: tasks of Evener's own alone.")] = False
+    submitters: Annotated[
+        str | None, Meta(description="Run the tasks of these alone, such as alice,bob (see evener invite).")
+    ] = None
+    sandbox: Annotated[
+        bool, Meta(description="Run tasks where they see no files but their own (bubblewrap; docs/security.md).")
+    ] = False
 
     def __post_init__(self) -> None:
         refuse_two_tokens(self.token, self.token_file)
         require(0 < self.speed <= 1, "--speed", self.speed, "above 0 and at most 1")
         require(self.data is None or self.data.is_dir(), "--data", str(self.data), "a folder that is there")
         require(not self.thin or self.device in (None, "cpu"), "--device", self.device, "cpu with --thin")
+        names = None if self.submitters is None else self.submitters.split(",")
+        require(names is None or all(names), "--submitters", self.submitters, "names with commas between")
 
 
 class MasterAccess(Part, frozen=True, kw_only=True):
@@ -142,6 +151,25 @@ class NodesAccess(MasterAccess, frozen=True, kw_only=True):
 
     expel: Annotated[str | None, Meta(description="Send the node of this name away for good.")] = None
     forget: Annotated[str | None, Meta(description="Free a node's name; expelled, it may come back.")] = None
+
+
+class InviteConfig(MasterAccess, frozen=True, kw_only=True):
+    """What `evener invite` is asked."""
+
+    nodes: Annotated[int, Meta(description="That may join with the token.")] = 1
+    hours: Annotated[float, Meta(description="For which it can be used for the first time.")] = 24.0
+    submitter: Annotated[
+        str | None, Meta(description="Name of somebody who may submit runs with it, instead of nodes.")
+    ] = None
+    revoke: Annotated[str | None, Meta(description="Make the token of this invitation worthless; members stay.")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.nodes <= 4096, "--nodes", self.nodes, "from 1 to 4096")
+        require(0 < self.hours <= 24 * 365, "--hours", self.hours, "above 0, and a year at most")
+        name = self.submitter
+        is_name = name is None or (name.isidentifier() and len(name) <= 64 and name not in ("admin", "submitter"))
+        require(is_name, "--submitter", name, "a name of letters, digits and underscores")
 
 
 def refuse_two_tokens(token: str | None, token_file: Path | None) -> None:

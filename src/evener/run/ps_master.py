@@ -15,7 +15,7 @@ from evener.ps.config import Beacon, MasterConfig, StateDir, default_state_dir, 
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.messages import ExpelNode, ForgetNode
-from evener.ps.status import ClusterStatus, NodeStatus, RunStatus
+from evener.ps.status import ClusterStatus, InvitationStatus, NodeStatus, RunStatus
 from evener.report.text import human_bytes, table_of
 from evener.run.config import RunConfig
 from evener.run.console import open_console
@@ -93,6 +93,8 @@ def nodes(access: NodesAccess, *, as_json: bool) -> None:
         return
     console = open_console(to_stderr=False, width_in_files=160)
     console.print(nodes_table(status))
+    if status.invitations:
+        console.print(invitations_table(status))
     if status.run is not None:
         console.print(run_line(status.run))
 
@@ -121,6 +123,27 @@ def nodes_table(status: ClusterStatus) -> Table:
         },
         status.nodes,
     )
+
+
+def invitations_table(status: ClusterStatus) -> Table:
+    """All invitations."""
+    return table_of(
+        "Invitations",
+        {
+            "name": lambda one: one.name,
+            "for": lambda one: (
+                f"submitter {one.submitter}" if one.submitter else f"{one.nodes} node{'s' * (one.nodes > 1)}"
+            ),
+            ">joined": lambda one: "" if one.submitter else str(one.joined),
+            ">open for": _open_for,
+        },
+        status.invitations,
+    )
+
+
+def _open_for(one: InvitationStatus) -> str:
+    is_open = one.seconds > 0 and (bool(one.submitter) or one.joined < one.nodes)
+    return f"{one.seconds / 3600:.1f} h" if is_open else "closed"
 
 
 def run_line(run: RunStatus) -> str:

@@ -24,13 +24,16 @@ from evener.atomic import atomic_write
 from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
 from evener.profile import ClusterProfile, DeviceProfile
+from evener.ps.acceptance import Acceptance
 from evener.ps.config import default_cache, versions_here
-from evener.ps.messages import Header, ToNode
+from evener.ps.directions import ToNode
+from evener.ps.messages import Header
 from evener.ps.node import Node
 from evener.ps.reconnecting_client import Dial
 from evener.ps.worker_session import NodeConfig
 from evener.run.options import JoinConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
+from evener.run.sandbox import join_confined
 from evener.schema import read_noun, write_noun
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.connect import JOIN_SECONDS, open_connection
@@ -56,10 +59,13 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(given)
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin
+    if config.sandbox:
+        with sigterm_is_ctrl_c():
+            raise SystemExit(join_confined(config, given.strip(), TOKEN_VARIABLE, cache, environment))
     with sigterm_is_ctrl_c(), connector(masters, token) as dial:  # first of all: who cannot join is told at once
         device = "cpu" if thin else choose_device(config.device)
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
-        with own_name(config.name, default) as name:
+        with own_name(config.name, default, cache) as name:
             node = NodeConfig(
                 name=name,
                 device=device,
@@ -71,6 +77,10 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                 build=build_thin_engine if thin else build_engine,
                 key=own_key(cache),
                 is_named=config.name is not None,
+                accepts=Acceptance(
+                    built_in_only=config.built_in_only,
+                    submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
+                ),
             )
             Node(node, dial, print_notice).serve()
 
@@ -92,12 +102,13 @@ def own_name(name: str | None, default: str, folder: Path | None = None) -> Iter
     Args:
         name: that the user chose, if any.
         default: else.
-        folder: where the processes of this machine meet; the system's for temporary files by default.
+        folder: where the processes of this machine that share a key meet; the system's for temporary files by default.
     """
     if name is not None:
         yield name
         return
     place = folder or Path(tempfile.gettempdir())
+    place.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         candidate = default if number == 1 else f"{default}-{number}"
         lock = _lock(place / f"evener-node-{candidate}.lock")

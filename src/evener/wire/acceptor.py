@@ -22,7 +22,7 @@ from evener.wire.handshake import (
     MasterHandshake,
     refuse,
 )
-from evener.wire.identity import ROLES, Address, Identity, Role, Token
+from evener.wire.identity import ROLES, Address, Grant, Identity, Token
 from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, explain, tune
 
 _MAPPED = "::ffff:"
@@ -105,6 +105,9 @@ class Acceptor:
         is_full: whether nobody more may be welcomed.
         welcome: gets the transport and origin of everybody who has proved a secret, and what its token allows.
         refuse: gets origin and reason of everybody who has not.
+
+    Attributes:
+        others: tokens besides the admin's, by what they allow; to be changed at any time.
     """
 
     def __init__(
@@ -113,11 +116,11 @@ class Acceptor:
         limits: Limits,
         poller: Poller,
         is_full: Callable[[], bool],
-        welcome: Callable[[Transport, str, Role], None],
+        welcome: Callable[[Transport, str, Grant], None],
         refuse: Callable[[str, str], None],
     ) -> None:
         self._token, self._limits, self._poller = identity.token, limits, poller
-        self._others: dict[Role, Token] = {role: identity.token_of(role) for role in ROLES if role != "admin"}
+        self.others: dict[Grant, Token] = {Grant(role): identity.token_of(role) for role in ROLES if role != "admin"}
         self._is_full, self._welcome, self._refuse = is_full, welcome, refuse
         self._wrap = _wrapper(identity)
         self._listeners: list[socket.socket] = []
@@ -186,7 +189,7 @@ class Acceptor:
         except OSError:  # it has left already
             sock.close()
             return
-        handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES), self._others)
+        handshake = MasterHandshake(self._token, secrets.token_bytes(NONCE_BYTES), self.others)
         peer = PendingPeer(self._wrap(sock), handshake, origin)
         self._pending[peer] = None
         self._poller.watch(sock, partial(self._hear, peer))
@@ -200,7 +203,7 @@ class Acceptor:
             return
         del self._pending[peer]
         self._poller.forget(peer.transport.sock)
-        self._welcome(peer.transport, peer.origin.words, reply.role)
+        self._welcome(peer.transport, peer.origin.words, reply.grant)
 
     def _send_away(self, peer: PendingPeer, reason: str) -> None:
         del self._pending[peer]

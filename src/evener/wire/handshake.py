@@ -29,7 +29,7 @@ from evener.wire.errors import (
     VersionDiffers,
     WrongSecret,
 )
-from evener.wire.identity import FINGERPRINT_BYTES, Role, Token
+from evener.wire.identity import FINGERPRINT_BYTES, Grant, Token
 
 VERSION = 1
 NONCE_BYTES = 32
@@ -74,13 +74,13 @@ class HandshakeReply(NamedTuple):
         message: to be sent.
         welcome: whether the peer has proved the secret.
         refusal: why the connection is to be closed, or empty.
-        role: of the token whose secret it proved.
+        grant: of the token whose secret it proved.
     """
 
     message: bytes
     welcome: bool = False
     refusal: str = ""
-    role: Role = "admin"
+    grant: Grant = Grant()
 
 
 def refuse(kind: HandshakeType) -> HandshakeReply:
@@ -97,8 +97,8 @@ class MasterHandshake:
         others: tokens that allow less, by what they allow.
     """
 
-    def __init__(self, token: Token, nonce: bytes, others: Mapping[Role, Token] = MappingProxyType({})) -> None:
-        self._tokens: dict[Role, Token] = {"admin": token, **others}
+    def __init__(self, token: Token, nonce: bytes, others: Mapping[Grant, Token] = MappingProxyType({})) -> None:
+        self._tokens: dict[Grant, Token] = {Grant(): token, **others}
         self._nonce = nonce
         self._node_nonce: bytes | None = None
 
@@ -115,19 +115,19 @@ class MasterHandshake:
         if self._node_nonce is None or kind != HandshakeType.PROOF:
             return refuse(HandshakeType.NO_HELLO)
         nonces = self._node_nonce, self._nonce
-        proofs = {role: _proof(one, b"node", *nonces) for role, one in self._tokens.items()}
-        proved = [role for role, proof in proofs.items() if hmac.compare_digest(body, proof)]
+        proofs = {grant: _proof(one, b"node", *nonces) for grant, one in self._tokens.items()}
+        proved = [grant for grant, proof in proofs.items() if hmac.compare_digest(body, proof)]
         if not proved:
             return refuse(HandshakeType.WRONG_SECRET)
         if full:
             return refuse(HandshakeType.FULL)
         proof = _proof(self._tokens[proved[0]], b"master", *nonces)
-        return HandshakeReply(encode_message(HandshakeType.WELCOME, proof), welcome=True, role=proved[0])
+        return HandshakeReply(encode_message(HandshakeType.WELCOME, proof), welcome=True, grant=proved[0])
 
     def session_key(self) -> bytes:
         """What both sides of a connection over which an admin was welcomed know, and nobody else; 32 bytes."""
         assert self._node_nonce is not None
-        return _proof(self._tokens["admin"], b"session", self._node_nonce, self._nonce)
+        return _proof(self._tokens[Grant()], b"session", self._node_nonce, self._nonce)
 
 
 class NodeHandshake:

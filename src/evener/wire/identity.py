@@ -10,7 +10,7 @@ import re
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -78,6 +78,13 @@ class Address(msgspec.Struct, frozen=True):
 Role = Literal["node", "submitter", "admin"]
 """What a token allows: to be a node; to have runs done and to watch them; everything."""
 ROLES: tuple[Role, ...] = ("node", "submitter", "admin")
+
+
+class Grant(NamedTuple):
+    """What a token allows, and the invitation that it belongs to; empty for one that belongs to none."""
+
+    role: Role = "admin"
+    invitation: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,9 +165,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def token_of(self, role: Role) -> Token:
         """What somebody proves who may do what `role` says; it is made of the master's secret and does not tell it."""
-        if role == "admin":
-            return self.token
-        secret = hmac.digest(self.secret, f"evener role {role}".encode(), "sha256")[:SECRET_BYTES]
+        return self.token if role == "admin" else self._derived(f"role {role}")
+
+    def token_of_invitation(self, invitation: str) -> Token:
+        """What somebody proves who was invited; likewise."""
+        return self._derived(f"invitation {invitation}")
+
+    def _derived(self, label: str) -> Token:
+        secret = hmac.digest(self.secret, f"evener {label}".encode(), "sha256")[:SECRET_BYTES]
         return Token(secret=secret, fingerprint=self.token.fingerprint)
 
     def rotated(self) -> Identity:

@@ -28,8 +28,16 @@ from evener.wire.acceptor import Acceptor
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, Frame, H, Limits
-from evener.wire.identity import Address, Identity, Role
+from evener.wire.identity import Address, Grant, Identity, Token
 from evener.wire.reader import FrameReader
+from evener.wire.server_events import (
+    FrameReceived,
+    PeerConnected,
+    PeerDisconnected,
+    PeerFailed,
+    PeerRefused,
+    ServerEvent,
+)
 from evener.wire.transport import CHUNK, Poller, Transport, explain
 
 PeerPlace: TypeAlias = Callable[[int, H, tuple[int, ...]], Sequence[Buffer] | None]
@@ -47,58 +55,6 @@ FAILED = "what it sent could not be dealt with"
 """Why a connection is closed after an error that is not the peer's, which it is not told."""
 _TICKS = 20
 """How often deadlines are looked at within the shortest of them."""
-
-
-class PeerConnected(msgspec.Struct, frozen=True):
-    """Somebody at address `origin` has proved a secret; from now on it is `peer`, a number that is never used again.
-
-    Its token allows what `role` says.
-    """
-
-    peer: int
-    origin: str
-    role: Role = "admin"
-
-
-class FrameReceived(msgspec.Struct, Generic[H], frozen=True):
-    """A frame has arrived whole.
-
-    Attributes:
-        peer: who sent it.
-        header: as it was sent.
-        buffers: the memory that `place` gave; empty if the payload was dropped.
-    """
-
-    peer: int
-    header: H
-    buffers: tuple[memoryview, ...]
-
-
-class PeerDisconnected(msgspec.Struct, frozen=True):
-    """A connection has ended, for `reason`; the memory of frames that waited for it is referred to no longer."""
-
-    peer: int
-    reason: str
-
-
-class PeerFailed(msgspec.Struct, frozen=True):
-    """What a peer sent could not be dealt with, because of `error`; its connection is closed, nothing else happens.
-
-    A `BadFrame` is the peer's fault; anything else, lack of memory included, arose while its frame was dealt with.
-    """
-
-    peer: int
-    error: Exception
-
-
-class PeerRefused(msgspec.Struct, frozen=True):
-    """Somebody at address `origin` did not prove the secret, or came when it was full; `reason` is a clause."""
-
-    origin: str
-    reason: str
-
-
-ServerEvent: TypeAlias = PeerConnected | FrameReceived[H] | PeerFailed | PeerDisconnected | PeerRefused
 
 
 class Server(Generic[H]):
@@ -137,6 +93,11 @@ class Server(Generic[H]):
         self._acceptor = Acceptor(
             identity, self._limits, self._poller, self._is_full, self._on_connected, self._on_refused
         )
+
+    @property
+    def tokens(self) -> dict[Grant, Token]:
+        """That are accepted besides the admin's, by what they allow; to be changed at any time."""
+        return self._acceptor.others
 
     @property
     def peers(self) -> list[int]:
@@ -285,7 +246,7 @@ class Server(Generic[H]):
     def _is_full(self) -> bool:
         return len(self._peers) >= self._limits.connections
 
-    def _on_connected(self, transport: Transport, origin: str, role: Role) -> None:
+    def _on_connected(self, transport: Transport, origin: str, grant: Grant) -> None:
         number, self._num_connected = self._num_connected, self._num_connected + 1
         reader: FrameReader[H] = FrameReader(self._headers, self._limits)
         if self.place is not None:
@@ -294,7 +255,7 @@ class Server(Generic[H]):
             reader.on_part = partial(self.on_part, number)
         end = self._peers[number] = Peer(number, transport, reader, self._limits, time.monotonic())
         self._poller.watch(transport.sock, partial(self._serve, end))
-        self._events.append(PeerConnected(number, origin, role))
+        self._events.append(PeerConnected(number, origin, grant))
 
     def _on_refused(self, origin: str, reason: str) -> None:
         self._events.append(PeerRefused(origin, reason))

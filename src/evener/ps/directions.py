@@ -1,0 +1,25 @@
+"""Which messages go which way: what each side decodes, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from evener.ps import messages as m
+from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
+
+FromNode: TypeAlias = (
+    m.Join | m.Profiled | m.Heartbeat | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated
+)  # fmt: skip
+FromCommand: TypeAlias = (
+    m.GetStatus | m.ShutDown | m.ExpelNode | m.ForgetNode | Invite | RevokeInvitation
+    | m.SubmitRun | m.WatchRun | m.StopRun
+)  # fmt: skip
+ToMaster: TypeAlias = FromNode | FromCommand | m.FetchBlob | m.BlobChunk
+ToNode: TypeAlias = (
+    m.Welcome | m.Dismiss | m.Quarantine | m.Heartbeat | m.Prepare | m.ServerReply | m.Validate | m.Release
+    | m.FetchBlob | m.BlobChunk
+)  # fmt: skip
+ToCommand: TypeAlias = (
+    m.StatusReply | m.RunAccepted | m.RunRejected | m.RunEvents | m.RunFinished | m.Heartbeat | m.FetchBlob
+    | m.BlobChunk | Invited
+)  # fmt: skip

@@ -1,0 +1,91 @@
+"""How a node comes in: whether it may, what it is called, and in whose place."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec.structs import replace
+
+from evener.ps.admission import Admission, admission_of
+from evener.ps.config import MasterConfig
+from evener.ps.effects import Effects
+from evener.ps.messages import Join, Welcome
+from evener.ps.node_state import Transition
+from evener.ps.nodes import Nodes
+from evener.ps.quotas import MOST_NAMES
+
+
+class Joining:
+    """See the first line.
+
+    Args:
+        config: of the master.
+        nodes: all nodes.
+        effects: of what happens to them.
+    """
+
+    def __init__(self, config: MasterConfig, nodes: Nodes, effects: Effects) -> None:
+        self._config, self._nodes, self._effects = config, nodes, effects
+
+    def join(self, peer: int, origin: str, invitation: str, join: Join) -> None:
+        """Take a node in that asks for it, or say why not.
+
+        Args:
+            peer: its connection.
+            origin: the address that it comes from.
+            invitation: with which it has come; empty if with the token of all nodes.
+            join: what it says.
+        """
+        join, admission = self._admission(join, invitation)
+        transitions: tuple[Transition, ...] = ()
+        if not admission.refusal:
+            node = self._nodes.record(join.name)
+            transitions = self._nodes.decide("joined", node, self._config.clock(), join.incarnation)
+        reasons = [admission.refusal, *(one.reason for one in transitions if one.kind == "dismiss")]
+        if any(reasons):
+            self._effects.turn_away(peer, next(filter(None, reasons)))
+            return
+        for remark in admission.remarks:
+            self._config.notify(f"warning: {remark}")
+        earlier = self._nodes.connect(node, peer)
+        node.origin, node.device, node.profile, node.ready = origin, join.device, join.profile, join.run
+        node.doing, node.peak_memory_bytes, node.steps = "waits", 0, 0
+        if earlier is not None:
+            self._effects.turn_away(earlier, "a later process of that name has taken its place")
+        self._effects.members.bind(node.name, join.key, invitation)
+        by = f"by invitation {invitation}" if invitation else ""
+        self._effects.audit.write("joined", name=node.name, address=node.origin, detail=by)
+        self._effects.welcome(peer, Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
+        self._effects.follow(transitions)
+
+    def _admission(self, join: Join, invitation: str) -> tuple[Join, Admission]:
+        """A node as it may be called, and whether it may join."""
+        admission = admission_of(join, self._config.versions, time.time())
+        if admission.refusal:
+            return join, admission
+        members = self._effects.members
+        if reason := members.why_expelled(join.name, join.key):
+            return join, Admission(f"it was expelled: {reason}")
+        if reason := self._why_uninvited(join, invitation):
+            return join, Admission(reason)
+        name = members.name_for(join.name, join.key, is_named=join.is_named)
+        if not name:
+            return join, Admission(
+                f"the name {join.name} belongs to another node: choose another one with --name, "
+                f"or have an admin type `evener nodes --forget {join.name}`"
+            )
+        if not self._nodes.has_room(name, self._config.clock()):
+            return join, Admission(f"the master knows {MOST_NAMES} nodes, which is the limit")
+        profile = None if join.profile is None else replace(join.profile, node=name)
+        return replace(join, name=name, profile=profile), admission
+
+    def _why_uninvited(self, join: Join, invitation: str) -> str:
+        """Why a node may not come with an invitation; empty if it may, or needs none."""
+        members = self._effects.members
+        if not invitation or members.knows(join.key):
+            return ""
+        if not join.key:
+            return "who was invited needs a key of its own"
+        if reason := self._effects.invitations.why_not(invitation):
+            return f"{reason}: ask for another one (`evener invite`)"
+        return "" if members.has_room else "the master knows as many keys of nodes as it can remember"

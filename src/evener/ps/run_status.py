@@ -1,0 +1,24 @@
+"""How the run in progress stands, for `evener nodes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evener.ps.status import RunStatus
+from evener.ps.training_run import TrainingRun
+
+
+def status_of(run: TrainingRun, folder: Path) -> RunStatus:
+    """How a run stands, whose results will lie in `folder`, in one of its own."""
+    validations = run.history.validations
+    return RunStatus(
+        run=run.job.run,
+        task=run.job.title,
+        protocol=run.job.protocol,
+        version=run.server.version,
+        epoch=run.history.epoch,
+        epochs=run.job.workload.num_epochs,
+        loss=run.history.loss,
+        accuracy=validations[-1].accuracy if validations else None,
+        folder=str(folder / run.job.run),
+    )
