@@ -69,6 +69,7 @@ class Unchecked(msgspec.Struct, kw_only=True):
     layout: Any
     num_validation: Any
     has_accuracy: Any
+    submitter: Any
 
 
 def replace_unchecked(one: Any, **fields: Any) -> Any:
