@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import_module("pipeline_memory").main()  # ranks import what is defined here

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -165,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import_module("yolo").main()  # ranks import what is defined here

@@ -97,3 +97,12 @@ def test_finish_is_that_of_the_slowest() -> None:
 def test_impossible_speeds_are_refused(bad: float) -> None:
     with pytest.raises(InvalidValue, match="unit_seconds must be positive and finite"):
         Worker(unit_seconds=bad)
+
+
+def test_who_takes_part_keeps_the_least_where_there_is_enough() -> None:
+    workers = [Worker(unit_seconds=1.0, least=2), Worker(unit_seconds=100.0, least=2)]
+    assert apportion(64, workers) == (62, 2)
+    assert apportion(3, workers) == (3, 0)
+    assert apportion(4, [*workers[:1], Worker(unit_seconds=1.0, least=2, most=2)]) == (2, 2)
+    with pytest.raises(InvalidValue, match="least must be zero or more, and at most what it can hold, got 3"):
+        Worker(unit_seconds=1.0, least=3, most=2)

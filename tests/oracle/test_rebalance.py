@@ -2,7 +2,8 @@
 
 import random
 
-from evener.oracle.apportion import Balance, Worker
+from evener.oracle.apportion import Worker
+from evener.oracle.rebalance import Balance
 
 
 def balance(*units: float, shares: tuple[int, ...]) -> Balance:
@@ -144,3 +145,52 @@ def test_a_node_whose_speed_changes_is_believed_though_its_earlier_times_say_oth
         took = [3 * (1e-3 + state.shares[0] * 1e-3), 1e-3 + state.shares[1] * 2e-3]
         state = state.observe(state.shares, took).decide().balance
     assert abs(state.shares[0] - 26) <= 3
+
+
+def busy(draw: random.Random) -> float:
+    """What a step takes on a machine that does other things: a fifth more or less, now and then three times as much."""
+    return draw.lognormvariate(0, 0.2) * (draw.uniform(1, 3) if draw.random() < 0.1 else 1)
+
+
+def test_on_a_busy_machine_shares_of_small_models_do_not_drift_to_one_node() -> None:
+    for seed in range(4):
+        draw = random.Random(seed)
+        workers = (Worker(unit_seconds=1.0, least=2),) * 2
+        state, moves = Balance(workers=workers, shares=(32, 32), is_learning=True), 0
+        for _ in range(400):
+            took = [(fixed + n * 1e-6) * busy(draw) for n, fixed in zip(state.shares, (2e-3, 2.6e-3), strict=True)]
+            decision = state.observe(state.shares, took).decide()
+            state, moves = decision.balance, moves + (decision.shares is not None)
+        assert min(state.shares) >= 2, seed
+        assert moves <= 4, seed
+
+
+def test_a_change_by_three_is_seen_whatever_little_was_learnt_before() -> None:
+    for seed in range(3):
+        state, _ = learnt([(0.0, 1e-3), (0.0, 1.25e-3)], 100, seed)
+        draw = random.Random(seed)
+        for _ in range(60):
+            took = [n * unit * draw.uniform(0.95, 1.05) for n, unit in zip(state.shares, (1e-3, 3.75e-3), strict=True)]
+            state = state.observe(state.shares, took).decide().balance
+        assert abs(state.shares[0] - 51) <= 3, seed
+
+
+def test_changes_that_are_taken_back_ask_for_more_until_they_are_forgotten() -> None:
+    state, _ = steps(balance(1.0, 1.0, shares=(64, 64)), [1.0, 3.0], 12)
+    state, _ = steps(state, [1.0, 1.0], 12)
+    assert state.doubt == 1
+    assert state.observe(state.shares, [64.0, 64.0 * 1.9]).doubt == 1
+    hesitant, _ = steps(state, [1.0, 2.2], 3)
+    assert hesitant.shares == state.shares
+    confident, _ = steps(Balance(workers=state.workers, shares=state.shares, is_tried=True), [1.0, 2.2], 3)
+    assert confident.shares != state.shares
+    later, _ = steps(state, [1.0, 1.0], 250)
+    assert later.doubt == 0
+
+
+def test_a_node_keeps_what_it_is_given_at_least_and_is_believed_when_it_has_recovered() -> None:
+    workers = (Worker(unit_seconds=1.0, least=2), Worker(unit_seconds=1.0, least=2))
+    state, _ = steps(Balance(workers=workers, shares=(32, 32), is_tried=True), [1.0, 500.0], 20)
+    assert state.shares == (62, 2)
+    state, _ = steps(state, [1.0, 1.0], 40)
+    assert abs(state.shares[0] - 32) <= 1

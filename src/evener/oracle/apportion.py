@@ -1,16 +1,7 @@
-"""Divides whole units among unequal workers so that the last one finishes soonest, and anew when they change.
+"""Divides whole units among unequal workers so that the last one finishes soonest.
 
 D'Hondt's rule: give each next unit to whoever would finish it soonest. No other division into whole units finishes
 sooner, because a unit is moved nowhere without finishing there later. (Largest-remainder rules do not have this.)
-
-Of nodes at work, a node's cost is its affine prediction times a factor, the median of measured / predicted over its
-last steps: a median shrugs off a single slow step. The work is divided anew when that is predicted to shorten the step
-by more than the few steps behind the prediction could promise by chance: a large gain is believed after 3 steps, a
-small one after 16 whose spread is small beside it, the smallest after 24.
-
-Where no prediction says what of a node's time is fixed, that is learnt from two different numbers of units. Of a small
-model most of a step is fixed (launching operations, Python, hooks); a cost taken to be proportional then promises gains
-from every unit that leaves the slower node, which never come, until that node has none.
 """
 
 from __future__ import annotations
@@ -19,8 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import floor, hypot, inf, sqrt
-from statistics import median
+from math import floor, inf
 
 from evener.errors import DoesNotFit, require
 
@@ -33,16 +23,20 @@ class Worker:
         unit_seconds: for each unit.
         fixed_seconds: whatever the number of units.
         most: units that it can hold; None if nothing bounds it.
+        least: units that it is given before anybody has more, where there are so many: who takes part in every step
+            anyhow saves nothing without them, and nobody would see any more what it is worth.
     """
 
     unit_seconds: float
     fixed_seconds: float = 0.0
     most: int | None = None
+    least: int = 0
 
     def __post_init__(self) -> None:
         require(0 < self.unit_seconds < inf, "unit_seconds", self.unit_seconds, "positive and finite")
         require(0 <= self.fixed_seconds < inf, "fixed_seconds", self.fixed_seconds, "zero or more and finite")
         require(self.most is None or self.most >= 0, "most", self.most, "zero or more, or None")
+        require(0 <= self.least <= self.room, "least", self.least, "zero or more, and at most what it can hold")
 
     def seconds(self, units: int) -> float:
         """Seconds for `units` units."""
@@ -67,6 +61,10 @@ def apportion(total: int, workers: Sequence[Worker]) -> tuple[int, ...]:
     room = sum(worker.room for worker in workers)
     if room < total:
         raise DoesNotFit(f"{total} samples at once do not fit: the memory of all nodes together holds {room:.0f}")
+    least = sum(worker.least for worker in workers)
+    if 0 < least <= total:
+        rest = apportion(total - least, [_after_least(worker) for worker in workers])
+        return tuple(n + worker.least for n, worker in zip(rest, workers, strict=True))
     units = _below_level(total, workers)
     queue = [
         (worker.seconds(n + 1), i) for i, (worker, n) in enumerate(zip(workers, units, strict=True)) if n < worker.room
@@ -124,6 +122,12 @@ def finish_seconds(shares: Sequence[int], workers: Sequence[Worker]) -> float:
     return max(worker.seconds(n) for worker, n in zip(workers, shares, strict=True))
 
 
+def _after_least(worker: Worker) -> Worker:
+    """What units beyond its least cost a worker."""
+    most = None if worker.most is None else worker.most - worker.least
+    return replace(worker, fixed_seconds=worker.seconds(worker.least), most=most, least=0)
+
+
 def _below_level(total: int, workers: Sequence[Worker]) -> list[int]:
     """Most of the units, none of which the rule would place elsewhere: what is surely done before a common finish."""
     low, high = 0.0, 2 * (max(w.fixed_seconds for w in workers) + total * max(w.unit_seconds for w in workers))
@@ -138,157 +142,3 @@ def _below_level(total: int, workers: Sequence[Worker]) -> list[int]:
 
 def _done_by(level: float, worker: Worker) -> int:
     return int(min(worker.room, max(0, floor((level - worker.fixed_seconds) / worker.unit_seconds))))
-
-
-CONFIDENCE: tuple[tuple[int, float], ...] = ((3, 0.35), (6, 0.15), (16, 0.05), (24, 0.02))
-"""(steps behind a prediction, gain from which it is acted upon)."""
-
-AT_FIRST: tuple[tuple[int, float], ...] = ((4, 0.04), (10, 0.015))
-"""Likewise for the first decision: what a short trial promised is worth less than the first steps of the run itself."""
-
-_REMEMBERED = 4
-"""Divisions of which is remembered what they took."""
-_LEAST_UNIT = 0.01
-"""Of what a unit would cost if nothing were fixed: it costs that at least."""
-_OTHER_SPEED = 0.1
-"""By which the time of more units may be shorter by chance; beyond, the node is not what it was."""
-_LEAST_ERROR = 0.06
-"""Of one time: a median of few is no better known than that, however much alike they are."""
-_CERTAIN = 16
-"""Steps from which their spread is known well enough to be asked, too."""
-_STANDARD_ERRORS = 3.0
-"""Of the least certain node's speed: a gain within these may be noise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rebalancing:
-    """What to do now.
-
-    Attributes:
-        balance: to go on with.
-        shares: of a full micro-batch from now on; None to leave them.
-        gain: predicted seconds of a step before by after, minus one.
-    """
-
-    balance: Balance
-    shares: tuple[int, ...] | None = None
-    gain: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Balance:
-    """What is known about the nodes' costs, and how the work is divided now.
-
-    Attributes:
-        workers: predicted cost of n samples, one a node.
-        shares: of a full micro-batch, one a node.
-        factors: the last measured / predicted seconds of every node, oldest first.
-        is_tried: whether the first steps of the run have confirmed or corrected the trial's promise.
-        is_learning: whether what is fixed in a node's cost is not predicted, but has to be learnt.
-        earlier: of every node, (samples, seconds, steps that were timed) under the divisions before, oldest first.
-    """
-
-    workers: tuple[Worker, ...]
-    shares: tuple[int, ...]
-    factors: tuple[tuple[float, ...], ...] = ()
-    is_tried: bool = False
-    is_learning: bool = False
-    earlier: tuple[tuple[tuple[int, float, int], ...], ...] = ()
-
-    def observe(self, samples: Sequence[int], seconds: Sequence[float]) -> Balance:
-        """The balance after a step in which node i computed `samples[i]` in `seconds[i]`."""
-        known = self.factors or ((),) * len(self.workers)
-        factors = tuple(
-            (*past, took / worker.seconds(n))[-CONFIDENCE[-1][0] :] if n and took > 0 else past
-            for past, worker, n, took in zip(known, self.workers, samples, seconds, strict=True)
-        )
-        return replace(self, factors=factors)
-
-    def decide(self) -> Rebalancing:
-        """Divide anew if that is predicted to pay, by as many of the last steps as the gain needs to be believed."""
-        decision = Rebalancing(balance=self)
-        for steps, least_gain in CONFIDENCE if self.is_tried else AT_FIRST:
-            if not self._has_seen(steps):
-                break
-            decision = self._divide(self._workers_now(steps), steps)
-            noise = max(self._noise(steps), self._extrapolated(steps, decision.shares))
-            if decision.shares is not None and decision.gain > max(least_gain, noise):
-                return decision
-        tried = self.is_tried or self._has_seen(AT_FIRST[-1][0])
-        return Rebalancing(balance=replace(self, is_tried=tried), gain=decision.gain)
-
-    def _has_seen(self, steps: int) -> bool:
-        """Whether every node that has samples was timed in so many steps."""
-        return bool(self.factors) and all(
-            len(past) >= steps or n == 0 for past, n in zip(self.factors, self.shares, strict=True)
-        )
-
-    def _workers_now(self, steps: int) -> tuple[Worker, ...]:
-        """The workers at their speed of the last `steps`."""
-        now = tuple(
-            _scaled(worker, median(past[-steps:]) if past else 1.0)
-            for worker, past in zip(self.workers, self.factors, strict=True)
-        )
-        if not self.is_learning or not self.earlier:
-            return now
-        return tuple(_affine(worker, n, known) for worker, n, known in zip(now, self.shares, self.earlier, strict=True))
-
-    def _noise(self, steps: int) -> float:
-        """The gain that the spread of the last `steps` alone could promise; 0 where they are too few to know it."""
-        if steps < _CERTAIN:
-            return 0.0
-        return _STANDARD_ERRORS * max(_standard_error(past[-steps:]) for past in self.factors if past)
-
-    def _divide(self, workers: tuple[Worker, ...], steps: int) -> Rebalancing:
-        shares = apportion(sum(self.shares), workers)
-        gain = finish_seconds(self.shares, workers) / finish_seconds(shares, workers) - 1
-        known = self.earlier or ((),) * len(workers)
-        earlier = tuple(
-            (*past, (n, worker.seconds(n), steps))[-_REMEMBERED:] if n else past
-            for past, n, worker in zip(known, self.shares, workers, strict=True)
-        )
-        earlier = earlier if self.is_learning else ()
-        balance = replace(self, workers=workers, shares=shares, factors=(), is_tried=True, earlier=earlier)
-        return Rebalancing(balance=balance, shares=shares if shares != self.shares else None, gain=gain)
-
-    def _extrapolated(self, steps: int, shares: Sequence[int] | None) -> float:
-        """The gain that the spread of the times behind a learnt fixed cost could promise, so far from those tried."""
-        if not self.earlier or shares is None:
-            return 0.0
-        found = [0.0]
-        for n, new, known, past in zip(self.shares, shares, self.earlier, self.factors, strict=True):
-            if past and (other := _farthest(n, known)) is not None:
-                now = max(_LEAST_ERROR / sqrt(steps), _standard_error(past[-steps:]))
-                error = hypot(now, _LEAST_ERROR / sqrt(other[2]))
-                found.append(_STANDARD_ERRORS * error * abs(new - n) / abs(other[0] - n))
-        return max(found)
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    """Of the median of `values`, relative to it; from their median deviation, as if they were normally distributed."""
-    middle = median(values)
-    deviation = 1.4826 * median(abs(value - middle) for value in values)
-    return 1.2533 * deviation / (sqrt(len(values)) * middle)
-
-
-def _scaled(worker: Worker, factor: float) -> Worker:
-    return replace(worker, unit_seconds=worker.unit_seconds * factor, fixed_seconds=worker.fixed_seconds * factor)
-
-
-def _farthest(units: int, earlier: Sequence[tuple[int, float, int]]) -> tuple[int, float, int] | None:
-    """Of what is known from earlier, that of the most different number of units; None if all are the same."""
-    known = [one for one in earlier if one[0] != units]
-    return max(known, key=lambda one: abs(one[0] - units), default=None)
-
-
-def _affine(worker: Worker, units: int, earlier: Sequence[tuple[int, float, int]]) -> Worker:
-    """`worker`, right about `units`, with the fixed part that another number of them tells."""
-    other = _farthest(units, earlier)
-    if not units or other is None:
-        return worker
-    seconds = worker.seconds(units)
-    slope, most = (seconds - other[1]) / (units - other[0]), seconds / units
-    if slope < 0 and abs(seconds - other[1]) > _OTHER_SPEED * seconds:
-        return worker
-    unit = min(max(slope, _LEAST_UNIT * most), most)
-    return replace(worker, unit_seconds=unit, fixed_seconds=max(0.0, seconds - units * unit))

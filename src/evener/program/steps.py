@@ -13,9 +13,10 @@ from evener.comm.group import Group
 from evener.data.sampler import Division
 from evener.errors import Interrupted, InvalidInput
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Balance, Worker, weights_to_workers
+from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.rebalance import Balance
 from evener.plan import Assignment, Check, Plan
-from evener.program.batch_parts import BatchPart
+from evener.program.batch_parts import STAND_IN, BatchPart
 from evener.program.prepared import rate_of, sampled_weight
 from evener.record import Event, TrainRecord, Validation
 from evener.run.monitor import Monitor
@@ -43,7 +44,7 @@ class Steps:
     def __init__(self, env: RankEnvironment, group: Group, shares: Sequence[float] | None) -> None:
         self._env, self._group, self._shares = env, group, shares
         self.number = self.epoch = 0
-        equal = tuple(Worker(unit_seconds=1.0) for _ in env.nodes)
+        equal = tuple(Worker(unit_seconds=1.0, least=STAND_IN) for _ in env.nodes)
         workers = equal if shares is None else tuple(weights_to_workers(shares, [None] * group.size))
         self.division = Division(workers)
         self._monitor: Monitor | None = None

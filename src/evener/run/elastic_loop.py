@@ -26,7 +26,8 @@ from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.generation import Generation
 from evener.errors import NodeLost
 from evener.history import Entry, History
-from evener.oracle.apportion import Balance, Worker, apportion
+from evener.oracle.apportion import Worker, apportion
+from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Plan
 from evener.record import Event

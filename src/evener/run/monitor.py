@@ -17,7 +17,7 @@ from evener.data.sampler import Division
 from evener.errors import NonFiniteLoss, TrainingFailed
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Balance
+from evener.oracle.rebalance import Balance
 from evener.record import Epoch, Event, Step, Validation
 from evener.run.step import Reports, StepReport, StepResult, entry_of
 

@@ -12,9 +12,10 @@ from evener.comm.group import Group
 from evener.data.loader import labels_of, seed_all
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
-from evener.oracle.apportion import Balance, Worker, weights_to_workers
+from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
+from evener.oracle.rebalance import Balance
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided import DividedModel
@@ -101,7 +102,13 @@ def division_workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
     if not is_balanced or not all(a.sample_seconds for a in firsts):
         return tuple(weights_to_workers([a.samples for a in firsts], [a.max_samples for a in firsts]))
     return tuple(
-        Worker(unit_seconds=a.sample_seconds, fixed_seconds=a.fixed_seconds, most=a.max_samples) for a in firsts
+        Worker(
+            unit_seconds=a.sample_seconds,
+            fixed_seconds=a.fixed_seconds,
+            most=a.max_samples,
+            least=min(1, a.samples),  # else nobody would see that it has become faster
+        )
+        for a in firsts
     )
 
 

@@ -17,7 +17,8 @@ from evener.data.shares import class_balanced_shares
 from evener.errors import InvalidInput
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Balance, Worker
+from evener.oracle.apportion import Worker
+from evener.oracle.rebalance import Balance
 from evener.plan import Plan
 from evener.record import Validation
 from evener.run.monitor import Monitor
