@@ -97,13 +97,18 @@ def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, coll
         return tuple(tensor[index] for tensor in dataset.tensors)
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
+    own: Collate = getattr(dataset, "collate_fn", default_collate)
+    return (collate or own)(read_samples(dataset, indices, seed, epoch))
+
+
+def read_samples(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int) -> list[Any]:
+    """The samples `indices` of `dataset`, each with random numbers of its own."""
     samples = []
     with random_state_kept():
         for i, own_seed in zip(indices.tolist(), sample_seeds(seed, epoch, indices).tolist(), strict=True):
             _seed_cpu(own_seed)
             samples.append(dataset[i])
-    own: Collate = getattr(dataset, "collate_fn", default_collate)
-    return (collate or own)(samples)
+    return samples
 
 
 def sample_seeds(seed: int, epoch: int, indices: Indices) -> npt.NDArray[np.uint32]:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-import torch
-
 from evener.comm.group import Group
+from evener.data.alike import rows_of_ranks
 from evener.errors import InvalidInput, require
 from evener.tracer.nested import map_tensors, tensors_in
 
@@ -69,7 +67,7 @@ def weight_of(part: BatchPart, batch: Any, count: Count, group: Group) -> float:
     if count == "sum":
         return float(group.size if part.samples else 0)
     own = _number(count, batch) if part.samples else 0.0
-    whole = sum(_rows(group, [own])[:, 0].tolist())
+    whole = sum(rows_of_ranks(group, [own])[:, 0].tolist())
     return group.size * own / whole if whole else 0.0
 
 
@@ -80,12 +78,6 @@ def _number(count: Callable[[Any], Any], batch: Any) -> float:
         raise InvalidInput(f"count= must give a number for a batch: {error}") from error
     require(own >= 0, "count=", own, "zero or more")
     return own
-
-
-def _rows(group: Group, values: Sequence[float]) -> Any:
-    """Every rank's values, one row a rank."""
-    rows = group.all_gather_bytes(np.asarray(values, dtype=np.float64).tobytes())
-    return np.stack([np.frombuffer(row) for row in rows])
 
 
 class OpenParts:
@@ -151,19 +143,3 @@ def cut_rows(batch: Any, part: BatchPart, dim: int) -> Any:
     """The rows of `part` of all tensors in `batch`."""
     place = (slice(None),) * dim + (part.rows,)
     return map_tensors(batch, lambda tensor: tensor[place] if tensor.dim() > dim else tensor)
-
-
-def print_of(batch: Any) -> float:
-    """A number that is another for another batch, as good as certainly."""
-    values = [tensor.detach().double().cpu().flatten() for tensor in tensors_in(batch)]
-    weights = torch.arange(1, sum(map(len, values)) + 1, dtype=torch.float64).remainder(251.0) + 1
-    return float(torch.cat(values) @ weights) if values else 0.0
-
-
-def require_alike(group: Group, value: float, what: str) -> None:
-    """Raise InvalidInput unless every rank has the same `value`; all of them call this."""
-    rows = _rows(group, [value])[:, 0]
-    same = np.isclose(rows, rows[0], rtol=1e-9, atol=0.0, equal_nan=True)
-    if not same.all():
-        other = group.nodes[int(np.flatnonzero(~same)[0])]
-        raise InvalidInput(f"{what}: nodes {group.nodes[0]} and {other} have different ones")

@@ -19,8 +19,9 @@ import msgspec
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from evener.comm.group import Group
+from evener.data.alike import print_of, require_alike
 from evener.errors import InvalidInput
-from evener.program.batch_parts import BatchPart, Count, part_of, print_of, require_alike
+from evener.program.batch_parts import BatchPart, Count, part_of
 
 _TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
                "prefetch_factor", "persistent_workers", "in_order")  # fmt: skip

@@ -15,6 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from evener.comm.group import Group
+from evener.data.alike import require_alike
 from evener.errors import InvalidInput
 from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.gradient_sums import ReplicaMeans
@@ -22,7 +23,6 @@ from evener.parallel.norms import GroupBatchNorm, synchronise_batch_norm
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.refusals import refuse_lazy
 from evener.parallel.shared_statistics import SharedStatistics, needs_sharing
-from evener.program.batch_parts import require_alike
 
 
 class WeighedSums:

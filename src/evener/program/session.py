@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from evener.comm.group import Group
+from evener.data.alike import print_of, require_alike
 from evener.errors import InvalidInput, require
 from evener.launch.rank_environment import RankEnvironment
 from evener.program.batch_parts import (
@@ -35,8 +36,6 @@ from evener.program.batch_parts import (
     OpenParts,
     cut_rows,
     part_of,
-    print_of,
-    require_alike,
     require_count,
     rows_of,
     weight_of,

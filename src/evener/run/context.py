@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from evener.comm.group import Group, join_group
 from evener.comm.step_timing import StepTimer
+from evener.data.alike import require_same_data
 from evener.data.loader import collect, seed_all, split_batch
 from evener.errors import InvalidInput
 from evener.launch.rank_environment import RankEnvironment
@@ -151,6 +152,14 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
         validation_data=task.validation_data() if task.validation_data else None,
         make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
     )
+
+
+def require_same_material(context: RankContext) -> None:
+    """Raise InvalidInput unless all nodes have the same data; every rank calls this."""
+    if context.group.size > 1:
+        require_same_data(context.group, context.train_data, context.seed, "training data")
+        if context.validation_data is not None:
+            require_same_data(context.group, context.validation_data, context.seed, "validation data")
 
 
 def join_world(env: RankEnvironment, backend: str | None = None) -> Group:

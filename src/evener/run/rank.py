@@ -33,7 +33,7 @@ from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
-from evener.run.context import RankContext, join_run, make_context
+from evener.run.context import RankContext, join_run, make_context, require_same_material
 from evener.run.elastic_loop import ElasticLoop
 from evener.run.elastic_start import late_training, leave_word, why_fixed
 from evener.run.loop import Loop
@@ -55,7 +55,9 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         run_elastic(late_training(env, config, task), config, env.line)
         return
     group, config = join_run(env, config)
-    training = prepare(make_context(env, group, config, task), config)
+    context = make_context(env, group, config, task)
+    require_same_material(context)
+    training = prepare(context, config)
     if training is None:
         return
     if training.group.is_leader:

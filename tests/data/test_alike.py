@@ -1,0 +1,91 @@
+"""Data that differ from node to node are told before anything is trained; what draws at random does not count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from evener.comm.group import Group
+from evener.data.alike import first_other, print_of, require_same_data, steady_print
+from evener.errors import InvalidInput
+from support.commands import evener
+from support.thread_ranks import together
+
+TASK = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset, random_split
+from evener import Task
+
+def data():
+    drawn = torch.Generator().manual_seed(0)
+    all_of_them = TensorDataset(torch.randn(60, 4, generator=drawn), torch.randint(3, (60,), generator=drawn))
+    split = torch.Generator()
+    split.SEED
+    return random_split(all_of_them, [50, 10], split)[0]
+
+task = Task(name="split", model=lambda: nn.Linear(4, 3), loss=nn.functional.cross_entropy, train_data=data,
+            batch_size=10, epochs=1)
+"""
+
+
+class Noisy(Dataset[Any]):
+    """Samples with noise: drawn from the generators that Evener seeds, or from its own."""
+
+    def __init__(self, own: np.random.Generator | None = None) -> None:
+        self._own = own
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Tensor:
+        return index + (torch.randn(3) if self._own is None else torch.from_numpy(self._own.normal(size=3)))
+
+
+def _hold(datasets: list[Dataset[Any]]) -> None:
+    def held(group: Group) -> None:
+        require_same_data(group, datasets[group.rank], 0, "training data")
+
+    together(len(datasets), held)
+
+
+def test_equal_data_pass() -> None:
+    plain = TensorDataset(torch.arange(20.0))
+    _hold([plain, plain, plain])
+
+
+def test_noise_of_seeded_generators_is_the_same_and_other_noise_says_nothing() -> None:
+    assert steady_print(Noisy(), 7, seed=0) == steady_print(Noisy(), 7, seed=0) != steady_print(Noisy(), 7, seed=1)
+    nothing = steady_print(Noisy(np.random.default_rng(1)), 7, seed=0)
+    assert np.isnan(nothing)
+    assert first_other(np.array([[2.0, nothing], [2.0, 3.0], [nothing, 4.0]])) is None
+    assert first_other(np.array([[2.0, 3.0], [2.0, 3.0], [2.0, 4.0]])) == (2, 1)
+
+
+def test_other_samples_and_other_numbers_of_them_are_told_with_the_node() -> None:
+    plain = TensorDataset(torch.arange(20.0))
+    with pytest.raises(InvalidInput, match=r"training data of n2 are not those of n0: sample 10 is another"):
+        _hold([plain, plain, Subset(plain, [*range(10), 11, 10, *range(12, 20)])])
+    with pytest.raises(InvalidInput, match=r"of n1 are not those of n0: there are more or fewer of them"):
+        _hold([plain, Subset(plain, range(19))])
+
+
+@pytest.mark.parametrize("other", [{"a": "y", "b": 1}, {"a": "x", "b": 2}, {"a": "x", "b": np.ones(2)}])
+def test_the_print_of_a_sample_sees_words_and_numbers(other: dict[str, Any]) -> None:
+    assert print_of({"a": "x", "b": 1}) == print_of({"a": "x", "b": torch.tensor(1)})
+    assert print_of({"a": "x", "b": 1}) != print_of(other)
+
+
+@pytest.mark.parametrize(("seed", "code"), [("seed()", 2), pytest.param("manual_seed(0)", 0, marks=pytest.mark.slow)])
+def test_a_split_without_a_seed_ends_the_run_before_it_starts(tmp_path: Path, seed: str, code: int) -> None:
+    (tmp_path / "task.py").write_text(TASK.replace("SEED", seed))
+    done = evener("train", "task.py", "--local-nodes", "1,1", cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    if code:
+        assert "the training data of node-1 are not those of node-0: sample 0 is another. Seed what" in done.stderr
