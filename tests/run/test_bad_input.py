@@ -80,3 +80,26 @@ def test_a_batch_that_no_memory_holds_names_the_cure(tmp_path: Path) -> None:
     assert result.returncode == 5
     assert "fit" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("strategy", ["auto", "data"])
+def test_a_loss_that_is_no_number_is_told(tmp_path: Path, strategy: str) -> None:
+    task = (
+        Path(TINY)
+        .read_text()
+        .replace("cross_entropy(outputs, targets)", "cross_entropy(outputs, targets, reduction='none')")
+    )
+    (tmp_path / "own.py").write_text(task)
+    words = ("train", "own.py", "--strategy", strategy, "--batch-size", "8", "--local-nodes", "1,1")
+    result = evener(*words, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert "loss returns a tensor of shape" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_stream_is_told_where_it_is_trained(tmp_path: Path) -> None:
+    stream = "from torch.utils.data import IterableDataset\nclass Stream(IterableDataset):\n    __iter__ = None\n"
+    (tmp_path / "own.py").write_text(stream + Path(TINY).read_text().replace("lambda: data(samples, 1)", "Stream"))
+    result = evener_here("train", "own.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "streams are trained by a BatchTask" in " ".join(result.stderr.split())

@@ -15,7 +15,7 @@ import typer
 from evener import __version__
 from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, epilog
-from evener.errors import EvenerError, MissingExtra
+from evener.errors import EvenerError, MissingExtra, MissingFile
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
@@ -62,6 +62,8 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
 
 def run(config: ScriptConfig, as_json: bool) -> None:
     """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
+    if not config.script.is_file():  # before PyTorch is loaded
+        raise MissingFile(f"{config.script} is not there: name the file of your program")
     from evener.program import script
 
     script.run_program(config, as_json=as_json)
@@ -272,9 +274,16 @@ def main() -> None:
         _fail("stopped", 130)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")):
-            _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
+            _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(sentence: str) -> None:
+    """End because of what was typed; help was asked for if there is nothing to say of it."""
+    if not sentence:
+        sys.exit(0)
+    _fail(sentence, 2)
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -93,7 +93,7 @@ def rows_of_ranks(group: Group, values: Iterable[float]) -> NDArray[np.float64]:
 
 
 def first_other(rows: NDArray[np.float64]) -> tuple[int, int] | None:
-    """The first rank with another value than the first rank has, and its place; None: there is none. NaN is like all."""
+    """The first rank with a value that the first rank has not, and its place; None without one. NaN is like all."""
     same = np.isclose(rows, rows[0], rtol=1e-9, atol=0.0) | np.isnan(rows) | np.isnan(rows[0])
     others = np.argwhere(~same)
     return (int(others[0][0]), int(others[0][1])) if len(others) else None

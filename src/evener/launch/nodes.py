@@ -11,11 +11,13 @@ import os
 import re
 from collections.abc import Sequence
 
-from evener.errors import InvalidValue
+from evener.errors import InvalidValue, require
 from evener.schema import Part
 
 _FORM = "SPEED or SPEED@STEP=SPEED, such as 1.0,0.5 or 1.0,1.0@40=0.33, each speed above 0 and at most 1"
 _NODE = re.compile(r"^(?P<speed>[^@=]+)(?P<changes>(@\d+=[^@=]+)*)$")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*$", re.IGNORECASE)
 
 
 class LocalNode(Part, frozen=True, kw_only=True):
@@ -109,3 +111,39 @@ def _speed(text: str, item: str) -> float:
     if not 0 < value <= 1:
         raise InvalidValue("--local-nodes", item, _FORM)
     return value
+
+
+def relative_shares(shares: str, size: int | None) -> list[float] | None:
+    """Relative shares that the user named; None for measured ones.
+
+    Args:
+        shares: measured, equal, or numbers with commas between.
+        size: number of nodes; None if that is not known yet.
+
+    Raises:
+        InvalidValue: it is none of these.
+    """
+    if shares == "measured":
+        return None
+    if shares == "equal":
+        return [1.0] * (size or 1)
+    try:
+        weights = [float(text) for text in shares.split(",")]
+    except ValueError:
+        raise InvalidValue("--shares", shares, "measured, equal, or numbers such as 7,2,1") from None
+    ok = size in (None, len(weights)) and min(weights) >= 0 and sum(weights) > 0
+    require(ok, "--shares", shares, f"measured, equal, or {size or ''} numbers of zero or more, one a node")
+    return weights
+
+
+def parse_memory(text: str) -> list[int]:
+    """Bytes of sizes such as `512MB` or `4GiB,1GB`. Raises InvalidValue."""
+    return [_parse_bytes(size) for size in text.split(",")]
+
+
+def _parse_bytes(text: str) -> int:
+    match = _SIZE.match(text)
+    unit = match[2].upper() if match else ""
+    if match is None or unit not in _UNITS or float(match[1]) <= 0:
+        raise InvalidValue("--memory", text, "a positive size such as 512MB or 4GB")
+    return int(float(match[1]) * _UNITS[unit])

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
+from evener.errors import InvalidInput
 from evener.parallel.optimizer import HeldModel
 
 
@@ -38,9 +39,17 @@ class Criterion:
     def backward(self, model: Callable[[Any], Any], inputs: Any, targets: Any, share: float) -> Tensor:
         """Forward and backward of samples whose mean loss counts `share`; that part of the step's loss, float64."""
         with self.autocast():
-            loss = self.loss(model(inputs), targets) * share
+            loss = require_scalar(self.loss(model(inputs), targets)) * share
         torch.autograd.backward(self.scale(loss))
         return loss.detach().double()
+
+
+def require_scalar(loss: Any) -> Tensor:
+    """`loss`, which is what a task's loss returned. Raises InvalidInput: it is not one number."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise InvalidInput(f"the task's loss returns {given}, not one number: have it return the mean over the samples")
 
 
 class ParallelModel(Protocol):

@@ -8,11 +8,16 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from evener.launch.nodes import relative_shares
 from evener.run.options import NodesConfig
 
 
 class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
-    """On which nodes a program of the user's runs, and how its batches are divided; travels to every rank."""
+    """On which nodes a program of the user's runs, and how its batches are divided; travels to every rank.
+
+    Raises:
+        InvalidInput: a value is not allowed.
+    """
 
     script: Annotated[Path, Meta(description="Your program; what is not an option below is for it.")]
     shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
@@ -24,6 +29,10 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
     )
     arguments: tuple[str, ...] = ()
     started: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        relative_shares(self.shares, self.num_local_nodes)
 
     @property
     def folder(self) -> Path:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 
-from evener.errors import InvalidInput, MissingFile, TrainingFailed
+from evener.errors import InvalidInput, TrainingFailed
 from evener.launch.rank_environment import RankEnvironment, run_rank
 from evener.program import joining
 from evener.program.options import ScriptConfig
@@ -20,13 +20,7 @@ from evener.run.console import RunView, print_line, run_folder
 
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
-    """`evener run`: as a rank if torchrun started this process, else on nodes of this machine.
-
-    Raises:
-        MissingFile: the program is not there.
-    """
-    if not config.script.is_file():
-        raise MissingFile(f"{config.script} is not there: name the file of your program")
+    """`evener run`: as a rank if torchrun started this process, else on nodes of this machine."""
     with RunView(run_folder(config.folder), to_stderr=True, by_lines=True) as view:
         if is_torchrun(config):
             env = torchrun_env(config.patience, view)

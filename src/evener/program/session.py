@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from evener.comm.group import Group
 from evener.data.alike import print_of, require_alike
 from evener.errors import InvalidInput, require
+from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.program.batch_parts import (
     BatchPart,
@@ -49,7 +50,6 @@ from evener.program.rows import gather_rows
 from evener.program.steps import Steps, refuse_outside
 from evener.program.totals import mean_like, numbers_of, sum_like, total_of
 from evener.record import TrainRecord
-from evener.run.planning import relative_shares
 
 
 class Run:

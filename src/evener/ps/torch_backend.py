@@ -26,6 +26,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
+from evener.parallel.parallel_model import require_scalar
 from evener.ps.server_optimizer import server_optimizer
 from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout, flat_of
 from evener.sync.protocol import Outer
@@ -128,7 +129,7 @@ class TorchBackend:
         seed_all(*seeds, device=self._device)
         self._state.zero_gradients()
         with self._precision.autocast():
-            loss: Tensor = self._task.loss(call(self.model, inputs), targets)
+            loss = require_scalar(self._task.loss(call(self.model, inputs), targets))
         loss.backward()  # type: ignore[no-untyped-call]
         if self._task.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)

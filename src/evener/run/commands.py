@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from evener.comm.group import leave_group
 from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.events import RunEvent
-from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
+from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import run_local
 from evener.launch.torchrun import torchrun_environment
@@ -47,8 +46,6 @@ from evener.tasks.load import load_task
 from evener.tracer.model_graph import trace_model_graph
 
 WAYS = {"best_node_alone": "measured", "equal_shares": "equal", "evener": "measured"}
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*$", re.IGNORECASE)
 
 
 def train(config: RunConfig, program: Program, *, as_json: bool) -> None:
@@ -80,7 +77,7 @@ def perform(
         program: of a rank.
         watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
     """
-    folder = run_folder(config.folder)
+    folder = folder_of(config)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr) as view:
         view.console.quiet = quiet
 
@@ -92,6 +89,13 @@ def perform(
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
+
+
+def folder_of(config: RunConfig) -> Path:
+    """The folder of the run; it and that of the checkpoints are there. Raises InvalidInput: nothing can be written."""
+    if config.checkpoint is not None:
+        run_folder(config.checkpoint)
+    return run_folder(config.folder)
 
 
 def launch(
@@ -132,7 +136,7 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvir
 
 def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
-    folder = run_folder(config.folder)
+    folder = folder_of(config)
     port = config.dashboard if os.environ["RANK"] == "0" else None
     with page_beside(folder, port), RunView(folder, to_stderr=as_json) as view:
         env = torchrun_env(config.patience, view)
@@ -230,20 +234,11 @@ def _compare(records: dict[str, TrainRecord], console: Console, output: Path, id
 
 def choose_nodes(config: NodesConfig) -> list[LocalNode]:
     """The nodes of a command on this machine. Raises InvalidValue: a speed, a device or a size is wrong."""
-    sizes = [parse_bytes(text) for text in config.memory.split(",")] if config.memory else []
+    sizes = parse_memory(config.memory) if config.memory else []
     names = _devices(config.devices)
-    count = len(config.local_nodes.split(",")) if config.local_nodes is not None else len(names)
+    count = config.num_local_nodes or len(names)
     granted = sizes * count if len(sizes) == 1 else sizes
     return local_nodes(names, granted) if config.local_nodes is None else parse_local_nodes(config.local_nodes, granted)
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of a size such as `512MB` or `4GiB`. Raises InvalidValue."""
-    match = _SIZE.match(text)
-    unit = match[2].upper() if match else ""
-    if match is None or unit not in _UNITS or float(match[1]) <= 0:
-        raise InvalidValue("--memory", text, "a positive size such as 512MB or 4GB")
-    return int(float(match[1]) * _UNITS[unit])
 
 
 def _devices(text: str) -> Sequence[str]:

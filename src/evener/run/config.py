@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta, field
 
 from evener.errors import InvalidInput, require, require_one_of
+from evener.launch.nodes import relative_shares
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.plan import Plan
 from evener.profile import PRECISIONS, Precision
@@ -132,6 +133,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         for name, is_allowed, allowed in _VALUES:
             value = getattr(self, name)
             require(value is None or is_allowed(value), option_name(name), value, allowed)
+        relative_shares(self.shares, self.num_local_nodes)
         refuse_two_tokens(self.token, self.token_file)
         planned = self.plan is not None  # whose strategy is known when it has been read
         if (sentence := conflict(self) or (None if planned else strategy_conflict(self, self.strategy))) is not None:

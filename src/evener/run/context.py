@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from evener.comm.group import Group, join_group
 from evener.comm.step_timing import StepTimer
@@ -135,7 +135,7 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
     arithmetic = Arithmetic(config.precision, env.device)
     batch_size, epochs = config.sizes_of(task, given)
     train_data = task.train_data()
-    require_samples(batch_size, len(train_data))  # type: ignore[arg-type]
+    require_samples(batch_size, _count(train_data))
     is_divided_later = "pipeline" in (config.strategy, given and given.strategy)
     seed_all(config.seed)
     return RankContext(
@@ -152,6 +152,16 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
         validation_data=task.validation_data() if task.validation_data else None,
         make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
     )
+
+
+def _count(data: Dataset[Any]) -> int:
+    """Samples of a map-style data set. Raises InvalidInput: it is none."""
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        raise InvalidInput(
+            f"{type(data).__name__} has no len(), or no samples by number: streams are trained by a BatchTask, or by a "
+            "program that calls evener.join()"
+        )
+    return len(data)
 
 
 def require_same_material(context: RankContext) -> None:

@@ -26,6 +26,7 @@ from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.search import search
 from evener.parallel.optimizer_probe import stand_ins
+from evener.parallel.parallel_model import require_scalar
 from evener.parallel.shared_statistics import statistics_exchanges
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
 from evener.run.context import RankContext
@@ -149,7 +150,7 @@ def _time(context: RankContext, micro: int, *, speed: float, seconds: float) -> 
     def loss_step(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         with context.arithmetic.autocast():
-            return context.task.loss(call(model, inputs), targets)
+            return require_scalar(context.task.loss(call(model, inputs), targets))
 
     def fetch(samples: int) -> Any:
         return to_device(context.samples(samples), device)

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 from msgspec import Meta
 
 from evener.errors import InvalidInput, require, require_one_of
-from evener.launch.nodes import parse_local_nodes
+from evener.launch.nodes import parse_local_nodes, parse_memory
 from evener.plan import Strategy
 from evener.profile import PRECISIONS, Precision
 from evener.schema import Part
@@ -53,6 +53,13 @@ class NodesConfig(Part, frozen=True, kw_only=True):
         require(self.patience > 0, "--patience", self.patience, "positive seconds")
         if self.local_nodes is not None:
             parse_local_nodes(self.local_nodes)
+        if self.memory is not None:
+            parse_memory(self.memory)
+
+    @property
+    def num_local_nodes(self) -> int | None:
+        """As many as were asked for; None: as many as there are devices."""
+        return None if self.local_nodes is None else len(self.local_nodes.split(","))
 
 
 class BenchmarkConfig(NodesConfig, frozen=True, kw_only=True):
@@ -206,5 +213,6 @@ class PlanConfig(Part, frozen=True, kw_only=True):
         require_one_of("--precision", self.precision, PRECISIONS)
         for strategy in self.strategy:
             require_one_of("--strategy", strategy, get_args(Strategy))
+        require(self.batch_size is None or self.batch_size > 0, "--batch-size", self.batch_size, "positive")
         if self.profile is not None and self.machines is not None:
             raise InvalidInput("--profile and --machines exclude each other: machines are measured, or imagined")

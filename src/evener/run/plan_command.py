@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from evener.errors import InvalidInput, InvalidValue, MissingFile, nearest
+from evener.errors import InvalidInput, InvalidValue, MissingFile, nearest, require
 from evener.graph import ModelGraph
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
@@ -132,7 +132,10 @@ def _sizes(scale: str) -> list[int]:
     try:
         first, dots, last = scale.partition("..")
         if dots:
-            return [1 << k for k in range(int(last).bit_length()) if int(first) <= 1 << k <= int(last)]
-        return [int(size) for size in scale.split(",")]
+            sizes = [1 << k for k in range(int(last).bit_length()) if int(first) <= 1 << k <= int(last)]
+        else:
+            sizes = [int(size) for size in scale.split(",")]
     except ValueError:
-        raise InvalidValue("--scale", scale, "such as 1..1024 or 1,2,8") from None
+        sizes = []
+    require(bool(sizes) and min(sizes) > 0, "--scale", scale, "such as 1..1024 or 1,2,8")
+    return sizes

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from evener.errors import DoesNotFit, InvalidInput, InvalidValue, require
-from evener.launch.nodes import LocalNode
+from evener.launch.nodes import LocalNode, relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate
@@ -186,21 +186,6 @@ def micro_batches(config: RunConfig, strategy: str, rows: Rows, batch_size: int)
     lengths = [len(row) for row in rows]
     least = LEAST_SAMPLES * sum(lengths) // min(lengths)  # so that the smallest replica has as many
     return max(1, min(PIPELINE_DEPTH * max(lengths), batch_size // least))
-
-
-def relative_shares(shares: str, size: int) -> list[float] | None:
-    """Relative shares that the user named; None for measured ones. Raises InvalidValue."""
-    if shares == "measured":
-        return None
-    if shares == "equal":
-        return [1.0] * size
-    try:
-        weights = [float(text) for text in shares.split(",")]
-    except ValueError:
-        raise InvalidValue("--shares", shares, "measured, equal, or numbers such as 7,2,1") from None
-    ok = len(weights) == size and min(weights) >= 0 and sum(weights) > 0
-    require(ok, "--shares", shares, f"measured, equal, or {size} numbers of zero or more, one a node")
-    return weights
 
 
 def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate]) -> str:

@@ -19,6 +19,7 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import collect
 from evener.errors import DoesNotFit
+from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.data_parallel import GradientSync
@@ -33,7 +34,7 @@ from evener.run.costs import (
     memory_limit,
     worker_of,
 )
-from evener.run.planning import Shape, divide, relative_shares
+from evener.run.planning import Shape, divide
 
 TimeSteps = Callable[[float, float], TaskTiming]
 """Times steps at a speed, for so many seconds."""
