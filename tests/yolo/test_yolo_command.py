@@ -104,22 +104,54 @@ def test_torchrun_starts_ranks(tmp_path: Path) -> None:
     assert not (tmp_path / "run2").exists()
 
 
+FILES = {
+    "typo.yaml": "{path: ., trian: images, val: images, names: {0: a}}",
+    "nameless.yaml": "{path: ., train: images, val: images}",
+    "elsewhere.yaml": "{path: ., train: nowhere, val: nowhere, names: {0: a}}",
+    "broken.yaml": "train: [a",
+    "spineless.yaml": "{nc: 2, backbon: []}",
+    "broken.pt": "no weights",
+}
+"""What users may have written, by the name of the file."""
+
+
 @needs_ultralytics
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("model=yolov8n.yaml data=no.yaml", "Ultralytics: Dataset 'no.yaml'"),
-        ("model=no.yaml data=no.yaml", "Ultralytics: "),
+        ("model=yolov8n.yaml data=typo.yaml", "typo.yaml 'train:' key missing"),
+        ("model=yolov8n.yaml data=nameless.yaml", "either 'names' or 'nc' are required"),
+        ("model=yolov8n.yaml data=elsewhere.yaml", "nowhere"),
+        ("model=yolov8n.yaml data=broken.yaml", "YAML syntax error in 'broken.yaml'"),
+        ("model=no.yaml data=no.yaml", "Ultralytics: there is no model no.yaml: give the path of a .yaml or .pt"),
+        ("model=no.pt data=no.yaml", "Ultralytics: there is no model no.pt: give the path of a .yaml or .pt"),
+        ("model=spineless.yaml data=no.yaml", "Ultralytics: spineless.yaml is no model that it can read: KeyError"),
+        ("model=broken.pt data=no.yaml", "Ultralytics: broken.pt is no model that it can read"),
         ("model=yolov8n.yaml epoch=3", "Ultralytics: 'epoch' is not a valid YOLO argument"),
         ("model=yolov8n.yaml lr0=high", "Ultralytics: 'lr0=high' is of invalid type str"),
         ("model=last.pt resume=True", "there is no checkpoint to go on from at last.pt"),
+        ("segment model=yolov8n.yaml", "yolov8n.yaml is a model to detect, not to segment"),
     ],
 )
 def test_what_ultralytics_does_not_know_is_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     done = yolo("yolo", "train", *words.split(" "), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert sentence in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@needs_ultralytics
+@pytest.mark.slow
+def test_images_of_a_size_that_the_model_has_no_use_for_are_made_larger(tmp_path: Path) -> None:
+    data = draw_detection(tmp_path / "data")
+    words = f"model=yolov8n.yaml data={data} epochs=1 imgsz=50 batch=8 project={tmp_path} name=run plots=False"
+    done = yolo("yolo", "train", *words.split(" "), "--local-nodes", "1,1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "updating to [64]" in done.stdout + done.stderr
 
 
 @needs_ultralytics

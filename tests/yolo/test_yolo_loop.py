@@ -21,8 +21,8 @@ SETTINGS: dict[str, Any] = {
     "optimizer": "SGD",
     "seed": 1,
 }
-MEMORY, FITTING = (1 << 34, 100_000_000), 4
-"""Of two nodes, and the images that fit the second one's."""
+MEMORY = 1 << 34, 89_000_000
+"""Of two nodes: for whatever is asked; and for the weights, with what the optimiser keeps, and one image."""
 
 
 def asked(tmp_path: Path, **settings: Any) -> dict[str, Any]:
@@ -73,7 +73,6 @@ def test_all_stop_early_when_the_leaders_validation_does_not_get_better(tmp_path
 
 def test_a_node_is_given_no_more_images_than_its_memory_holds(tmp_path: Path) -> None:
     """Of one batch, where Ultralytics' AutoBatch would choose another batch; both nodes are equally fast."""
-    settings = asked(tmp_path, batch=16, epochs=1)
+    settings = asked(tmp_path, batch=8, epochs=1)
     case = Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "out"), shares="measured", memory=MEMORY)
-    first, second = train(case, 2)[0]["shares"]
-    assert (first + second, second) == (16, FITTING)
+    assert train(case, 2)[0]["shares"] == [7, 1]

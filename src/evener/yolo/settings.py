@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,15 @@ from ultralytics.cfg import get_cfg, get_save_dir, smart_value
 from ultralytics.models.yolo.model import YOLO
 from yaml import YAMLError
 
-from evener.errors import InvalidInput, first_line
+from evener.errors import InvalidInput
 from evener.yolo.words import TASKS, read_words
 
 _OF_FILES = (OSError, RuntimeError, LookupError, ValueError, AssertionError)
 """What Ultralytics raises while it reads descriptions, images, labels and checkpoints."""
 _OF_MODELS = (*_OF_FILES, TypeError, AttributeError, NameError, SyntaxError, EOFError, UnpicklingError, YAMLError)
 """What it raises where a file is no model."""
+_LONGEST = 300
+"""Characters of what it raises that are told."""
 _AS_THEY_ARE = ("name", "project", "save_dir", "model", "data")
 
 
@@ -54,21 +57,28 @@ def read_training(words: tuple[str, ...]) -> YoloTraining:
         get_cfg(overrides=dict(settings))
     except (SyntaxError, TypeError, ValueError, OSError, AssertionError) as error:
         raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
+    model = _read_model(name, task)
+    settings["save_dir"] = str(get_save_dir(get_cfg(overrides={**settings, "task": model.task, "mode": "train"})))
+    return YoloTraining(model, settings, Path(settings["save_dir"]))
+
+
+def _read_model(name: str, task: str | None) -> Any:
+    """The model of a file or a name that Ultralytics knows. Raises InvalidInput: it is none, or of another task."""
     try:
         model = YOLO(name, task=task)
     except FileNotFoundError as error:
-        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}: there is no model {name}") from error
+        advice = "give the path of a .yaml or .pt, or a name that Ultralytics knows, such as yolov8n.yaml"
+        raise InvalidInput(f"Ultralytics: there is no model {name}: {advice}") from error
+    except OSError as error:
+        raise InvalidInput(f"Ultralytics: {plain_sentence(error)}") from error
     except _OF_MODELS as error:
-        kind = type(error).__name__
-        raise InvalidInput(
-            f"Ultralytics: {name} is no model that it can read: {kind}: {plain_sentence(error)}"
-        ) from error
+        why = f"{type(error).__name__}: {plain_sentence(error)}"
+        raise InvalidInput(f"Ultralytics: {name} is no model that it can read: {why}") from error
     if model.task not in TASKS:
         raise InvalidInput(f"the task of {name} is {model.task}; Evener trains {', '.join(TASKS)}")
     if task is not None and task != model.task:
         raise InvalidInput(f"{name} is a model to {model.task}, not to {task}")
-    settings["save_dir"] = str(get_save_dir(get_cfg(overrides={**settings, "task": model.task, "mode": "train"})))
-    return YoloTraining(model, settings, Path(settings["save_dir"]))
+    return model
 
 
 def _checkpoint(settings: dict[str, Any]) -> Path | None:
@@ -92,6 +102,6 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def plain_sentence(error: BaseException) -> str:
-    """What `error` says in its first line, without the signs that Ultralytics puts between its words."""
-    words = re.sub(r"[^\x20-\x7e]|\[\d+m", "", first_line(error)).split()
-    return " ".join(words).removesuffix(".")
+    """What `error` says, in one line of bounded length, without the signs that Ultralytics puts between its words."""
+    words = re.sub(r"[^\x20-\x7e\s]|\[\d+m", "", str(error) or type(error).__name__)
+    return textwrap.shorten(re.sub(r"\s+\.", ".", words), _LONGEST, placeholder=" ...").removesuffix(".")
