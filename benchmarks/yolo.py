@@ -57,7 +57,16 @@ class PlainRun(msgspec.Struct, frozen=True):
     is_rounded: bool = False
 
 
-def _quiet() -> contextlib.redirect_stdout[Any]:
+class ValidatedRun(msgspec.Struct, frozen=True):
+    """A validation of `weights`, whose mAP50-95 is written into the file `output`."""
+
+    weights: str
+    data: str
+    imgsz: int
+    output: str
+
+
+def quiet() -> contextlib.redirect_stdout[Any]:
     """Inside, nothing is printed; torchvision can be imported where its own operators do not load."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     import torchvision_operators  # noqa: F401
@@ -72,7 +81,7 @@ def plain_rank(env: RankEnvironment, config: PlainRun) -> None:
     def note(trainer: Any) -> None:
         moments.append((trainer.epoch, time.perf_counter()))
 
-    with _quiet(), alone():
+    with quiet(), alone():
         from evener.yolo.settings import read_training
 
         model, settings, folder = read_training(config.words)
@@ -90,9 +99,18 @@ def plain_rank(env: RankEnvironment, config: PlainRun) -> None:
     Path(f"{config.output}{env.rank}").write_text(json.dumps(moments))
 
 
+def validate_rank(_: RankEnvironment, asked: ValidatedRun) -> None:
+    """What a process runs that validates a model of plain `yolo train`."""
+    with quiet(), alone():
+        from ultralytics import YOLO
+
+        found = YOLO(asked.weights).val(data=asked.data, imgsz=asked.imgsz, plots=False, device="cpu", verbose=False)
+    Path(asked.output).write_text(str(found.box.map))
+
+
 def evener_rank(env: RankEnvironment, config: YoloConfig) -> None:
     """What a node runs."""
-    with _quiet():
+    with quiet():
         yolo_rank(env, config)
 
 

@@ -7,11 +7,14 @@ the same random transforms; loop, model, loss and validation of the first one ar
 is how the sums of a batch are rounded. What that alone does is shown by plain `yolo train` once more, whose first
 weights are rounded otherwise, by half a unit of the last digit of single precision: training magnifies it likewise.
 `--own-order` adds plain `yolo train` with the order and the transforms of its own loader, which is another draw.
+`--double` trains both in double precision, which rounds so little that training cannot magnify it to anything.
 """
 
 from __future__ import annotations
 
 import csv
+import json
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +22,7 @@ from importlib import import_module
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from results import open_results, parser_of
 
@@ -26,8 +30,13 @@ from evener.errors import TrainingFailed
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
 from evener.yolo.words import YoloConfig
-from yolo import PlainRun, evener_rank, plain_rank
+from yolo import PlainRun, ValidatedRun, evener_rank, plain_rank, validate_rank
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from support.yolo_cases import Case, train
+
+SWITCHED_OFF = {"val": False, "plots": False}
 WANTED_POINTS = 0.5
 """Of 100, that the means may differ by."""
 _PATIENCE = 7200
@@ -51,6 +60,24 @@ def evener_map(words: Sequence[str], speeds: str) -> float:
         return last_map(Path(folder) / "evener" / "results.csv")
 
 
+def double_map(words: Sequence[str], shares: str) -> float:
+    """Of processes with such shares of every batch that train in double precision; of one, of plain `yolo train`."""
+    named = dict(word.partition("=")[::2] for word in words)
+    model = named.pop("model")
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {
+            key: json.loads(value) if value.isdecimal() else value for key, value in named.items() if value
+        }
+        ranks = len(shares.split(","))
+        case = Case(
+            model=model, settings=settings | SWITCHED_OFF, out=f"{folder}/out", shares=shares, is_plain=ranks == 1
+        )
+        train(case, ranks)
+        asked = ValidatedRun(f"{folder}/out/run0/weights/last.pt", settings["data"], settings["imgsz"], f"{folder}/map")
+        run_local(validate_rank, parse_local_nodes("1"), asked, patience=_PATIENCE, on_event=lambda _: None)
+        return 100 * float(Path(asked.output).read_text())
+
+
 def last_map(results: Path) -> float:
     """mAP50-95 of boxes after the last epoch, in percent. Raises TrainingFailed: there is none."""
     with results.open(newline="") as file:
@@ -72,6 +99,11 @@ def ways_of(speeds: str, *, own_order: bool) -> dict[str, Callable[[Sequence[str
     return ways
 
 
+def ways_in_double_precision(speeds: str) -> dict[str, Callable[[Sequence[str]], float]]:
+    """Likewise; nodes have shares as `speeds` are, and are not slowed down."""
+    return {"yolo train": partial(double_map, shares="1"), f"nodes {speeds}": partial(double_map, shares=speeds)}
+
+
 def main() -> None:
     """Train all ways with every seed, and print the table."""
     parser = parser_of(__doc__)
@@ -84,10 +116,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--speeds", default="1,0.5")
     parser.add_argument("--own-order", action="store_true", help="also with the order of its own loader")
+    parser.add_argument("--double", action="store_true", help="train in double precision")
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
     words += [f"nbs={asked.nbs}", f"epochs={asked.epochs}", "val=False", "plots=False", "cache=ram"]
-    ways = ways_of(asked.speeds, own_order=asked.own_order)
+    ways = ways_in_double_precision(asked.speeds) if asked.double else ways_of(asked.speeds, own_order=asked.own_order)
     found: dict[str, list[float]] = {way: [] for way in ways}
     with open_results(asked) as results:
         for seed in asked.seeds.split(","):
