@@ -176,7 +176,8 @@ class ElasticLoop:
                 send_state(self._training, state, loop.monitor.history, group.mesh, agreement.needy)
             elif group.rank in agreement.needy:
                 history = loop.monitor.history = take_state(self._training, group.mesh, agreement.source)
-                self._begin = time.perf_counter() - history.wall_seconds
+                self._mark = time.perf_counter()  # what was lost before, those know who have been there
+                self._begin = self._mark - history.wall_seconds
                 loop.last, self._is_settled, self._before_step = agreement.step, agreement.is_settled, _NONE
 
     def _add_untold(self) -> None:
@@ -190,9 +191,9 @@ class ElasticLoop:
         """Have the record say what happened, and what it cost."""
         loop, group, now = self._loop, self._training.group, time.perf_counter()
         own = (now - self._mark, now - self._ranks.known_at if self._ranks.known_at else 0.0)
-        rows = group.all_gather_bytes(b"" if self._is_late else msgspec.json.encode(own))
-        lost, since = map(max, zip(*(msgspec.json.decode(row) for row in rows if row), strict=True))
-        self._is_late, self._ranks.known_at, self._mark = False, 0.0, now
+        rows = group.all_gather_bytes(msgspec.json.encode(own))
+        lost, since = map(max, zip(*(msgspec.json.decode(row) for row in rows), strict=True))
+        self._ranks.known_at, self._mark = 0.0, now
         if generation.number == 1:
             return
         loop.monitor.history.lost_seconds += lost
