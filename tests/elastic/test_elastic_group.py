@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
@@ -115,6 +116,23 @@ def test_a_rank_that_woke_up_changes_nothing_before_it_is_answered() -> None:
             rank.tell(Heard(count=message.count))
         passed.wait(0.05)
     thread.join()
+    rank.hang_up()
+
+
+def test_what_is_told_is_what_happened_since_it_was_told_last() -> None:
+    rank = Rank(0, dist.HashStore())  # type: ignore[attr-defined]
+    rank.tell(generation(1, 0))
+    rank.changing.enter()
+    for number in (2, 3):
+        rank.tell(replace(generation(number, 0), lost=(f"n{number}",)))
+    while rank.changing.number < 3:
+        rank.changing.enter()
+    began = rank.changing.what_began()
+    assert (began.number, began.reason, began.lost) == (3, "generation 2, generation 3", ("n2", "n3"))
+    rank.changing.has_state()
+    rank.tell(generation(4, 0, is_urgent=False))
+    rank.changing.enter()
+    assert rank.changing.what_began().reason == "generation 4"
     rank.hang_up()
 
 

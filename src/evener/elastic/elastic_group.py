@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 
 from evener.comm.group import Group
-from evener.elastic.generation import Generation
+from evener.elastic.generation import Generation, as_one
 from evener.elastic.line import Line
 from evener.elastic.meeting import Connections, Meeting
 from evener.elastic.watch import Watch
@@ -89,8 +89,16 @@ class ElasticGroup:
         """Note the step that this rank works on."""
         self._watch.step = step
 
+    def what_began(self) -> Generation:
+        """The present generation, with the reasons of those before it that were over before anybody told of them."""
+        with self._watch.changed:
+            began = [one for one in self._watch.untold if one.number <= self.number]
+        return as_one(began[1:] if began[0].number == 1 < self.number else began)
+
     def has_state(self) -> None:
-        """Note, and say at once, that this rank holds the state of the training."""
+        """Note, and say at once, that this rank holds the state of the training, and has told how it came to that."""
+        with self._watch.changed:
+            self._watch.untold = [one for one in self._watch.untold if one.number > self.number]
         self._watch.say_holds(self.number)
 
     def _meet(self, generation: Generation) -> Connections | None:

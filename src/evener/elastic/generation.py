@@ -10,9 +10,11 @@ A process has a number that no other one of the run ever has: one that was given
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from evener.schema import Amount, Part
 
@@ -59,6 +61,17 @@ class Generation(Part, frozen=True, kw_only=True, tag=True):
         """Of the process; None: it takes no part."""
         ranks = [rank for rank, one in enumerate(self.participants) if one.process == process]
         return ranks[0] if ranks else None
+
+
+def as_one(generations: Sequence[Generation]) -> Generation:
+    """The last of some that follow each other, with what happened in all of them; nobody computed in those before."""
+    return replace(
+        generations[-1],
+        reason=", ".join(one.reason for one in generations),
+        is_urgent=any(one.is_urgent for one in generations),
+        lost=tuple(node for one in generations for node in one.lost),
+        joined=tuple(node for one in generations for node in one.joined),
+    )
 
 
 class Hello(Part, frozen=True, kw_only=True, tag=True):

@@ -31,6 +31,7 @@ class Watch:
         holds: number of the last generation in which this process had the state of the training.
         changed: notified whenever there is news.
         newest: the newest generation; None before the first.
+        untold: generations, oldest first, of which nobody has told the user yet.
     """
 
     def __init__(self, line: Line, on_urgent: Callable[[Generation], None]) -> None:
@@ -38,6 +39,7 @@ class Watch:
         self.step = self.holds = 0
         self.changed = threading.Condition()
         self.newest: Generation | None = None
+        self.untold: list[Generation] = []
         self._urgent = 0
         self._count = self._answered = 0
         self._sent_at = self._sure_until = 0.0
@@ -102,6 +104,7 @@ class Watch:
             self._end("was given up by the run: it was silent for too long")
             return
         self.newest = generation
+        self.untold.append(generation)
         if generation.is_urgent:
             self._urgent = generation.number
             self._on_urgent(generation)

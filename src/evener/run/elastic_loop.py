@@ -134,7 +134,7 @@ class ElasticLoop:
         agreement = agree([msgspec.json.decode(row, type=Standing) for row in rows])
         self._divide(generation, agreement.source)
         self._take_over(agreement)
-        self._note(generation)
+        self._note(self._ranks.what_began())
         self._ranks.has_state()
         if (heartbeat := self._training.context.env.heartbeat) is not None:
             heartbeat.stop()  # from now on it is the authority that listens
