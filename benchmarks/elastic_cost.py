@@ -26,6 +26,9 @@ from turns import in_turn, ratios, spread
 TASK = Path(__file__).with_name("elastic_cost_task.py")
 _WAYS = {"elastic": "--elastic", "fixed": "--no-elastic"}
 _WARM_UP = 3
+_LEAST_STEPS = 10
+_LOOK = 0.05
+"""Seconds."""
 
 
 def main() -> None:
@@ -70,15 +73,17 @@ class StoppedRun:
         while self._steps() < number:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the run ended with exit code {self._process.returncode}")
-            time.sleep(0.05)
+            time.sleep(_LOOK)
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def step_seconds(self, seconds: float) -> float:
-        """Of a step, while the run computes for so long."""
+        """Of a step, while the run computes for so long, or longer on a machine that is busy with other things."""
         os.killpg(self._process.pid, signal.SIGCONT)
         begin, before = time.perf_counter(), self._steps()
         time.sleep(seconds)
-        after, end = self._steps(), time.perf_counter()
+        while (after := self._steps()) < before + _LEAST_STEPS:
+            time.sleep(_LOOK)
+        end = time.perf_counter()
         os.killpg(self._process.pid, signal.SIGSTOP)
         return (end - begin) / (after - before)
 
