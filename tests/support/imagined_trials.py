@@ -119,11 +119,11 @@ def search(
         found = Search(
             study=study,
             rules=rules,
-            board=Board(nodes, epochs),
+            board=Board(nodes, epochs, batch_size=32),
             runs=runs,
             suggest=suggest_varied([parse_varied(text) for text in vary]),
             folder_of=lambda number: TrialFolder(folder / "trials" / str(number)),
-            config_of=lambda trial: RunConfig(task="digits", option=trial.values, epochs=epochs),
+            config_of=lambda trial, _: RunConfig(task="digits", option=trial.values, epochs=epochs),
             score_of=lambda epoch: epoch.loss or 0.0,
             num_trials=trials,
             joins=joins,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from evener.launch.nodes import LocalNode
-from evener.search.placement import RunningTrial, SearchNode, is_fast, speed_of
+from evener.plan import Plan
+from evener.search.placement import RunningTrial, SearchNode, is_fast, speed_of, team_plan
 from evener.search.trials import SearchTrial, Verdict
 
 _UNKNOWN_EPOCH = 1.0
@@ -41,13 +42,14 @@ class Board:
     Args:
         nodes: all of them.
         epochs: of a trial that is not pruned.
+        batch_size: samples of a step of a trial.
     """
 
-    def __init__(self, nodes: Sequence[LocalNode], epochs: int) -> None:
+    def __init__(self, nodes: Sequence[LocalNode], epochs: int, batch_size: int) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.speeds = {node.name: node.speed_at(0) for node in nodes}
         self.stints: dict[int, Stint] = {}
-        self._epochs = epochs
+        self._epochs, self._batch_size, self._steps = epochs, batch_size, 1
         self._epoch_works: dict[int, float] = {}
         self._works: list[float] = []
 
@@ -78,8 +80,9 @@ class Board:
         stint.trial.seconds += (now - stint.begun) * len(stint.nodes)
         return stint
 
-    def epoch_ended(self, number: int, now: float) -> None:
-        """A trial has done an epoch."""
+    def epoch_ended(self, number: int, steps: int, now: float) -> None:
+        """A trial has done an epoch of so many steps."""
+        self._steps = steps
         stint = self.stints[number]
         self._epoch_works[number] = (now - stint.epoch_begun) * self._speed(stint)
         stint.epoch_begun = now
@@ -100,10 +103,16 @@ class Board:
     def running(self, now: float) -> list[RunningTrial]:
         """The trials that go on and have done an epoch, so that it is known how long they take."""
         return [
-            RunningTrial(number, stint.nodes, self._left(stint, now))
+            RunningTrial(number, stint.nodes, self._left(stint, now), self._steps * (self._epochs - stint.trial.epochs))
             for number, stint in self.stints.items()
             if stint.verdict == "goes on" and not stint.moves and stint.trial.epochs
         ]
+
+    def team_plan(self, number: int, names: Sequence[str]) -> Plan | None:
+        """How these nodes share a trial; None for one alone."""
+        nodes = [self.nodes[name] for name in names]
+        step_work = self._epoch_work(number) / self._steps
+        return team_plan(nodes, self._batch_size, step_work) if len(nodes) > 1 else None
 
     def fast_names(self) -> list[str]:
         """Nodes that are fast enough for upper rungs."""

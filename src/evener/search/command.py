@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
 from evener.errors import Interrupted, InvalidInput, TrainingFailed
 from evener.launch.nodes import LocalNode, parse_local_nodes
 from evener.launch.processes import LocalProcesses
+from evener.plan import Plan
 from evener.record import Epoch
 from evener.run.config import RunConfig
 from evener.run.console import open_console, print_line, run_folder
@@ -28,11 +30,19 @@ from evener.search.tables import command_line, importances_table, trial_line, tr
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
 from evener.signals import sigterm_is_ctrl_c
-from evener.task import BatchTask
+from evener.task import BatchTask, Task, ThinTask
 from evener.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
 
 _TRIES = 5
 """Draws of options with which a task is made to see what it is: some may be such that its code fails."""
+
+
+class _Facts(NamedTuple):
+    """Of the task: epochs and samples of a step of every trial, and what it is judged by."""
+
+    epochs: int
+    batch_size: int
+    metric: Metric
 
 
 def tune(config: TuneConfig, *, as_json: bool) -> None:
@@ -47,8 +57,9 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
     nodes = _nodes(config)
     console.print(f"search in {folder}: {config.trials} trials on {', '.join(node.name for node in nodes)}")
     suggest = _suggest(config)
-    epochs, metric = _facts(config, suggest)
-    rules = Rules(epochs, config.prune, config.ahead, larger_is_better=metric == "accuracy")
+    facts = _facts(config, suggest)
+    metric = facts.metric
+    rules = Rules(facts.epochs, config.prune, config.ahead, larger_is_better=metric == "accuracy")
     try:
         with (
             open_study(
@@ -60,9 +71,9 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
             ) as study,
             sigterm_is_ctrl_c(),
         ):
-            search = _search(config, study, rules, nodes, suggest, metric, console)
+            search = _search(config, study, rules, nodes, suggest, facts, console)
             record = record_of(
-                config, metric, epochs, search.trials, search.best, study.importances(), time.monotonic() - begun
+                config, metric, facts.epochs, search.trials, search.best, study.importances(), time.monotonic() - begun
             )
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; the same command with --resume --output {folder} goes on") from None
@@ -78,11 +89,12 @@ def _search(
     rules: Rules,
     nodes: Sequence[LocalNode],
     suggest: Suggest,
-    metric: Metric,
+    facts: _Facts,
     console: Console,
 ) -> Search:
     """The search, when it is over."""
     open_run, preload = _runs(config)
+    metric = facts.metric
 
     def folder_of(number: int) -> TrialFolder:
         return TrialFolder(study.folder / "trials" / f"{number:04d}")
@@ -94,11 +106,11 @@ def _search(
         search = Search(
             study=study,
             rules=rules,
-            board=Board(nodes, rules.epochs),
+            board=Board(nodes, rules.epochs, facts.batch_size),
             runs=TrialRuns(processes, open_run),
             suggest=suggest,
             folder_of=folder_of,
-            config_of=lambda trial: _run_config(config, rules.epochs, trial, folder_of(trial.number)),
+            config_of=lambda trial, plan: _run_config(config, rules.epochs, trial, folder_of(trial.number), plan),
             score_of=lambda epoch: score_of(epoch, metric),
             num_trials=config.trials,
             until=inf if config.hours is None else time.monotonic() + 3600 * config.hours,
@@ -121,12 +133,18 @@ def score_of(epoch: Epoch, metric: Metric) -> float:
     return found
 
 
-def _run_config(config: TuneConfig, epochs: int, trial: SearchTrial, folder: TrialFolder) -> RunConfig:
+def _run_config(
+    config: TuneConfig, epochs: int, trial: SearchTrial, folder: TrialFolder, plan: Plan | None
+) -> RunConfig:
+    """What is asked of a trial's run; several nodes perform `plan`."""
+    if plan is not None:
+        write_noun(plan, folder.team)
     return RunConfig(
         task=config.task,
         data=config.data,
         option={**config.option, **trial.values},
-        strategy="data",
+        strategy="auto" if plan else "data",
+        plan=folder.team if plan else None,
         batch_size=config.batch_size,
         epochs=epochs,
         precision=config.precision,
@@ -179,8 +197,8 @@ def _suggest(config: TuneConfig) -> Suggest:
     return suggest
 
 
-def _facts(config: TuneConfig, suggest: Suggest) -> tuple[int, Metric]:
-    """Epochs and metric of a search. Raises EvenerError: the task is wrong, whatever its options."""
+def _facts(config: TuneConfig, suggest: Suggest) -> _Facts:
+    """What a search has to know of its task. Raises EvenerError: the task is wrong, whatever its options."""
     for number in range(_TRIES):
         try:
             return _facts_with(config, some_values(suggest, config.seed, number))
@@ -190,22 +208,23 @@ def _facts(config: TuneConfig, suggest: Suggest) -> tuple[int, Metric]:
     raise AssertionError
 
 
-def _facts_with(config: TuneConfig, values: dict[str, str]) -> tuple[int, Metric]:
+def _facts_with(config: TuneConfig, values: dict[str, str]) -> _Facts:
     """The same for a task with these options."""
     options = {**config.option, **values}
     if config.thin:
         thin = load_thin_task(config.task, config.data, options)
         has_accuracy = thin.has_accuracy and thin.validation_data is not None
-        return config.epochs or thin.epochs, config.metric or _usual(has_accuracy)
+        return _facts_of(config, thin, has_accuracy)
     task = load_any_task(config.task, config.data, options)
     if isinstance(task, BatchTask):
         raise InvalidInput("a search needs a Task, which can stop and go on elsewhere; a BatchTask cannot")
     has_accuracy = task.correct is not None and task.validation_data is not None
-    return config.epochs or task.epochs, config.metric or _usual(has_accuracy)
+    return _facts_of(config, task, has_accuracy)
 
 
-def _usual(has_accuracy: bool) -> Metric:
-    return "accuracy" if has_accuracy else "loss"
+def _facts_of(config: TuneConfig, task: Task | ThinTask, has_accuracy: bool) -> _Facts:
+    usual: Metric = "accuracy" if has_accuracy else "loss"
+    return _Facts(config.epochs or task.epochs, config.batch_size or task.batch_size, config.metric or usual)
 
 
 def _show(record: SearchRecord, config: TuneConfig, console: Console) -> None:

@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from evener.launch.nodes import LocalNode
 from evener.oracle.apportion import Worker, apportion
+from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
+from evener.plan import Plan
 
 DIVIDED = 0.93
 """Of their speeds' sum is what nodes reach together, once they share a trial."""
+EXCHANGE_SECONDS = 0.003
+"""That a step of several nodes takes besides: of small models it is most of it."""
 LEAST_GAIN = 0.05
 """Of the seconds that are left: less is not worth a new beginning."""
 HALF = 0.5
@@ -42,11 +47,13 @@ class RunningTrial(NamedTuple):
         number: of the trial.
         nodes: that share it.
         work: seconds that what is left of it would take at speed 1.
+        steps: that are left of it.
     """
 
     number: int
     nodes: tuple[str, ...]
     work: float
+    steps: int = 0
 
 
 class Team(NamedTuple):
@@ -75,6 +82,19 @@ def is_fast(speed: float, fastest: float) -> bool:
     return speed >= HALF * fastest
 
 
+def team_plan(nodes: Sequence[LocalNode], batch_size: int, step_work: float) -> Plan:
+    """How nodes divide the batches of a trial: what measuring them would find, without the seconds that it takes.
+
+    Args:
+        nodes: one a rank, of known speed.
+        batch_size: samples of a step.
+        step_work: seconds that a step takes at speed 1.
+    """
+    workers = [Worker(unit_seconds=step_work / batch_size / node.speed_at(0)) for node in nodes]
+    candidates = [Candidate(node=n.name, device=n.device, worker=w) for n, w in zip(nodes, workers, strict=True)]
+    return plan_data_parallel(candidates, batch_size, GradientSync(gradient_bytes=0))
+
+
 def speed_of(speeds: Sequence[float]) -> float:
     """Of nodes that share a trial."""
     return speeds[0] if len(speeds) == 1 else DIVIDED * sum(speeds)
@@ -100,15 +120,16 @@ def team_for(
     if not idle or not running:
         return None
 
-    def seconds(work: float, nodes: Sequence[str]) -> float:
-        return work / speed_of([speeds[name] for name in nodes])
+    def seconds(trial: RunningTrial, nodes: Sequence[str]) -> float:
+        exchanges = trial.steps * EXCHANGE_SECONDS if len(nodes) > 1 else 0.0
+        return trial.work / speed_of([speeds[name] for name in nodes]) + exchanges
 
-    last = max(running, key=lambda trial: seconds(trial.work, trial.nodes))
-    alone = seconds(last.work, last.nodes)
+    last = max(running, key=lambda trial: seconds(trial, trial.nodes))
+    alone = seconds(last, last.nodes)
     names = [seat.name for seat in sorted(idle, key=lambda seat: -seat.speed)]
     teams: list[tuple[str, ...]] = [(names[0],)]
     if divides:
         teams += [(*last.nodes, *names[:count]) for count in range(1, len(names) + 1)]
-    best = min(teams, key=lambda nodes: seconds(last.work, nodes))
-    gained = alone - (seconds(last.work, best) + regroup_seconds)
+    best = min(teams, key=lambda nodes: seconds(last, nodes))
+    gained = alone - (seconds(last, best) + regroup_seconds)
     return Team(last.number, best) if gained > LEAST_GAIN * alone else None

@@ -57,11 +57,16 @@ class RunEnd(NamedTuple):
 
     Attributes:
         error: that ended it; None if it did all that was to be done.
-        has_diverged: whether its loss is not finite.
+        kind: class of that error where it arose; empty if nobody said so.
     """
 
     error: EvenerError | None
-    has_diverged: bool = False
+    kind: str = ""
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the loss is not finite."""
+        return self.kind == NonFiniteLoss.__name__
 
 
 class Runs(Protocol):
@@ -136,7 +141,7 @@ class TrialRuns:
         self._failed_at.pop(number, None)
         end = RunEnd(None)
         if not all(process.has_finished for process in run.processes):
-            end = RunEnd(run.error(), any(_has_diverged(process) for process in run.processes))
+            end = RunEnd(run.error(), next((kind for kind in map(_kind_of, run.processes) if kind), ""))
         for process in run.processes:
             self._processes.end(process)
         run.close()
@@ -150,5 +155,6 @@ def failure_of(process: LocalProcess, node: LocalNode) -> EvenerError:
     return NodeLost(f"node {node.name} {process.ending if process.has_ended else 'has been silent'}")
 
 
-def _has_diverged(process: LocalProcess) -> bool:
-    return process.failure is not None and process.failure.kind == NonFiniteLoss.__name__
+def _kind_of(process: LocalProcess) -> str:
+    """The class of the error that arose in a process itself."""
+    return process.failure.kind if process.failure is not None and process.failure.is_own else ""

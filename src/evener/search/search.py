@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from evener.errors import DoesNotFit, EvenerError, Interrupted, NodeLost, error_of
+from evener.errors import DoesNotFit, EvenerError, Interrupted, NodeLost, NotExact, error_of
+from evener.plan import Plan
 from evener.record import Epoch
 from evener.run.config import RunConfig
 from evener.search.board import Board, Stint
@@ -43,7 +44,7 @@ class Search:
         runs: of trials.
         suggest: draws options.
         folder_of: the folder of a trial, by its number.
-        config_of: what is asked of the run of a trial.
+        config_of: what is asked of the run of a trial, and how several nodes share it.
         score_of: an epoch, in the metric of the search.
         num_trials: wanted.
         until: seconds of the clock after which no trial begins.
@@ -65,7 +66,7 @@ class Search:
         runs: Runs,
         suggest: Suggest,
         folder_of: Callable[[int], TrialFolder],
-        config_of: Callable[[SearchTrial], RunConfig],
+        config_of: Callable[[SearchTrial, Plan | None], RunConfig],
         score_of: Callable[[Epoch], float],
         num_trials: int,
         until: float = inf,
@@ -167,7 +168,8 @@ class Search:
         trial.team = ()
         self._board.begin(trial, names, now)
         self._folder_of(trial.number).forget_unreported(trial.epochs)
-        self._runs.start(trial.number, [self._board.nodes[name] for name in names], self._config_of(trial))
+        config = self._config_of(trial, self._board.team_plan(trial.number, names))
+        self._runs.start(trial.number, [self._board.nodes[name] for name in names], config)
 
     def _start_teams(self, now: float) -> set[str]:
         """Let trials go on whose team is complete; the nodes that wait for the others of their team."""
@@ -197,7 +199,7 @@ class Search:
         stint = self._board.stints[number]
         trial = stint.trial
         score = self._score_of(epoch)
-        self._board.epoch_ended(number, self._clock())
+        self._board.epoch_ended(number, epoch.step // (epoch.epoch + 1), self._clock())
         trial.scores[epoch.epoch + 1] = score
         self._study.report(number, epoch.epoch + 1, score)
         self._folder_of(number).reported(epoch)
@@ -217,6 +219,9 @@ class Search:
             self._conclude(trial, "pruned", f"diverged: {error}")
         elif stint.moves and (error is None or error.exit_code in (NodeLost.exit_code, Interrupted.exit_code)):
             return  # it goes on elsewhere
+        elif len(stint.nodes) > 1 and end.kind == NotExact.__name__:
+            self._divides = False
+            self._tell(trial, f"goes on with one node, as all others: {error}")
         elif error is None or error.exit_code == NodeLost.exit_code:
             self._lost(trial, error or NodeLost("its run ended without a score"))
         elif error.exit_code == DoesNotFit.exit_code and len(trial.avoided) + 1 < len(self._board.nodes):

@@ -15,10 +15,14 @@ class TrialFolder:
 
     Args:
         folder: of the trial; made if it is not there.
+
+    Attributes:
+        checkpoints: their folder.
+        team: file of the plan by which several nodes share the trial.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.checkpoints = folder, folder / _CHECKPOINTS
+        self.folder, self.checkpoints, self.team = folder, folder / _CHECKPOINTS, folder / "team.json"
 
     @property
     def has_checkpoint(self) -> bool:

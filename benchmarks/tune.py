@@ -1,0 +1,161 @@
+"""A search over local nodes of 1 : 0.5 : 0.25: how near to the ideal it ends, what a trial costs, what it finds.
+
+    python benchmarks/tune.py [--parts makespan,joining,overhead,same,thin] [--trials 50,12] [--seconds 16]
+                              [--data MNIST] [--json]
+
+The ideal is all work divided by the summed speed. A step idles for as long as it would take a node of its speed, so
+that three of them fit two cores, also beside strangers. PyTorch is loaded before the clock starts. `overhead` is a
+search whose trials are one step each: all its seconds are overhead. `same` compares the trials of a pruned search on
+one node and on three. `thin` searches the task `nfnn` with every process bound to one core and 1 GB of address space.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from results import Results, open_results, parser_of
+
+from evener.search.command import tune
+from evener.search.options import TuneConfig
+from evener.search.torch_runs import PRELOAD
+
+TASK = str(Path(__file__).with_name("tune_task.py"))
+SPEEDS = (1.0, 0.5, 0.25)
+NODES = ",".join(map(str, SPEEDS))
+EPOCHS, STEPS = 8, 5
+VARY = ("lr=1e-3..1:log",)
+GB = 10**9
+
+
+def search(folder: Path, **options: Any) -> tuple[float, Any]:
+    """Seconds of a search, and what it found."""
+    config = TuneConfig(**{"task": TASK, "vary": VARY, "output": folder, "metric": "loss", **options})
+    begun = time.perf_counter()
+    tune(config, as_json=True)
+    return time.perf_counter() - begun, json.loads((folder / "study.json").read_text())
+
+
+def makespan(results: Results, folder: Path, trials: int, seconds_a_trial: float, *, joins: bool) -> None:
+    seconds, found = search(
+        folder / f"makespan-{trials}-{joins}",
+        trials=trials,
+        epochs=EPOCHS,
+        prune="none",
+        local_nodes=NODES,
+        join=joins,
+        option={"pause": str(seconds_a_trial / EPOCHS / STEPS)},
+    )
+    ideal = trials * seconds_a_trial / sum(SPEEDS)
+    assert [one["outcome"] for one in found["trials"]] == ["complete"] * trials
+    results.add(
+        "{trials:3} equal trials, joining {joins!s:5}: {seconds:6.1f} s, {share:.1%} of the ideal; alone {alone:.1f} s",
+        trials=trials,
+        joins=joins,
+        seconds=seconds,
+        ideal=ideal,
+        share=ideal / seconds,
+        alone=trials * seconds_a_trial,
+        seconds_a_trial=seconds_a_trial,
+        nodes_a_trial=[one["nodes"] for one in found["trials"]],
+    )
+
+
+def overhead(results: Results, folder: Path, trials: int) -> None:
+    options = {"pause": "0", "samples": "8"}
+    seconds, _ = search(folder / "overhead", trials=trials, epochs=1, local_nodes="1", option=options)
+    results.add(
+        "overhead: {each:.3f} s a trial, over {trials} trials of one step", each=seconds / trials, trials=trials
+    )
+
+
+def same(results: Results, folder: Path, trials: int) -> None:
+    found = [
+        search(folder / f"same-{nodes}", trials=trials, epochs=9, local_nodes=nodes, option={"pause": "0.02"})[1]
+        for nodes in ("1", NODES)
+    ]
+    one, three = (
+        [(trial["values"], trial["outcome"], len(trial["scores"])) for trial in record["trials"]] for record in found
+    )
+    scores = [[trial["score"] for trial in record["trials"]] for record in found]
+    off = max(abs(a - b) for a, b in zip(*scores, strict=True))
+    results.add(
+        "one node and three: the same trials {same}, best {best}, scores {off:.1e} apart at most",
+        same=one == three,
+        best=[record["best"] for record in found],
+        off=off,
+    )
+
+
+def thin(results: Results, folder: Path, data: Path) -> None:
+    words: tuple[str, ...] = (
+        "tune",
+        "nfnn",
+        "--thin",
+        "--data",
+        str(data),
+        "--vary",
+        "lr=1e-3..1:log",
+        "--vary",
+        "hidden=16,32,64",
+    )
+    words += ("--trials", "4", "--epochs", "3", "--local-nodes", "1", "--output", str(folder / "thin"), "--json")
+    begun = time.perf_counter()
+    result = subprocess.run(
+        ["taskset", "-c", "0", sys.executable, "-m", "evener", *words],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (GB, GB)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(result.stdout.splitlines()[-1]) if result.returncode == 0 else {"error": result.stderr[-500:]}
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    results.add(
+        "nfnn without PyTorch, 1 core and 1 GB of address space a process: {found}; {peak_mb:.0f} MB at most",
+        found=found,
+        peak_mb=peak / 1e6,
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def load_pytorch() -> None:
+    """In the server from which all trials' processes are forked."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    first = context.Process(target=time.sleep, args=(0,))
+    first.start()
+    first.join()
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--parts", default="makespan,joining,overhead,same")
+    parser.add_argument("--trials", default="50,12")
+    parser.add_argument("--seconds", type=float, default=16.0, help="of a trial on the fastest node")
+    parser.add_argument("--data", type=Path, default=Path("data/mnist"))
+    words = parser.parse_args()
+    parts = words.parts.split(",")
+    with open_results(words) as results, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if "thin" in parts:
+            thin(results, folder, words.data)
+        load_pytorch()
+        for trials in map(int, words.trials.split(",")):
+            for joins in (False, True):
+                if ("joining" if joins else "makespan") in parts:
+                    makespan(results, folder, trials, words.seconds, joins=joins)
+        if "overhead" in parts:
+            overhead(results, folder, 20)
+        if "same" in parts:
+            same(results, folder, 14)
+
+
+if __name__ == "__main__":
+    main()
