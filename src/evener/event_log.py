@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from evener.event_tail import LogChapter, LogLine, last_chapter, lines_after
+from evener.event_tail import LogChapter, LogLine, Moment, last_chapter, lines_after
 from evener.events import RunEvent, encode_events
 from evener.history import Entry
 from evener.plan import Plan
@@ -65,6 +65,7 @@ class EventLog:
         notify: is told, once, that the disk is full or gone; nothing is written from then on.
         clock: seconds since 1970.
         private: readable for this user only.
+        show: is given every line, too, whether it could be written or not.
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class EventLog:
         clock: Callable[[], float] = time.time,
         *,
         private: bool = False,
+        show: Callable[[Moment], object] = bool,
     ) -> None:
-        self._path, self._notify, self._clock = path, notify, clock
+        self._path, self._notify, self._clock, self._show = path, notify, clock, show
         self._lines, self._moment, self._chapter = 0, _Sum(), _Sum()
         self._written = 0.0
         self._back: int | None = None
@@ -109,6 +111,7 @@ class EventLog:
         for event in events:
             self._chapter.add(event)
         self._write(_encoded(LogLine(self._written, msgspec.Raw(encode_events(events)))))
+        self._show(Moment(self._written, events))
         self._lines += 1
         if self._lines % _CHAPTER == 0:
             begin, events = self._offset, self._chapter.take()

@@ -18,7 +18,7 @@ TRAIN: Panels = {
     "How the work is divided": (
         "strategy", "shares", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "stationary", "check",
     ),
-    "What is written, read and shown": ("output", "dashboard", "checkpoint", "checkpoint_every", "resume"),
+    "What is written, read and shown": ("output", "dashboard", "quiet", "checkpoint", "checkpoint_every", "resume"),
     _MASTER: (
         "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge",
         "overlap",
@@ -62,7 +62,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "up": ("evener up --listen :7117",),
     "join": ("evener join 192.168.1.20:7117 --token-file token --name attic",),
     "invite": ("evener invite", "evener invite --nodes 5 --hours 2", "evener invite --submitter alice"),
-    "dashboard": ("evener dashboard runs", "evener train digits --local-nodes 1,0.5 --dashboard"),
+    "dashboard": ("evener dashboard runs",),
     "report": ("evener report runs/*/record.json --output report.html",),
 }
 """Lines to type, by command."""

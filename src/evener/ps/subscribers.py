@@ -88,7 +88,15 @@ class Subscribers:
     def _add_plan(self, run: TrainingRun) -> None:
         self._columns = len(run.history.totals)
         if self._columns:
+            run.events.append(self._phase(run))
             run.events.append(plan_of(run.job, run.history.names, self._nodes.by_name, run.costs))
+
+    def _phase(self, run: TrainingRun) -> Phase:
+        """How much there is to do, and how much of it is done."""
+        workload, works = run.job.workload, run.history.totals.values()
+        total = workload.num_samples * (workload.num_epochs or 0)
+        done = min(total, sum(work.samples for work in works))
+        return Phase(what="training", num_samples=total, done=done, epochs=workload.num_epochs or 0)
 
     def _add_steps(self, run: TrainingRun) -> None:
         step = run.history.news(self._columns)

@@ -20,7 +20,7 @@ from evener.benchmark.links import measure_links
 from evener.comm.group import leave_group
 from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput, InvalidValue, TrainingFailed
-from evener.events import RunEvent
+from evener.events import Phase, RunEvent
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import run_local
@@ -79,11 +79,12 @@ def perform(
     """
     folder = folder_of(config)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr) as view:
-        view.console.quiet = quiet
+        view.console.quiet = quiet or config.quiet
+        view(Phase(what="starting", detail="the nodes"))
 
         def show(event: RunEvent) -> object:
             view(event)
-            return None if watch is None else watch(event)
+            return None if watch is None or isinstance(event, Phase) else watch(event)
 
         launch(program, config, show, nodes, is_elastic=config.is_elastic)
     if view.record is None:

@@ -99,6 +99,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         Path | None, Meta(description="Folder of record, report and weights; runs/TASK-TIME by default.")
     ] = None
     dashboard: Dashboard = None
+    quiet: Annotated[bool, Meta(description="Print nothing but what goes wrong.")] = False
     agreement: Annotated[
         Protocol | None, Meta(description="Train on a master's nodes: sync, async, bounded, average or diloco.")
     ] = None

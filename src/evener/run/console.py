@@ -11,22 +11,24 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.status import Status
 
 from evener.errors import CannotWrite, Interrupted, InvalidInput, NodeLost, first_line
 from evener.event_log import EventLog
-from evener.event_tail import EVENTS_FILE
+from evener.event_tail import EVENTS_FILE, Moment
 from evener.events import Phase, RunEvent
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
+from evener.report.live.live_run import OVER, LiveRun
+from evener.report.live.picture import Picture
 from evener.report.loggers import TensorBoard, has_tensorboard
 from evener.report.scalars import ScalarLog
 from evener.report.tables import plan_table, predicted_table, record_table
-from evener.report.text import human_bytes
+from evener.report.text import human_bytes, human_seconds
 from evener.schema import write_noun
 
 _PLAIN_INTERVAL = 5.0
-_SMOOTHING = 0.2
 
 
 class RunView:
@@ -50,7 +52,8 @@ class RunView:
         self._scalars = ScalarLog(TensorBoard(output / "scalars")) if has_tensorboard() else None
         self._bar: Progress | None = None
         self._bar_task: TaskID | None = None
-        self._rate = 0.0
+        self._status: Status | None = None
+        self._live = LiveRun(output.name)
         self._last_line = 0.0
         self._log: EventLog | None = None
 
@@ -65,12 +68,12 @@ class RunView:
     def __call__(self, event: RunEvent) -> None:
         """Show `event`, and keep it."""
         if self._log is None:
-            self._log = EventLog(self._output / EVENTS_FILE, self.console.print)
+            self._log = EventLog(self._output / EVENTS_FILE, self.console.print, show=self._on_moment)
         self._log.add(event)
         if isinstance(event, Plan):
             self._on_plan(event)
-        elif isinstance(event, Step):
-            self._on_step(event)
+        elif isinstance(event, Phase):
+            self._on_phase(event)
         elif isinstance(event, Validation):
             self._on_validation(event)
         elif isinstance(event, Event):
@@ -98,34 +101,48 @@ class RunView:
         if len(plan.assignments) > 1 or plan.rejected:
             self.console.print(plan_table(plan))
 
-    def _on_step(self, step: Step) -> None:
-        rate = step.samples / step.seconds if step.seconds else 0.0
-        if not self._shows_steps:
+    def _on_moment(self, moment: Moment) -> None:
+        """Show how the run goes: on the terminal always, in lines now and then."""
+        self._live.take(moment)
+        if not self._shows_steps or not any(isinstance(event, Step) for event in moment.events):
             return
-        self._rate = rate if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * rate
-        line = self._line(step)
+        picture = self._live.picture()
         if self.console.is_terminal and not self._by_lines:
-            self._show_bar(step, line)
+            self._show_bar(picture)
         elif time.monotonic() - self._last_line > _PLAIN_INTERVAL:
             self._last_line = time.monotonic()
-            self.console.print(f"step {step.step}  {line}")
+            self.console.print(f"step {picture.step}  {_progress_words(picture)}")
 
-    def _line(self, step: Step) -> str:
-        """Throughput, loss, and the part of the step that each node waited."""
-        names = [a.node for a in self._plan.assignments] if self._plan else []
-        waits = [f"{name} {_percent(n.wait_seconds, step.seconds)}" for name, n in zip(names, step.nodes, strict=False)]
-        waiting = f"  waiting: {', '.join(waits)}" if len(waits) > 1 else ""
-        loss = "" if step.loss is None else f"  loss {step.loss:.4f}"
-        return f"epoch {step.epoch + 1}  {self._rate:,.0f} samples/s{loss}{waiting}"
-
-    def _show_bar(self, step: Step, line: str) -> None:
+    def _show_bar(self, picture: Picture) -> None:
         if self._bar is None:
-            columns = (TextColumn("step {task.completed}"), BarColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
-            self._bar_task = self._bar.add_task(line, total=None)
+            self._end_phase()
+            columns = (TextColumn("step {task.fields[step]}"), BarColumn(12), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar_task = self._bar.add_task("", total=None, step=picture.step)
             self._bar.start()
         assert self._bar_task is not None
-        self._bar.update(self._bar_task, completed=step.step, description=line)
+        total = None if picture.progress is None else 1.0
+        words = _progress_words(picture)
+        self._bar.update(
+            self._bar_task, total=total, completed=picture.progress or 0.0, description=words, step=picture.step
+        )
+
+    def _on_phase(self, phase: Phase) -> None:
+        """A sign of life: one that moves on a terminal, a line elsewhere."""
+        self._end_phase()
+        if phase.what == "training" or phase.what in OVER or not self._shows_steps:
+            return
+        words = f"{phase.what}: {phase.detail}"
+        if self.console.is_terminal and not self._by_lines:
+            self._status = self.console.status(words)
+            self._status.start()
+        else:
+            self.console.print(words)
+
+    def _end_phase(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
     def _on_validation(self, validation: Validation) -> None:
         if not self._shows_steps:
@@ -156,6 +173,7 @@ class RunView:
         self.console.print(f"record {'is' if self._by_lines else 'and weights are'} in {self._output}")
 
     def _close(self) -> None:
+        self._end_phase()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -199,8 +217,19 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
+def _progress_words(picture: Picture) -> str:
+    """One line of at most 80 characters behind the step: what is done and left, how fast, and who is waited for."""
+    words = [f"epoch {picture.epoch}/{picture.epochs}" if picture.epochs else f"epoch {picture.epoch}"]
+    if picture.left_seconds is not None:
+        words.append(f"{human_seconds(round(picture.left_seconds))} left")
+    words.append(f"{picture.samples_per_second:,.0f} samples/s")
+    if picture.loss is not None:
+        words.append(f"loss {picture.loss:.4f}")
+    if len(picture.nodes) > 1 and picture.ideal is not None:
+        words.append(f"{picture.ideal:.0%} of the ideal")
+        last = next((node.name for node in picture.nodes if node.is_waited_for), "")
+        words += [f"waits for {last}"] if last else []
+    return "  ".join(words)
 
 
 def _agreement_words(record: TrainRecord) -> str:

@@ -19,6 +19,7 @@ from evener.comm.step_timing import StepTimer
 from evener.data.alike import require_same_data
 from evener.data.loader import collect, seed_all, split_batch
 from evener.errors import InvalidInput
+from evener.events import Phase
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.refusals import refuse_lazy
@@ -99,6 +100,11 @@ class RankContext:
     validation_data: Dataset[Any] | None
     make_optimizer: Callable[[Any], Optimizer]
     uses_all: bool | None = None
+
+    def begins(self, what: str, detail: str = "") -> None:
+        """Have the leader say what the run is about from now on."""
+        if self.group.is_leader:
+            self.env.notify(Phase(what=what, detail=detail))
 
     def of_plan(self, plan: Plan) -> RankContext | None:
         """The same among the ranks of `plan`; None for a rank that is left out. All ranks of the group call this."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from evener.data.loader import Loader, seed_all
 from evener.errors import Interrupted, InvalidInput
+from evener.events import Phase
 from evener.history import History
 from evener.oracle.apportion import apportion, weights_to_workers
 from evener.record import Event, Validation
@@ -138,7 +139,14 @@ class Loop:
         )
 
     def start(self) -> int:
-        """The first step to do: 1, or the one after the checkpoint to resume from."""
+        """The first step to do: 1, or the one after the checkpoint to resume from; says how much there is to do."""
+        first, context = self._first_step(), self._context
+        if self._group.is_leader:
+            total, done = context.epochs * context.num_samples, (first - 1) * context.batch_size
+            context.env.notify(Phase(what="training", num_samples=total, done=min(done, total), epochs=context.epochs))
+        return first
+
+    def _first_step(self) -> int:
         self._model.train()
         if not self._config.resume:
             if not self._checkpoints.is_empty:

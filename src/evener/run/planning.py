@@ -77,6 +77,7 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     shape = shape_of(config, names[0], len(nodes), batch_size)
     if _is_alone(context.env, shape):
         return divide(shape, nodes, (), batch_size, GradientSync(gradient_bytes=0))
+    context.begins("measuring", f"{len(nodes)} nodes and what joins them")
     costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples, accumulate)
     ring = measure_ring(context) if (shape.strategy == "data" or len(names) > 1) and costs.workers else (0.0, 0.0)
     chosen = choose(names, costs.misfit, price(context, names, costs, ring, accumulate))

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evener.errors import InvalidInput, error_of
+from evener.events import Phase
 from evener.ps.blob import Blob, whole_folder
 from evener.ps.engine import ModelBackend
 from evener.ps.job import Job
@@ -56,7 +57,10 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
     job = _job(config, backend, *config.sizes_of(task), blobs)
     folder = run_folder(config.folder)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr) as view:
+        view.console.quiet = config.quiet
+        view(Phase(what="joining", detail="the master and its nodes"))
         with connect_master(config) as (client, check):
+            view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
             run = client.submit(job, backend.initial_weights(), list(blobs.values()))
             result = client.watch(run, view, check)
         if result.record:

@@ -137,6 +137,7 @@ def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Traini
         return None, str(error)
     if not config.check or context.group.size == 1:
         return training, ""
+    context.begins("checking", "that the nodes learn what one process learns")
     try:
         check = self_check(context, training.plan, config)
     except NotExact as error:

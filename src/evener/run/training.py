@@ -70,6 +70,8 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Traini
     """Everything that the loop of a rank needs that takes part in `plan`; all ranks of the context call this."""
     task = context.task
     is_rehearsed = plan.prediction is None or context.given is None  # a user's own plan says what it predicts
+    if is_rehearsed and context.group.size > 1:
+        context.begins("rehearsing", f"{plan.strategy} on {context.group.size} nodes")
     model, plan = join_model(context, plan, config, is_rehearsed)
     seed_update(context, 0)
     optimizer = ModelOptimizer(context.make_optimizer, model.held())

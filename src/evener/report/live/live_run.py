@@ -54,7 +54,7 @@ class LiveRun:
         self._losses, self._speeds = Losses(), dict[str, NodeSpeed]()
         self._states: dict[str, tuple[str, str]] = {}
         self._written = 0.0
-        self._total, self._epochs = 0, 0
+        self._total, self._epochs, self._done_before = 0, 0, 0
 
     @property
     def is_over(self) -> bool:
@@ -99,6 +99,7 @@ class LiveRun:
     def _begin(self, phase: Phase) -> None:
         if phase.num_samples:
             self._total, self._epochs = phase.num_samples, phase.epochs
+            self._done_before = phase.done - self._counted()
         self._phase = phase
 
     def _add(self, step: Step) -> None:
@@ -135,8 +136,7 @@ class LiveRun:
         recent = self._recent()
         prediction, step = (self._plan.prediction if self._plan else None), self.history.last_step
         rate = recent.samples / recent.seconds if recent.seconds else 0.0
-        done = self._phase.done + sum(work.samples for work in self.history.totals.values()) if self._total else 0
-        left = max(0, self._total - self._done(done))
+        left = max(0, self._total - self._done_before - self._counted())
         return Picture(
             run=self.name,
             phase=self._phase.what,
@@ -161,11 +161,9 @@ class LiveRun:
             nodes=[self._node(name, recent) for name in self._all_names()],
         )
 
-    def _done(self, counted: int) -> int:
-        """Samples trained on; where ranks share samples, those of the steps count once."""
-        if self._plan is None or self._plan.strategy in WHOLE_MODEL:
-            return counted
-        return self.history.last_step * self._plan.batch_size
+    def _counted(self) -> int:
+        """Samples of the steps that were seen."""
+        return sum(entry.samples for entry in (*self.history.entries, self.history.open))
 
     def _progress(self, left: int) -> float | None:
         if self._record is not None:

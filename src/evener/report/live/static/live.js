@@ -110,6 +110,8 @@ const moodOf = (node) => (BAD.has(node.state) ? "bad" : node.state ? "warn" : ""
 
 function drawNodes() {
   const p = state.picture, rows = p.nodes.map((node) => ({ ...node, mood: moodOf(node) }));
+  const trouble = (node) => ({ bad: 0, warn: 1 })[node.mood] ?? 2;
+  if (rows.length > 12) rows.sort((a, b) => trouble(a) - trouble(b));
   const columns = [
     ["node", (n) => n.name], ["device", (n) => n.device],
     ["state", (n) => n.state || (p.is_over ? "" : "well")],

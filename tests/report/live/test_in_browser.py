@@ -1,0 +1,209 @@
+"""The page in a real browser: what is seen, how soon, by keyboard, in the dark, on a telephone, and with no network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from evener.event_log import EventLog
+from evener.event_tail import EVENTS_FILE
+from evener.events import Phase, RunEvent
+from evener.record import Event, Step
+from support.fake_runs import fake_run
+
+pytest.importorskip("uvicorn", reason="the live page needs evener[dashboard]")
+playwright = pytest.importorskip("playwright.sync_api", reason="browsers need evener[browser]")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+]
+PANELS = ["now", "nodes", "strip", "waits", "curves", "shares", "links", "events"]
+_STEP = 0.1
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of the page of what lies in `folder`."""
+    command = [sys.executable, "-m", "evener", "dashboard", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http\S+", process.stdout.readline())
+        assert found is not None
+        try:
+            yield found[0]
+        finally:
+            process.terminate()
+
+
+def written(folder: Path, num_steps: int = 300) -> None:
+    """A run as it could have been, every step a line."""
+    folder.mkdir(exist_ok=True)
+    record, seconds = fake_run(num_steps=num_steps), count(int(time.time()) - num_steps)
+    log = EventLog(folder / EVENTS_FILE, pytest.fail, lambda: float(next(seconds)))
+    events: list[RunEvent] = [Phase(what="training", num_samples=200 * num_steps, epochs=4), record.plan]
+    for event in (*events, *record.steps, *record.validations, *record.events):
+        log.add(event)
+    log.close()
+
+
+class Running:
+    """Writes a run as if it went on, a step every tenth of a second, until it is told to end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = EventLog(folder / EVENTS_FILE, pytest.fail)
+        self._end, self._slow = threading.Event(), 1.0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def slow_bob(self, factor: float) -> float:
+        """Bob computes so many times longer from now on; when that is."""
+        self._slow = factor
+        return time.monotonic()
+
+    def lose_bob(self) -> float:
+        """Bob is gone; when that is known."""
+        self._log.add(Event(step=1, kind="node lost", message="node bob was killed", nodes=("bob",)))
+        return time.monotonic()
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self._log.close()
+
+    def _run(self) -> None:
+        record = fake_run(num_steps=2000)
+        self._log.add(record.plan)
+        for step in record.steps:
+            if self._end.wait(_STEP * self._slow):
+                return
+            self._log.add(self._slowed(step))
+
+    def _slowed(self, step: Step) -> Step:
+        nodes = list(step.nodes)
+        nodes[1] = msgspec.structs.replace(nodes[1], compute_seconds=nodes[1].compute_seconds * self._slow)
+        return msgspec.structs.replace(step, nodes=tuple(nodes), seconds=step.seconds * self._slow)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Running]:
+    run = Running(folder)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def opened(browser: Any, address: str, **words: Any) -> Any:
+    page = browser.new_page(**words)
+    page.faults = []
+    page.on("pageerror", lambda error: page.faults.append(str(error)))
+    page.on("console", lambda message: page.faults.append(message.text) if message.type != "log" else None)
+    page.goto(address)
+    page.wait_for_selector("#node-table table")
+    return page
+
+
+def until(page: Any, holds: Callable[[], bool]) -> None:
+    """Wait for it; the page's own rules allow no evaluated text."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        page.wait_for_timeout(50)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1200), ("light", 1200), ("light", 400)])
+def test_every_panel_shows_something_and_nothing_is_asked_of_another_machine(
+    tmp_path: Path, browser: Any, scheme: str, width: int
+) -> None:
+    written(tmp_path / "run")
+    asked: list[str] = []
+    with served(tmp_path / "run") as address:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        context.on("request", lambda request: asked.append(request.url))
+        page = opened(context, address)
+        page.wait_for_selector("#share-plot canvas")
+        assert {url.split("/")[2].partition(":")[0] for url in asked} == {"127.0.0.1"}
+        assert "token" not in page.url
+        assert page.faults == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        for name in PANELS:
+            assert page.locator(f"#{name}").inner_text() or page.locator(f"#{name} canvas").count()
+        assert page.locator("#node-table tbody tr").count() == 3
+        assert "rebalanced" in page.locator("#event-table").inner_text()
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(13, 17, 23)") == (scheme == "dark")
+        context.close()
+
+
+def test_panels_are_reached_by_keyboard(tmp_path: Path, browser: Any) -> None:
+    written(tmp_path / "run")
+    with served(tmp_path / "run") as address:
+        page = opened(browser, address)
+        for number, name in enumerate(PANELS, 1):
+            page.keyboard.press(str(number))
+            assert page.evaluate("document.activeElement.id") == name
+        page.keyboard.press("1")
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate("document.activeElement.tagName") == "A"
+
+
+def test_words_of_a_run_are_shown_as_they_are_and_never_become_a_page(tmp_path: Path, browser: Any) -> None:
+    written(tmp_path / "run", num_steps=20)
+    bad = "<img src=x onerror=\"document.title='taken'\">"
+    log = EventLog(tmp_path / "run" / EVENTS_FILE, pytest.fail)
+    log.add(Event(step=3, kind=bad, message=bad, nodes=(bad,)))
+    log.close()
+    with served(tmp_path / "run") as address:
+        page = opened(browser, address)
+        assert bad in page.locator("#event-table").inner_text()
+        assert page.locator("img").count() == 0
+        assert "taken" not in page.title()
+
+
+def test_a_slowed_node_is_red_and_named_within_three_seconds_and_a_lost_one_at_once(
+    tmp_path: Path, browser: Any
+) -> None:
+    with running(tmp_path) as run, served(tmp_path) as address:
+        page = opened(browser, address)
+        until(page, lambda: int(page.locator("#tiles dd").first.inner_text()) > 40)
+        assert page.locator("#node-table .bad").count() == 0
+        begin = run.slow_bob(2.5)
+        page.wait_for_selector("#node-table tr.bad", timeout=20_000)
+        took = time.monotonic() - begin
+        assert page.locator("#node-table tr.bad").inner_text().startswith("bob")
+        begin = run.lose_bob()
+        page.wait_for_selector("#node-table tr.bad:has-text('lost')", timeout=20_000)
+        lost = time.monotonic() - begin
+    assert (took < 3.0, lost < 1.0) == (True, True), f"slow after {took:.2f} s, lost after {lost:.2f} s"
+
+
+def test_another_run_can_be_chosen_and_the_newest_is_followed(tmp_path: Path, browser: Any) -> None:
+    written(tmp_path / "first", num_steps=30)
+    with served(tmp_path) as address:
+        page = opened(browser, address)
+        assert page.locator("#run").inner_text() == "first"
+        written(tmp_path / "second", num_steps=20)
+        until(page, lambda: page.locator("#run").inner_text() == "second")
+        page.select_option("#runs", "first")
+        until(page, lambda: page.locator("#run").inner_text() == "first")
