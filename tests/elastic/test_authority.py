@@ -63,6 +63,17 @@ def test_silence_beyond_the_patience_is_a_death_and_slowness_is_none() -> None:
     assert authority.generation.reason == "c has been silent for 4 s, at step 0"
 
 
+def test_what_the_authority_slept_through_is_nobodys_silence() -> None:
+    authority = founded()
+    assert authority.decide(0.1) is None
+    assert authority.decide(100.0) is None  # Ctrl-Z, and fg: nobody has beaten yet
+    for process in range(3):
+        authority.hear(process, beat(1))
+    for tenth in range(1, 40):
+        assert authority.decide(100.0 + tenth / 10) is None
+    assert authority.decide(104.2) is not None
+
+
 def test_who_was_given_up_never_comes_back() -> None:
     authority = founded()
     authority.lose(1, "ended")

@@ -14,7 +14,8 @@ from evener.heartbeat import Progress
 JOIN_SECONDS = 0.2
 """For which a process that has come waits for others, so that survivors make room once."""
 
-
+_LONGEST_LOOK = 0.25
+"""Of the patience, that the time between two looks counts at most: a machine that was stopped stopped all alike."""
 _NO_BEAT = Beat(count=0, step=0, holds=0)
 
 
@@ -43,12 +44,13 @@ class Authority:
         self._processes: dict[int, _Process] = {}
         self._lost: dict[int, str] = {}
         self._fed: set[int] = set()
+        self._listened, self._looked = 0.0, 0.0
         self.generation: Generation | None = None
 
     def arrive(self, process: int, hello: Hello, now: float) -> None:
         """`process` can take part; one that was given up never can again."""
         if process not in self._lost:
-            self._processes[process] = _Process(hello, now, Progress(now))
+            self._processes[process] = _Process(hello, now, Progress(self._listened))
 
     def hear(self, process: int, beat: Beat) -> None:
         """`process` lives."""
@@ -137,7 +139,10 @@ class Authority:
         return waiting if is_urgent or (since and min(since) >= JOIN_SECONDS) else []
 
     def _give_up_silent(self, now: float) -> None:
+        """Who has been silent while somebody listened: what the authority slept through is nobody's silence."""
+        self._listened += min(now - self._looked, _LONGEST_LOOK * self._patience)
+        self._looked = now
         for process, one in self._processes.items():
-            idle = one.progress.idle_seconds(one.beat.count, now=now)
+            idle = one.progress.idle_seconds(one.beat.count, now=self._listened)
             if idle > self._patience:
                 self.lose(process, f"has been silent for {self._patience:g} s, at step {one.beat.step}")
