@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from evener.errors import InvalidValue
+from evener.program.options import ScriptConfig
 from support.commands import evener, evener_here
 
 PROGRAM = """
@@ -97,6 +99,23 @@ def test_a_program_that_does_not_join_is_told_how(tmp_path: Path) -> None:
     result = evener("run", "program.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert result.returncode == 2
     assert "let it call evener.join()" in result.stderr
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "sharded", "spatial", "data+pipeline"])
+def test_strategies_that_divide_a_model_are_refused_with_what_to_use(strategy: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    result = evener_here("run", "program.py", "--local-nodes", "1,1", "--strategy", strategy, cwd=tmp_path)
+    assert result.returncode == 2
+    (sentence,) = result.stderr.strip().splitlines()
+    assert f"--strategy {strategy} does not go with a program that calls loss.backward() itself" in sentence
+    assert f"`evener train FILE --strategy {strategy}`" in sentence
+
+
+@pytest.mark.parametrize("strategy", ["auto", "data"])
+def test_strategies_that_divide_batches_are_what_a_program_has(strategy: str) -> None:
+    assert ScriptConfig(script=Path("x"), strategy=strategy).strategy == strategy
+    with pytest.raises(InvalidValue, match="did you mean 'data'"):
+        ScriptConfig(script=Path("x"), strategy="date")
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from evener.errors import InvalidInput, require_one_of
 from evener.launch.nodes import relative_shares
+from evener.run.config import STRATEGIES
 from evener.run.options import NodesConfig
 
 
@@ -20,6 +22,9 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
     """
 
     script: Annotated[Path, Meta(description="Your program; what is not an option below is for it.")]
+    strategy: Annotated[str, Meta(description="auto or data: nodes divide a program's batches, and nothing else.")] = (
+        "auto"
+    )
     shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
     approximate: Annotated[
         bool, Meta(description="Train also what would not be equal to one process; it is told, not refused.")
@@ -33,6 +38,13 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         relative_shares(self.shares, self.num_local_nodes)
+        require_one_of("--strategy", self.strategy, STRATEGIES)
+        if self.strategy not in ("auto", "data"):
+            raise InvalidInput(
+                f"--strategy {self.strategy} does not go with a program that calls loss.backward() itself, of which "
+                "nodes divide the batches and nothing else: leave it out, or make a Task of its model, loss and data, "
+                f"and start `evener train FILE --strategy {self.strategy}`"
+            )
 
     @property
     def folder(self) -> Path:
