@@ -130,6 +130,14 @@ def dashboard(
     page.dashboard(runs or [Path("runs")], port)
 
 
+def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("my_task.py")) -> None:
+    """Write a task that trains as it is, to make your own of it."""
+    from evener.tasks import starter
+
+    starter.write_task(path)
+    sys.stdout.write(f"wrote {path}: try `evener train {path} --local-nodes 1,0.5`\n")
+
+
 def version() -> None:
     """Print the versions of Evener and of what it stands on."""
     from evener.host import package_versions
@@ -224,6 +232,7 @@ for _command in (
     command_of(TraceConfig, trace),
     report,
     dashboard,
+    init,
     command_of(DemoConfig, demo),
     version,
     command_of(UpConfig, up),

@@ -1,0 +1,28 @@
+"""`evener init`: a file with a task that trains as it is, to be made one's own. Needs no PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evener.errors import CannotWrite, InvalidInput
+
+_TEMPLATE = Path(__file__).with_name("template.py")
+
+
+def write_task(path: Path) -> None:
+    """Write the template of a task to `path`, for somebody who has Evener installed.
+
+    Raises:
+        InvalidInput: it is no Python file, or there is one already.
+        CannotWrite: there is no such folder, or it is closed.
+    """
+    if path.suffix != ".py":
+        raise InvalidInput(f"a task is a Python file: name it {path.with_suffix('.py')}")
+    text = _TEMPLATE.read_text().replace("from evener.task import", "from evener import")
+    try:
+        with path.open("x") as file:
+            file.write(text.replace("THIS_FILE", path.name))
+    except FileExistsError:
+        raise InvalidInput(f"{path} is there already: name another file") from None
+    except OSError as error:
+        raise CannotWrite(path, error) from error
