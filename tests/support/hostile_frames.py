@@ -224,9 +224,9 @@ class Stage:
         self.master.close()
         shutil.rmtree(self.folder)
 
-    def _step(self) -> None:
-        """What a step of the master is, without waiting for something to happen."""
-        for event in self.master.server.poll(0.0):
+    def _step(self, seconds: float = 0.0) -> None:
+        """What a step of the master is, which waits hardly or not for something to happen."""
+        for event in self.master.server.poll(seconds):
             self.master._on_event(event)
         self.master._tick()
 
@@ -254,7 +254,7 @@ class Stage:
         )
         dialling.start()
         while dialling.is_alive():
-            self._step()
+            self._step(0.001)
         return found[0]
 
     def _send(self, connection: Connection[m.Header], header: m.Header, *buffers: Any) -> None:
