@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from evener.errors import DoesNotFit
 from evener.plan import Assignment, Plan
@@ -15,7 +16,7 @@ from evener.report.bars import plan_figure
 from evener.report.html import write_page
 from evener.run.commands import perform
 from evener.run.config import RunConfig
-from evener.run.planning import MUCH, choose
+from evener.run.planning import MUCH, choose, those_of_one_process
 from evener.schema import read_noun, write_noun
 from support.commands import TINY
 
@@ -46,6 +47,14 @@ def test_what_no_node_holds_is_cut_into_stages_if_it_may_be() -> None:
     assert choose(NAMES, "node-1: too large", []) == "pipeline"
     with pytest.raises(DoesNotFit, match="node-1: too large"):
         choose(["data"], "node-1: too large", [])
+
+
+def test_auto_leaves_pipelines_out_where_batch_norm_would_see_micro_batches() -> None:
+    names = ["data", "filter", "pipeline", "data+pipeline"]
+    normalised = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert those_of_one_process(names, normalised) == ["data", "filter"]
+    assert those_of_one_process(names, nn.Linear(2, 2)) == names
+    assert those_of_one_process(["pipeline"], normalised) == ["pipeline"]
 
 
 def staged(strategy: str, nodes: str, folder: Path, shares: str = "measured") -> TrainRecord:

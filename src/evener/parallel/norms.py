@@ -221,6 +221,11 @@ def _replaced(module: nn.Module, new: Callable[[_BatchNorm], nn.Module]) -> nn.M
     return module
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a layer normalises what it sees by the mean and variance of the whole batch."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
 def synchronise_batch_norm(model: nn.Module, group: Gathers) -> nn.Module:
     """Replace plain BatchNorms in `model`, in place, by ones over all ranks; returns the model (or its replacement)."""
     return _replaced(model, lambda norm: GroupBatchNorm(norm, group))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from torch import nn
 
 from evener.errors import DoesNotFit, InvalidInput, InvalidValue, require
 from evener.launch.nodes import LocalNode, relative_shares
@@ -21,6 +22,7 @@ from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
 from evener.oracle.division.rules import Division
+from evener.parallel.norms import has_batch_norm
 from evener.plan import Plan, Rejected, is_pipeline
 from evener.run.config import STRATEGIES, RunConfig
 from evener.run.conflicts import strategy_conflict
@@ -80,6 +82,8 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     context.begins("measuring", f"{len(nodes)} nodes and what joins them")
     costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples, accumulate)
     ring = measure_ring(context) if (shape.strategy == "data" or len(names) > 1) and costs.workers else (0.0, 0.0)
+    if not costs.misfit:
+        names = those_of_one_process(names, context.model)
     chosen = choose(names, costs.misfit, price(context, names, costs, ring, accumulate))
     if chosen != shape.strategy:
         shape = shape_of(config, chosen, len(nodes), batch_size)
@@ -138,6 +142,11 @@ def candidate_strategies(config: RunConfig, size: int) -> list[str]:
         return ["data" if config.strategy == "auto" else config.strategy]
     others = [name for name in STRATEGIES if name not in ("auto", "data")]
     return ["data", *(name for name in others if strategy_conflict(config, name) is None)]
+
+
+def those_of_one_process(names: list[str], model: nn.Module) -> list[str]:
+    """`names` without pipelines, if others are left, of a model with BatchNorm: it would normalise micro-batches."""
+    return [name for name in names if not (is_pipeline(name) and has_batch_norm(model))] or names
 
 
 def division_of(strategy: str) -> Division:

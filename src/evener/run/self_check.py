@@ -18,10 +18,10 @@ from contextlib import contextmanager
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.errors import EvenerError, NotExact, TrainingFailed, first_line, is_noted, place_of
 from evener.launch.rank_environment import is_broken_connection
+from evener.parallel.norms import has_batch_norm
 from evener.plan import Check, Plan, is_pipeline
 from evener.profile import Precision
 from evener.run.config import RunConfig
@@ -86,8 +86,7 @@ def small_plan(plan: Plan, model: nn.Module) -> Plan:
     sizes = [0 if n == 0 else max(min(n, 2), round(n * scale)) for n in samples]
     if len(set(sizes)) == 1 < len(sizes):
         sizes[0] += 1
-    is_normalised = any(isinstance(module, _BatchNorm) for module in model.modules())
-    number = 2 if is_pipeline(plan.strategy) and plan.accumulate > 1 and not is_normalised else 1
+    number = 2 if is_pipeline(plan.strategy) and plan.accumulate > 1 and not has_batch_norm(model) else 1
     assignments = list(plan.assignments)
     for ranks, size in zip(plan.replica_ranks, sizes, strict=True):
         for rank in ranks:
