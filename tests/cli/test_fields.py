@@ -10,7 +10,7 @@ import typer
 from msgspec import Meta, Struct, field
 from typer.testing import CliRunner
 
-from evener.cli.fields import command_of, pairs
+from evener.cli.fields import command_of, pairs, with_default_port
 from evener.errors import InvalidValue
 
 
@@ -64,3 +64,10 @@ def test_a_field_without_a_description_is_none() -> None:
 def test_pairs_have_a_key() -> None:
     with pytest.raises(InvalidValue, match="--option must be key=value, got '=1'"):
         pairs(["=1"])
+
+
+def test_a_page_without_a_port_takes_the_next_free_one() -> None:
+    assert with_default_port([]) == []
+    assert with_default_port(["train", "--dashboard"]) == ["train", "--dashboard=0"]
+    assert with_default_port(["--dashboard", "--quiet"]) == ["--dashboard=0", "--quiet"]
+    assert with_default_port(["--dashboard", "8000", "x"]) == ["--dashboard", "8000", "x"]

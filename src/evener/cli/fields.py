@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -101,7 +102,7 @@ def _description(one: FieldInfo) -> str:
 def with_default_port(words: Sequence[str]) -> list[str]:
     """`words` of a command line, with port 0, the next free one, behind each `--dashboard` that names none."""
     found: list[str] = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
         found.append("--dashboard=0" if word == "--dashboard" and not after.isdecimal() else word)
     return found
 
