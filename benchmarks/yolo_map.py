@@ -7,7 +7,7 @@ the same random transforms; loop, model, loss and validation of the first one ar
 is how the sums of a batch are rounded. What that alone does is shown by plain `yolo train` once more, whose first
 weights are rounded otherwise, by half a unit of the last digit of single precision: training magnifies it likewise.
 `--own-order` adds plain `yolo train` with the order and the transforms of its own loader, which is another draw.
-`--double` trains both in double precision, which rounds so little that training cannot magnify it to anything.
+`--double` trains both in double precision: smaller roundings, which a hundred and fifty steps magnify likewise.
 """
 
 from __future__ import annotations
