@@ -63,7 +63,18 @@ def test_a_pipeline_of_uneven_nodes_learns_and_leaves_its_timeline(tmp_path: Pat
     assert len(re.findall(r"node-\d holds \d+ parameters", shown)) == 2
 
 
-@pytest.mark.parametrize("name", ["08_own_program.py", "09_sum_and_pairs.py"])
+PROGRAMS = [
+    "08_own_program.py",
+    "09_sum_and_pairs.py",
+    "11_char_gpt.py",
+    "12_dcgan.py",
+    "13_vae.py",
+    "14_graphs.py",
+    "15_stream.py",
+]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_of_ones_own_learns_on_uneven_nodes_what_it_learns_alone(name: str, tmp_path: Path) -> None:
     typed = [sys.executable, "-m", "evener", "run", str(EXAMPLES / name), "--local-nodes", "1.0,0.5"]
     done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
