@@ -167,3 +167,20 @@ def test_a_process_ends_when_the_one_that_started_it_is_killed() -> None:
     while psutil.pid_exists(child):
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def say_much(parent: Parent) -> None:
+    """Many words, and no more."""
+    for number in range(50):
+        parent.say(b"%d" % number)
+        parent.send(b"%d" % number)
+
+
+def test_all_that_was_said_is_read_at_once_however_late() -> None:
+    with LocalProcesses([]) as processes:
+        one = processes.start("one", say_much)
+        one.process.join()
+        found = processes.receive(1.0)
+        assert [data for _, data in found] == list(one.said) == [b"%d" % number for number in range(50)]
+        assert one.has_finished
+        assert one.is_silent

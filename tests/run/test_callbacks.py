@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from evener.errors import InvalidValue
+from evener.errors import InvalidValue, TrainingFailed
 from evener.events import RunEvent
 from evener.plan import Assignment, Plan
 from evener.record import Epoch, Validation
+from evener.run import commands
 from evener.run.callbacks import EarlyStopping, watched
+from evener.run.config import RunConfig
 
 
 def ends(losses: list[float | None], stopping: EarlyStopping) -> int | None:
@@ -71,3 +76,17 @@ def test_all_are_called_though_one_wants_an_end() -> None:
     with watched([first, second], []) as watch:
         assert watch(Epoch(step=1, epoch=0, loss=None))
     assert called == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("watch", "elastic", "is_elastic"),
+    [(None, None, True), (bool, None, False), (bool, True, True), (None, False, False)],
+)
+def test_a_run_that_is_watched_goes_on_without_a_node_only_if_that_was_asked_for(
+    watch: Any, elastic: bool | None, is_elastic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+    monkeypatch.setattr(commands, "launch", lambda *_, **words: said.append(words["is_elastic"]))
+    with pytest.raises(TrainingFailed, match="without a record"):
+        commands.perform(RunConfig(task="digits", output=tmp_path, elastic=elastic), quiet=True, watch=watch)
+    assert said == [is_elastic]

@@ -125,6 +125,24 @@ class LocalProcess:
     said: deque[bytes] = field(default_factory=deque)
     failure: Failed | None = field(default=None)
 
+    def read(self) -> list[bytes]:
+        """Take in all that lies in its pipe, however late somebody looks; what of it was sent."""
+        sent = []
+        try:
+            while self.pipe.poll():
+                message = _decoder.decode(self.pipe.recv_bytes())
+                if isinstance(message, Sent):
+                    sent.append(message.data)
+                elif isinstance(message, Said):
+                    self.said.append(message.data)
+                elif isinstance(message, Failed):
+                    self.failure = message
+                else:
+                    self.has_finished = True
+        except (EOFError, OSError):
+            self.is_silent = True
+        return sent
+
     def tell(self, data: bytes) -> None:
         """Let the process hear the authority's words; one that has ended hears nothing."""
         with contextlib.suppress(OSError):
@@ -194,7 +212,7 @@ class LocalProcesses:
         return self._started[-1]
 
     def receive(self, timeout: float) -> list[tuple[LocalProcess, bytes]]:
-        """What processes have sent, at most one message of each; returns early when one of them says or does anything.
+        """All that processes have sent; returns early when one of them says or does anything.
 
         Args:
             timeout: seconds to wait for it.
@@ -204,21 +222,8 @@ class LocalProcesses:
         found = []
         for ready in wait([*talking, *sentinels], timeout):
             one = talking.get(ready)  # type: ignore[call-overload]
-            if one is None:
-                continue
-            try:
-                message = _decoder.decode(one.pipe.recv_bytes())
-            except (EOFError, OSError):
-                one.is_silent = True
-                continue
-            if isinstance(message, Sent):
-                found.append((one, message.data))
-            elif isinstance(message, Said):
-                one.said.append(message.data)
-            elif isinstance(message, Failed):
-                one.failure = message
-            else:
-                one.has_finished = True
+            if one is not None:
+                found += [(one, data) for data in one.read()]
         return found
 
     def request_stop(self) -> None:

@@ -86,7 +86,9 @@ def perform(
             view(event)
             return None if watch is None or isinstance(event, Phase) else watch(event)
 
-        launch(program, config, show, nodes, is_elastic=config.is_elastic)
+        # Whoever watches may take longer than the patience, and meanwhile nobody here would hear the nodes.
+        is_elastic = config.is_elastic if watch is None else bool(config.elastic)
+        launch(program, config, show, nodes, is_elastic=is_elastic)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
