@@ -160,7 +160,7 @@ LINES = (
     Line("run none.py", says="none.py", is_quick=True),
     Line("run plain.py", 0, says="tensor([1.])"),
     Line("run plain.py --local-nodes 1,1", says="evener.join"),
-    Line("run broken.py --local-nodes 1,1", 3, says="broken.py"),
+    Line("run broken.py", 3, says="broken.py line 1", is_quick=True),
     # Tasks that are none.
     Line("train none.py", says="none.py", is_quick=True),
     Line("train empty", says="empty", is_quick=True),
@@ -171,7 +171,7 @@ LINES = (
     Line("train imports.py", 3, says="nosuchmodule"),
     Line("train module.py", says="function"),
     Line("train number.py", says="Task"),
-    Line("train no_scalar.py --local-nodes 1,1", says="scalar"),
+    Line("train no_scalar.py --local-nodes 1,1", says="not one number"),
     Line("train no_pairs.py --local-nodes 1,1", says="pairs"),
     Line("train stream.py --local-nodes 1,1", says="len"),
     Line("train no_data.py --local-nodes 1,1", 3, says="no_data.py"),

@@ -184,3 +184,23 @@ def test_all_that_was_said_is_read_at_once_however_late() -> None:
         assert [data for _, data in found] == list(one.said) == [b"%d" % number for number in range(50)]
         assert one.has_finished
         assert one.is_silent
+
+
+PROGRAM = """
+from evener.launch.processes import LocalProcesses
+
+def work(parent, word):
+    parent.send(word.encode())
+
+if __name__ == "__main__":
+    with LocalProcesses([]) as processes:
+        processes.start("one", work, "done")
+        print(next(data for _ in range(100) for _, data in processes.receive(0.1)))
+"""
+
+
+def test_a_function_of_the_program_that_was_started_can_be_run(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = [sys.executable, "program.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "b'done'\n", done.stderr

@@ -15,7 +15,7 @@ import typer
 from evener import __version__
 from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, epilog
-from evener.errors import EvenerError, MissingExtra, MissingFile
+from evener.errors import EvenerError, MissingExtra, MissingFile, TrainingFailed
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
@@ -62,8 +62,7 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
 
 def run(config: ScriptConfig, as_json: bool) -> None:
     """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
-    if not config.script.is_file():  # before PyTorch is loaded
-        raise MissingFile(f"{config.script} is not there: name the file of your program")
+    _require_program(config.script)  # before PyTorch is loaded
     from evener.program import script
 
     script.run_program(config, as_json=as_json)
@@ -286,6 +285,16 @@ def main() -> None:
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _require_program(script: Path) -> None:
+    """Raise MissingFile or TrainingFailed unless there is a program of Python's there."""
+    if not script.is_file():
+        raise MissingFile(f"{script} is not there: name the file of your program")
+    try:
+        compile(script.read_bytes(), script, "exec")
+    except SyntaxError as error:
+        raise TrainingFailed(f"{script} line {error.lineno}: SyntaxError: {error.msg}") from error
 
 
 def _refuse(sentence: str) -> None:

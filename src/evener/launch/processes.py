@@ -197,7 +197,8 @@ class LocalProcesses:
         Args:
             name: that tools of the system show.
             target: function of its `Parent` and the `arguments`, of a module that can be imported.
-            arguments: plain values; of nothing that is defined in the program that was started.
+            arguments: plain values and functions. The program that was started is loaded again in the process if one of
+                them is defined in it, and only then.
             cores: of the processor that it runs on; empty for all.
             threads: that one operation may use; None for the libraries' defaults.
         """
@@ -205,7 +206,7 @@ class LocalProcesses:
         process = self._context.Process(
             target=_main, args=(target, arguments, tuple(cores), threads, theirs), name=name
         )
-        with _without_main():
+        with contextlib.nullcontext() if _needs_main((target, *arguments)) else _without_main():
             process.start()
         theirs.close()
         self._started.append(LocalProcess(process, ours))
@@ -271,6 +272,11 @@ def _main(
     sys.stdout.flush()
     sys.stderr.flush()
     parent.end(error)
+
+
+def _needs_main(values: Sequence[Any]) -> bool:
+    """Whether one of these functions, or objects, is of the program that was started."""
+    return any(getattr(value, "__module__", "") == "__main__" for value in values)
 
 
 @contextmanager
