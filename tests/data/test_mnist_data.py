@@ -59,7 +59,7 @@ def test_a_missing_file_is_named_with_what_to_fetch_from_where_into_which_folder
         f"MNIST is not in {tmp_path} (train-labels-idx1-ubyte.gz is missing): fetch train-images-idx3-ubyte.gz, "
         "train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz from "
         "https://ossci-datasets.s3.amazonaws.com/mnist/ into that folder, "
-        "or name the folder that has them with --data DIR"
+        "or name another with --data DIR"
     )
     with pytest.raises(MissingFile, match=re.escape(expected)):
         read_mnist(tmp_path, "train")

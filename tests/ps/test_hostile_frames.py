@@ -50,6 +50,15 @@ TestHostileMachine.settings = settings(
 )
 
 
+def test_who_joins_twice_over_one_connection_leaves_no_node_that_others_wait_for() -> None:
+    stage = Stage(Random(0))
+    stage.join_over_one_connection("evil-0", "evil-1")
+    assert stage.master.nodes.by_name["evil-0"].peer is None
+    assert "evil-1" not in stage.master.nodes.by_name
+    stage.finish()
+    stage.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("way", "messages"), [("sync", 1_000_000), ("async", 50_000), ("int8", 50_000)])

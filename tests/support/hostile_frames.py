@@ -197,6 +197,14 @@ class Stage:
             self._evil.remove(connection)
         self._step()
 
+    def join_over_one_connection(self, *names: str) -> None:
+        """Somebody hostile joins under these names, one after the other."""
+        self._evil.append(connection := self._connect(ToNode))
+        for name in names:
+            self._send(connection, self._introduction(name))
+            for _ in range(20):
+                self._step()
+
     def be_honest(self) -> None:
         """What the honest node and the command do with what has come to them."""
         self._step()

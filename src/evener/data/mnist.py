@@ -141,7 +141,7 @@ def _find(folder: Path, name: str) -> Path:
     names = ", ".join(f"{name}.gz" for pair in FILES.values() for name in pair)
     raise MissingFile(
         f"MNIST is not in {folder} ({name}.gz is missing): fetch {names} from {SOURCE} into that folder, "
-        "or name the folder that has them with --data DIR"
+        "or name another with --data DIR"
     )
 
 

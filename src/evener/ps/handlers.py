@@ -168,7 +168,9 @@ class Handlers:
         if self._server.num_waiting() >= MOST_WAITING_IN_ALL:
             raise BadFrame("too many answers wait for others to take them: try again")
 
-    def _join(self, peer: int, _: NodeRecord | None, join: Join, __: object) -> None:
+    def _join(self, peer: int, node: NodeRecord | None, join: Join, _: object) -> None:
+        if node is not None:  # else that node would be waited for, though nobody is there any more
+            raise BadFrame("a node has joined over this connection before")
         self._joining.join(peer, self._origins[peer], self._grants[peer].invitation, join)
 
     def _expel(self, peer: int, _: object, header: m.ExpelNode, __: object) -> None:
