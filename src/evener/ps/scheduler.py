@@ -240,7 +240,7 @@ class Scheduler:
                 run.job,
                 run.history,
                 self._nodes.by_name,
-                run.speeds.costs,
+                run.costs,
                 seconds=run.seconds or 0.0,
                 startup=run.waited if run.seconds is not None else 0.0,
                 environment=self._config.environment,

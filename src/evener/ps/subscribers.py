@@ -89,7 +89,7 @@ class Subscribers:
         self._columns = len(run.history.totals)
         if self._columns:
             run.events.append(self._phase(run))
-            run.events.append(plan_of(run.job, run.history.names, self._nodes.by_name, run.speeds.costs))
+            run.events.append(plan_of(run.job, run.history.names, self._nodes.by_name, run.costs))
 
     def _phase(self, run: TrainingRun) -> Phase:
         """How much there is to do, and how much of it is done."""

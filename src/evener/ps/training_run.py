@@ -10,20 +10,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf
 from random import SystemRandom
+from statistics import median
 
 from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
 from evener.events import RunEvent
 from evener.history import Entry, History, NodeWork
+from evener.oracle.apportion import Worker
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import Contribution, Prepare, Send, ServerReply, Validated
 from evener.ps.node_state import Occurrence
 from evener.ps.nodes import NodeRecord, Nodes, stragglers
 from evener.ps.quotas import MOST_EVENTS
-from evener.ps.run_speeds import RunSpeeds
 from evener.ps.validation import SliceForNode, Validations
 from evener.record import Event, Validation
 from evener.sync.messages import Judgement, ServerOutput, Update
 from evener.sync.parameter_server import ParameterServer
+from evener.sync.worker_record import WorkerRecord, seconds_of
 from evener.wire.errors import BadFrame
 
 _MOST_REFUSALS = 3
@@ -43,7 +45,6 @@ class TrainingRun:
         clock: seconds.
 
     Attributes:
-        speeds: of nodes, as far as they were seen.
         observations: of nodes, for membership: what, and whose.
         events: that nobody was shown yet.
         failure: why the run cannot go on, if it cannot.
@@ -72,7 +73,6 @@ class TrainingRun:
         self.submitted = clock()
         self.begun: float | None = None
         self._nodes, self._send, self._clock = nodes, send, clock
-        self.speeds = RunSpeeds(server, nodes, clock)
         self._validations = Validations(job, SystemRandom().randrange)
         self.liars: list[tuple[NodeRecord, str]] = []
         self._bytes_saved = job.layout.num_bytes - server.push_bytes
@@ -115,6 +115,13 @@ class TrainingRun:
         """Seconds from when it was asked for until somebody worked, or until now."""
         return (self._clock() if self.begun is None else self.begun) - self.submitted
 
+    @property
+    def costs(self) -> dict[str, Worker]:
+        """What samples cost everybody who works."""
+        members = self.server.members
+        seconds = seconds_of([member.speed for member in members])
+        return {one.name: Worker(unit_seconds=each) for one, each in zip(members, seconds, strict=True)}
+
     def admit(self, node: NodeRecord) -> None:
         """Let a node that is a member now make ready, or work if it is ready and work has begun."""
         if self.job.run in node.not_ready:
@@ -131,7 +138,7 @@ class TrainingRun:
         """A node is ready."""
         self.server.worker(node.name).speed.benchmark(unit_seconds)
         if self.has_begun:
-            self.speeds.bound_claims([*self.server.members, self.server.worker(node.name)])
+            self._bound_claims([*self.server.members, self.server.worker(node.name)])
         node.ready = self.job.run
         self._first_ready = min(self._first_ready, self._clock())
         self.admit(node)
@@ -153,14 +160,13 @@ class TrainingRun:
         waited = self._clock() - self._first_ready
         if ready and not self.has_begun and (len(ready) == len(able) or waited > self._nodes.patience):
             self.has_begun, self.server.quorum = True, len(ready)
-            self.speeds.bound_claims([self.server.worker(node.name) for node in ready])
+            self._bound_claims([self.server.worker(node.name) for node in ready])
             for node in ready:
                 self.admit(node)
             self.server.quorum = 1  # whoever comes or goes from now on, the others go on
 
     def lose(self, node: NodeRecord) -> None:
         """Have what a node has begun done by others."""
-        self.speeds.forget(node.name)
         self._follow(self.server.dismiss(node.name))
         self._give_out()
 
@@ -168,7 +174,6 @@ class TrainingRun:
         """Where the bytes of a contribution belong; None if they are not wanted."""
         if contribution.run != self.job.run or num_bytes != self.server.push_bytes:
             return None
-        self.speeds.arriving(node.name, contribution.push.number)
         return self.server.inbox(node.name, contribution.push.number)
 
     def arrived(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
@@ -183,7 +188,7 @@ class TrainingRun:
         push, worker = contribution.push, node.worker
         if worker is not None and push.number in worker.leases:
             self.progress(node)
-        self._follow(self.server.push(node.name, push, num_bytes, self.speeds.seen(node.name, push.number)))
+        self._follow(self.server.push(node.name, push, num_bytes))
 
     def validated(self, node: NodeRecord, header: Validated) -> None:
         """A slice of the validation data has been answered for.
@@ -199,7 +204,7 @@ class TrainingRun:
         is_news, validation = self._validations.answer(header, now)
         if is_news:
             self.progress(node)
-        self._send_slices(self._validations.compare(node.name, header, list(self.speeds.costs)))
+        self._send_slices(self._validations.compare(node.name, header, list(self.costs)))
         for name, lie in self._validations.liars:
             self.liars.append((self._nodes.by_name[name], lie))
         self._validations.liars.clear()
@@ -226,7 +231,7 @@ class TrainingRun:
         now, patience = self._clock(), self._nodes.patience
         if self.server.members and self.begun is None:
             self.begun = now
-        busy = self.speeds.step_seconds()
+        busy = self._step_seconds()
         for node in busy:
             if node.peer is not None and is_sending(node.peer):
                 self.progress(node)
@@ -258,6 +263,21 @@ class TrainingRun:
         self._send_slices(self._validations.slices_of(node.name))
         self._give_out()
 
+    def _bound_claims(self, workers: Sequence[WorkerRecord]) -> None:
+        """Believe nobody who has shown nothing yet to be much faster than the others."""
+        usual = median(seconds_of([one.speed for one in workers]))
+        for one in workers:
+            one.speed.bound_claim(usual)
+
+    def _step_seconds(self) -> dict[NodeRecord, float]:
+        """What a step is believed to take everybody who is at work."""
+        costs, found = self.costs, dict[NodeRecord, float]()
+        for member in self.server.members:
+            if (lease := member.oldest_lease) is not None:
+                seconds = costs[member.name].unit_seconds * lease.num_samples / lease.num_steps
+                found[self._nodes.by_name[member.name]] = seconds
+        return found
+
     def _follow(self, output: ServerOutput) -> None:
         """Note what came of a message, and send the answers; validation goes before them, to be done first."""
         works: deque[tuple[str, NodeWork]] = deque()
@@ -271,7 +291,6 @@ class TrainingRun:
         for reply in output.replies:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:
-                self.speeds.given(reply.worker, answer.lease.number)
                 node.progress_at = self._progress_at = self._clock()
                 steps = answer.lease.num_steps  # a beat of a step counts as far as leases go, this one and the last
                 node.steps_left = (node.steps_left if node.steps_left < steps else steps) + steps
@@ -328,9 +347,7 @@ class TrainingRun:
 
     def _give_out(self, *, also_of_the_late: bool = False) -> None:
         if self._validations.due:
-            self._send_slices(
-                self._validations.give_out(self.speeds.costs, self._clock(), also_of_the_late=also_of_the_late)
-            )
+            self._send_slices(self._validations.give_out(self.costs, self._clock(), also_of_the_late=also_of_the_late))
             self._conclude(self._validations.finished(self._clock()))
 
     def _send_slices(self, slices: Iterable[SliceForNode]) -> None:

@@ -142,8 +142,7 @@ class DataAssigner:
             return {}
         if self._is_one_batch:
             names = [worker.name for worker in workers]
-            proven = sum([worker.speed.is_measured for worker in workers])
-            shares = self._division.divide(min(self._agreement.batch, left), wanted, seconds, names, proven)
+            shares = self._division.divide(min(self._agreement.batch, left), wanted, seconds, names)
         else:
             shares = divide(left, wanted, seconds)
         return {worker.name: self._lease(version, worker, n) for worker, n in zip(workers, shares, strict=True) if n}
@@ -246,13 +245,10 @@ class KeptDivision:
     _idle: dict[str, int] = field(default_factory=dict)
 
     def divide(
-        self, total: int, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str], num_proven: int = 0
+        self, total: int, wanted: Sequence[int], seconds: Sequence[float], workers: Sequence[str]
     ) -> tuple[int, ...]:
-        """Like `divide` of this module, or the last division of as much to the same workers; both with trials.
-
-        The more of them have shown how fast they are, the less the last division is worth.
-        """
-        key, self._age = (total, num_proven, *wanted, *workers), self._age + 1
+        """Like `divide` of this module, or the last division of as much to the same workers; both with trials."""
+        key, self._age = (total, *wanted, *workers), self._age + 1
         if key != self._key or (self._age > _LEAST_AGE and not _is_near_best(self._shares, total, seconds)):
             self._key, self._shares, self._age = key, divide(total, wanted, seconds), 0
         if 0 in self._shares:

@@ -21,15 +21,8 @@ NEWEST = 0.25
 """Weight of the newest measurement: one slow report moves a share by a quarter of what a slow worker would lose."""
 MOST_SLOWING = 4.0
 """By which one measurement may exceed what is known of a node's seconds a sample: it may have been stopped once."""
-MOST_CLAIM = 1.0
-"""How much faster than the median of all a node can be by its own word; each measurement then adds a third at most, but
-for what was seen to be done."""
-MOST_WAITING = 2.0
-"""By which the time that a node says it did not compute may exceed what that was in its first leases."""
-LEAST_WAITING = 0.05
-"""Seconds a lease for which no node has to account: what a busy machine takes."""
-_FIRST, _LAST = 3, 5
-"""Leases of whose waiting the medians are compared."""
+MOST_CLAIM = 10.0
+"""How much faster than the median of all a node can be by its own word; each measurement then adds a third at most."""
 LATE_SLOWING = 2.0
 """By which a node is taken to be slower that was late."""
 
@@ -47,13 +40,6 @@ class SpeedEstimate:
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
         self._is_measured = seconds is not None
-        self._first_waits: list[float] = []
-        self._last_waits: deque[float] = deque(maxlen=_LAST)
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether its work has shown it, not its word alone."""
-        return self._is_measured
 
     def benchmark(self, seconds: float) -> None:
         """Take the node's own benchmark for true, if it makes sense and nothing was measured yet."""
@@ -65,22 +51,12 @@ class SpeedEstimate:
         if not self._is_measured and self.seconds is not None:
             self.seconds = max(self.seconds, usual / MOST_CLAIM)
 
-    def observe(self, num_samples: int, seconds: float, seen: float | None = None) -> float:
-        """Learn that `num_samples` took `seconds` by the node's word; returns the seconds that can be believed.
-
-        Args:
-            num_samples: of a lease.
-            seconds: that it computed, as it says; the rest of what was seen it waited for its line.
-            seen: seconds between the lease and its contribution; None if nobody looked.
-        """
+    def observe(self, num_samples: int, seconds: float) -> float:
+        """Learn that `num_samples` took `seconds`; returns the seconds that can be believed."""
         known = self.seconds
-        if seen is not None:
-            seconds = self._believable(seconds, seen)
         if num_samples <= 0 or not 0 < seconds < inf:
             return 0.0 if known is None else num_samples * known
         measured = seconds / num_samples
-        if known is not None and not self._is_measured and seen is not None:
-            known = min(known, seen / num_samples)  # so much it has shown at once
         if known is not None:
             most = MOST_SLOWING * known
             if measured > most:
@@ -88,15 +64,6 @@ class SpeedEstimate:
             measured = known + NEWEST * (measured - known)
         self.seconds, self._is_measured = measured, True
         return seconds
-
-    def _believable(self, seconds: float, seen: float) -> float:
-        """What a node computed: no more than was seen, and no less than what its line cannot explain."""
-        waited = max(0.0, seen - seconds)
-        self._last_waits.append(waited)
-        if len(self._first_waits) < _FIRST:
-            self._first_waits.append(waited)
-        allowed = max(LEAST_WAITING, MOST_WAITING * median(self._first_waits))
-        return min(seen, seconds + max(0.0, median(self._last_waits) - allowed))
 
     def was_late(self) -> None:
         """The node has not done a step in the time in which it was expected to."""
