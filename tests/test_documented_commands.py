@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Struct
 from typer.testing import CliRunner
 
 from evener.cli.commands import app
+from evener.cli.fields import with_default_port
 from evener.experiments import nfnn
 from evener.program import calling, script
-from evener.run import commands, plan_command, ps_master, ps_node, ps_train
+from evener.run import commands, page, plan_command, ps_invite, ps_master, ps_node, ps_train
+from evener.search import command as search
 from support.commands import evener
 from support.documented import documented_commands, documented_task
 
@@ -34,9 +35,9 @@ def test_the_pages_hold_commands() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Struct] = []
+    asked: list[Any] = []
 
-    def ask(config: Struct, **_: Any) -> None:
+    def ask(config: Any, *_: Any, **__: Any) -> None:
         asked.append(config)
 
     for module, name in [
@@ -44,12 +45,14 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         *((ps_master, name) for name in ("up", "nodes", "down")),
         (script, "run_program"), (plan_command, "plan"), (nfnn, "run"),
         (ps_node, "join"), (ps_train, "train_on_master"),
+        (page, "dashboard"), (ps_invite, "invite"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
-    (tmp_path / "my_task.py").touch()
-    result = CliRunner().invoke(app, shlex.split(line)[1:])
+    for name in ("my_task.py", "train.py"):
+        (tmp_path / name).touch()
+    result = CliRunner().invoke(app, with_default_port(shlex.split(line)[1:]))
     assert result.exit_code == 0, result.output
     assert len(asked) == 1
 
