@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from evener.errors import InvalidInput, NodeLost
-from evener.launch.processes import LocalProcess, LocalProcesses, Parent
+from evener.launch.parent import Parent
+from evener.launch.processes import LocalProcess, LocalProcesses
 
 LIMIT = 30.0
 STARTER = """

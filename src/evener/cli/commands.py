@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from evener import __version__
+from evener.cli.experiments import experiment
 from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, epilog
 from evener.errors import EvenerError, MissingExtra, MissingFile, TrainingFailed
-from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
 from evener.run.options import (
@@ -179,48 +179,12 @@ def down(access: MasterAccess) -> None:
     ps_master.down(access)
 
 
-def nfnn(config: NfnnConfig, as_json: bool) -> None:
-    """NfNN's parameter servers on MNIST: seconds, accuracy and bytes beside the published ones."""
-    from evener.experiments import nfnn
-
-    nfnn.run(config, as_json=as_json)
-
-
-def oracle_abci(config: AbciConfig) -> None:
-    """Predict the iterations of the published measurements on up to 1024 V100s."""
-    from evener.experiments import abci
-
-    abci.run(config.csv)
-
-
-def resnet152_strategies(config: StrategiesConfig, as_json: bool) -> None:
-    """ResNet-152 by strategy, ranks and batch: seconds of a step and bytes, beside what was published."""
-    from evener.experiments import strategies
-
-    strategies.run(config, as_json=as_json)
-
-
-def gpipe(config: GpipeConfig, as_json: bool) -> None:
-    """GPipe's tables: the largest model by devices, throughput by stages and micro-batches, beside the published."""
-    from evener.experiments import gpipe
-
-    gpipe.run(config, as_json=as_json)
-
-
-def scattered_gpus(config: ScatteredConfig, as_json: bool) -> None:
-    """One detector on nodes with a machine each: every way to merge what they learn, beside what was published."""
-    from evener.experiments import scattered
-
-    scattered.run(config, as_json=as_json)
-
-
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(context_settings={"ignore_unknown_options": True})(command_of(ScriptConfig, run))
-experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done again.")
 
 for _command in (
     command_of(RunConfig, train, TRAIN),
@@ -241,14 +205,6 @@ for _command in (
     command_of(MasterAccess, down),
 ):
     app.command(epilog=epilog(_command.__name__))(_command)
-for _command in (
-    command_of(NfnnConfig, nfnn),
-    command_of(AbciConfig, oracle_abci),
-    command_of(StrategiesConfig, resnet152_strategies),
-    command_of(GpipeConfig, gpipe),
-    command_of(ScatteredConfig, scattered_gpus),
-):
-    experiment.command()(_command)
 app.add_typer(experiment, name="experiment")
 
 

@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,87 +23,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
-import msgspec
-
-from evener.errors import EvenerError, NodeLost, error_of, explain
-
-
-class Sent(msgspec.Struct, frozen=True, tag=True):
-    """Something for whoever started the process."""
-
-    data: bytes
-
-
-class Said(msgspec.Struct, frozen=True, tag=True):
-    """Something for the authority of an elastic run, which is whoever started the process, too."""
-
-    data: bytes
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The process ends with an error.
-
-    Attributes:
-        is_own: whether it arose here; else the connection to another process broke, or that one fell silent.
-        exit_code: of the error.
-        sentence: for the user.
-        traceback: for whoever mends it; empty for errors that the sentence explains.
-        kind: class of the error.
-    """
-
-    is_own: bool
-    exit_code: int
-    sentence: str
-    traceback: str = ""
-    kind: str = ""
-
-    def as_error(self) -> EvenerError:
-        """The error to be raised where the process was started; prints the traceback, if there is one."""
-        sys.stderr.write(self.traceback)
-        return error_of(self.sentence, self.exit_code)
-
-
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """The process has done its work and ends."""
-
-
-_decoder = msgspec.msgpack.Decoder(Sent | Said | Failed | Done)
-
-
-class Parent:
-    """A process's line to the one that started it."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._sending = pipe, threading.Lock()
-
-    def send(self, data: bytes) -> None:
-        """Send `data`, from any thread."""
-        self._send(Sent(data))
-
-    def say(self, data: bytes) -> None:
-        """Send `data` to the authority, from any thread. Raises OSError when it is gone."""
-        self._send(Said(data))
-
-    def hear(self) -> bytes:
-        """The authority's next words; waits for them. Raises EOFError or OSError when it is gone."""
-        return self._pipe.recv_bytes()
-
-    def end(self, error: BaseException | None = None) -> NoReturn:
-        """Say how this process ends, and end it at once: a thread of Gloo may crash an ordinary exit."""
-        code = 0
-        with contextlib.suppress(OSError):
-            if error is None:
-                self._send(Done())
-            else:
-                sentence, code, trace = explain(error)
-                self._send(Failed(not isinstance(error, NodeLost), code, sentence, trace, type(error).__name__))
-        os._exit(code)
-
-    def _send(self, message: Sent | Said | Failed | Done) -> None:
-        with self._sending:
-            self._pipe.send_bytes(msgspec.msgpack.encode(message))
+from evener.launch.parent import Failed, Parent, Said, Sent, decoder, exit_with_parent
 
 
 @dataclass
@@ -123,14 +44,14 @@ class LocalProcess:
     has_finished: bool = False
     is_silent: bool = False
     said: deque[bytes] = field(default_factory=deque)
-    failure: Failed | None = field(default=None)
+    failure: Failed | None = None
 
     def read(self) -> list[bytes]:
         """Take in all that lies in its pipe, however late somebody looks; what of it was sent."""
         sent = []
         try:
             while self.pipe.poll():
-                message = _decoder.decode(self.pipe.recv_bytes())
+                message = decoder.decode(self.pipe.recv_bytes())
                 if isinstance(message, Sent):
                     sent.append(message.data)
                 elif isinstance(message, Said):
@@ -291,18 +212,6 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def exit_with_parent() -> None:
-    """From now on, end this process as soon as its parent is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(NodeLost.exit_code)
-
-    threading.Thread(target=follow, name="evener-parent", daemon=True).start()
 
 
 def _limit_threads(threads: int) -> None:

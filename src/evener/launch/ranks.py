@@ -22,7 +22,8 @@ from evener.errors import Interrupted, NodeLost
 from evener.events import RunEvent, decode_events, encode_events
 from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
-from evener.launch.processes import LocalProcess, LocalProcesses, Parent
+from evener.launch.parent import Parent
+from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import (
     Program,
     RankEnvironment,

@@ -13,7 +13,8 @@ from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import NodeLost
 from evener.host import environment
 from evener.launch.nodes import LocalNode
-from evener.launch.processes import LocalProcess, LocalProcesses, Parent
+from evener.launch.parent import Parent
+from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.ps.config import MasterConfig, StateDir, versions_here
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient

@@ -9,7 +9,8 @@ from functools import partial
 from evener.errors import EvenerError
 from evener.events import RunEvent, encode_events
 from evener.launch.nodes import LocalNode
-from evener.launch.processes import LocalProcess, LocalProcesses, Parent
+from evener.launch.parent import Parent
+from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.record import Epoch
 from evener.run.config import RunConfig
 from evener.run.thin_training import ThinSeat, train_thin

@@ -1,0 +1,54 @@
+"""The commands of `evener experiment`: published experiments, done again. Each loads what it needs when called."""
+
+from __future__ import annotations
+
+import typer
+
+from evener.cli.fields import command_of
+from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
+
+
+def nfnn(config: NfnnConfig, as_json: bool) -> None:
+    """NfNN's parameter servers on MNIST: seconds, accuracy and bytes beside the published ones."""
+    from evener.experiments import nfnn
+
+    nfnn.run(config, as_json=as_json)
+
+
+def oracle_abci(config: AbciConfig) -> None:
+    """Predict the iterations of the published measurements on up to 1024 V100s."""
+    from evener.experiments import abci
+
+    abci.run(config.csv)
+
+
+def resnet152_strategies(config: StrategiesConfig, as_json: bool) -> None:
+    """ResNet-152 by strategy, ranks and batch: seconds of a step and bytes, beside what was published."""
+    from evener.experiments import strategies
+
+    strategies.run(config, as_json=as_json)
+
+
+def gpipe(config: GpipeConfig, as_json: bool) -> None:
+    """GPipe's tables: the largest model by devices, throughput by stages and micro-batches, beside the published."""
+    from evener.experiments import gpipe
+
+    gpipe.run(config, as_json=as_json)
+
+
+def scattered_gpus(config: ScatteredConfig, as_json: bool) -> None:
+    """One detector on nodes with a machine each: every way to merge what they learn, beside what was published."""
+    from evener.experiments import scattered
+
+    scattered.run(config, as_json=as_json)
+
+
+experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done again.")
+for _command in (
+    command_of(NfnnConfig, nfnn),
+    command_of(AbciConfig, oracle_abci),
+    command_of(StrategiesConfig, resnet152_strategies),
+    command_of(GpipeConfig, gpipe),
+    command_of(ScatteredConfig, scattered_gpus),
+):
+    experiment.command()(_command)
