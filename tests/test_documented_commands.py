@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from evener.cli.commands import app
 from evener.cli.fields import with_default_port
-from evener.experiments import nfnn
+from evener.experiments import abci, gpipe, nfnn, scattered, strategies
 from evener.program import calling, script
 from evener.run import commands, page, plan_command, ps_invite, ps_master, ps_node, ps_train
 from evener.search import command as search
@@ -22,7 +22,7 @@ from support.documented import documented_commands, documented_task
 COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 """Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
 _OF_A_MASTER = ("up", "join", "nodes", "down")
-_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener run ")
+_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener run ", "evener experiment ")
 RUN_HERE = [
     line for line in COMMANDS if line.split()[1] not in _OF_A_MASTER and not any(word in line for word in _ELSEWHERE)
 ]
@@ -43,14 +43,15 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
     for module, name in [
         (calling, "train_command"), *((commands, name) for name in ("benchmark", "trace", "demo")),
         *((ps_master, name) for name in ("up", "nodes", "down")),
-        (script, "run_program"), (plan_command, "plan"), (nfnn, "run"),
+        (script, "run_program"), (plan_command, "plan"),
+        *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
         (ps_node, "join"), (ps_train, "train_on_master"),
         (page, "dashboard"), (ps_invite, "invite"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
-    for name in ("my_task.py", "train.py"):
+    for name in ("my_task.py", "train.py", "bccd.yaml"):
         (tmp_path / name).touch()
     result = CliRunner().invoke(app, with_default_port(shlex.split(line)[1:]))
     assert result.exit_code == 0, result.output
