@@ -96,6 +96,7 @@ class Storm:
         self._told, self._said = Told(said), said
         self._sleepers: list[tuple[float, psutil.Process]] = []
         self._untold: list[tuple[float, int]] = []
+        self._woken: list[float] = []
 
     def rage(self, on_over: Callable[[], object]) -> None:
         """Until the run is over, calling `on_over` when the storm is. Raises CalledProcessError: it failed."""
@@ -122,12 +123,13 @@ class Storm:
         return 0 < weather.faults <= self.done.total() or 0 < weather.seconds <= self.seconds
 
     def _remaining(self, now: float) -> int:
-        """Nodes that surely go on, if nobody was killed since the run last said how many do."""
+        """Nodes that surely go on, if nobody was killed since the run last said how many do: none just woken."""
         told = self._told
         told.read()
         self._untold = [(when, before) for when, before in self._untold if now < when and before == told.count]
+        self._woken = [until for until in self._woken if now < until]
         at_first = self._nodes if told.has_begun else 0
-        return (at_first if told.going_on is None else told.going_on) - len(self._sleepers)
+        return (at_first if told.going_on is None else told.going_on) - len(self._sleepers) - len(self._woken)
 
     def _strike(self) -> None:
         frozen = {process.pid for _, process in self._sleepers}
@@ -150,6 +152,7 @@ class Storm:
         for when, process in self._sleepers:
             if when <= now and process.is_running():
                 process.send_signal(signal.SIGCONT)
+                self._woken.append(now + self._weather.patience)  # it may have been given up: the run will say so
         self._sleepers = [(when, process) for when, process in self._sleepers if when > now and process.is_running()]
 
 
