@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -116,6 +116,19 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"time":1.0,"events":[["Unheard",{}]]}\n{"time":1.0\n')
     assert [getattr(event, "kind", "") for event in read(path)] == ["", "damaged line", "damaged line"]
+
+
+@pytest.mark.parametrize("back", [lambda at: at, lambda at: at + 1, lambda at: -1, lambda at: 10], ids="=>-<")
+def test_a_chapter_that_names_no_earlier_chapter_ends_the_reading(tmp_path: Path, back: Callable[[int], int]) -> None:
+    path = tmp_path / EVENTS_FILE
+    written(path, [fake_plan(), *fake_run(num_steps=200).steps])
+    data = path.read_bytes()
+    at = data.rindex(b'{"back":')
+    end = data.index(b",", at)
+    path.write_bytes(data[:at] + b'{"back":%d' % back(at) + data[end:])
+    kinds = [event.kind for event in read(path) if isinstance(event, Event)]
+    assert kinds == (["damaged line"] if back(at) == 10 else [])
+    assert any(isinstance(event, Step) for event in read(path))
 
 
 def test_a_record_is_kept_without_its_steps_and_an_epoch_not_at_all(tmp_path: Path) -> None:

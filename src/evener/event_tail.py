@@ -124,8 +124,17 @@ def _chapters(path: Path) -> tuple[list[Moment], int]:
             line = file.readline()
             after = after or file.tell()
             found.append(_moment(line, LogChapter))
-            back = msgspec.json.decode(line, type=LogChapter).back
+            back = _chapter_before(line, back)
     return found[::-1], after
+
+
+def _chapter_before(line: bytes, begin: int) -> int | None:
+    """Where the chapter before that of `line`, which begins at `begin`, does; None if `line` names no earlier place."""
+    try:
+        back = msgspec.json.decode(line, type=LogChapter).back
+    except NOT_DECODED:
+        return None
+    return back if back is not None and 0 <= back < begin else None
 
 
 def _is_whole(line: bytes) -> bool:
