@@ -164,6 +164,8 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         agreement: how the nodes agreed, on the parameter-server plane; empty where they met in collectives.
         bytes_saved: by compression, there.
         goodput: share of `seconds` that was not lost to nodes that were lost or came.
+        ending: how it ended before it was complete, a sentence; empty of a complete run. One that was interrupted or
+            failed sums unequal numbers of steps in an entry: `step` tells how many.
     """
 
     task: str
@@ -185,6 +187,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
     agreement: str = ""
     bytes_saved: Amount = 0
     goodput: Finite = 1.0
+    ending: str = ""
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "1 or more")

@@ -9,9 +9,11 @@ import pytest
 from evener.errors import NodeLost
 from evener.event_tail import EVENTS_FILE, EventTail
 from evener.events import Phase
-from evener.record import Event
+from evener.record import Event, TrainRecord, Validation
 from evener.run.console import RunView, open_console
-from support.fake_runs import fake_plan
+from evener.run.unfinished import Asked
+from evener.schema import read_noun
+from support.fake_runs import fake_plan, fake_run
 
 
 @pytest.mark.parametrize("sentence", ["pip install 'evener[report]'", "size [1, 8]", "[/tmp/run] is not a folder"])
@@ -33,3 +35,33 @@ def test_a_node_that_is_lost_is_named_in_the_log_of_its_run(tmp_path: Path) -> N
     [*_, lost, end] = [event for moment in EventTail(tmp_path / EVENTS_FILE).read() for event in moment.events]
     assert lost == Event(step=0, kind="node lost", message="node bob (rank 1) was killed at step 3", nodes=("bob",))
     assert end == Phase(what="failed", detail="node bob (rank 1) was killed at step 3")
+
+
+def failing_after(steps: int, folder: Path) -> None:
+    with RunView(folder, asked=Asked("digits", seed=3, precision="fp64")) as view:
+        view.console.quiet = True
+        view(fake_plan())
+        view(Phase(what="training", num_samples=1000, epochs=5))
+        for step in fake_run(num_steps=steps).steps:
+            view(step)
+        view(Validation(step=steps, epoch=0, loss=0.5, accuracy=0.75, seconds=0.1))
+        raise NodeLost("node bob (rank 1) was killed at step 3")
+
+
+def test_a_run_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path) -> None:
+    with pytest.raises(NodeLost):
+        failing_after(3, tmp_path)
+    record = read_noun(tmp_path / "record.json", TrainRecord)
+    assert record.ending == "node bob (rank 1) was killed at step 3"
+    assert (record.task, record.seed, record.precision, record.epochs) == ("digits", 3, "fp64", 5)
+    assert record.steps[-1].step == 3
+    assert sum(step.samples for step in record.steps) == sum(step.samples for step in fake_run(num_steps=3).steps)
+    assert [node.name for node in record.nodes] == [one.node for one in fake_plan().assignments]
+    assert record.validation_accuracy == 0.75
+    assert [event.kind for event in record.events] == ["node lost"]
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_none(tmp_path: Path) -> None:
+    with pytest.raises(NodeLost):
+        losing_bob(tmp_path)
+    assert not (tmp_path / "record.json").exists()

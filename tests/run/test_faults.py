@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from evener.record import TrainRecord
+from evener.schema import read_noun
 from support.commands import command, evener, processes_of
 
 pytestmark = pytest.mark.alone
@@ -143,6 +145,9 @@ def test_a_run_that_is_asked_to_stop_writes_a_checkpoint_and_ends(
     assert re.search(r"evener: stopped after step (\d+) as asked; go on with --resume --checkpoint run/check", errors)
     assert len(list((run.folder / "checkpoints").glob("step-*"))) >= 1
     assert "Traceback" not in errors
+    record = read_noun(run.folder / "record.json", TrainRecord)
+    assert re.match(r"stopped after step \d+ as asked", record.ending)
+    assert record.steps[-1].step > 0
 
 
 @pytest.mark.slow  # torchrun waits half a minute for the rank that stands still

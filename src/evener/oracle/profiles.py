@@ -140,9 +140,12 @@ def fit_profile(profile: ClusterProfile, record: TrainRecord) -> ClusterProfile:
     """`profile` with its computing and exchanging corrected by what `record` measured.
 
     Raises:
-        InvalidInput: the record has no steps, its plan no prediction, or its devices are not those of the profile.
+        InvalidInput: the record has no steps, its plan no prediction, its run did not end by itself, or its devices are
+            not those of the profile.
     """
     plan = record.plan
+    if record.ending:
+        raise InvalidInput(f"a record to learn from is of a complete run, and this one ended early: {record.ending}")
     steps = [step for step in record.steps if step.step > _WARM_UP_STEPS] or list(record.steps)
     if not steps or plan.prediction is None:
         raise InvalidInput("a record to learn from needs steps, and a plan with a prediction")

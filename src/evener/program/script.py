@@ -17,11 +17,13 @@ from evener.program.options import ScriptConfig
 from evener.report.tables import summary
 from evener.run.commands import choose_nodes, is_torchrun, launch, torchrun_env
 from evener.run.console import RunView, print_line, run_folder
+from evener.run.unfinished import Asked
 
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     """`evener run`: as a rank if torchrun started this process, else on nodes of this machine."""
-    with RunView(run_folder(config.folder), to_stderr=True, by_lines=True) as view:
+    asked = Asked(config.script.stem)
+    with RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked) as view:
         if is_torchrun(config):
             env = torchrun_env(config.patience, view)
             env.stop_on(signal.SIGTERM, signal.SIGINT)

@@ -103,6 +103,7 @@ def record_table(record: TrainRecord) -> Table:
             ">peak memory": lambda node: human_bytes(node.peak_memory_bytes),
         },
         record.nodes,
+        caption=f"Ended early: {record.ending}" if record.ending else "",
     )
 
 

@@ -41,6 +41,7 @@ from evener.run.costs import time_here
 from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
 from evener.run.page import page_beside
 from evener.run.rank import train_rank
+from evener.run.unfinished import Asked
 from evener.schema import write_noun
 from evener.tasks.load import load_task
 from evener.tracer.model_graph import trace_model_graph
@@ -78,7 +79,9 @@ def perform(
         watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
     """
     folder = folder_of(config)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr) as view:
+    with page_beside(folder, config.dashboard), RunView(
+        folder, to_stderr=to_stderr, asked=asked_of(config)
+    ) as view:
         view.console.quiet = quiet or config.quiet
         view(Phase(what="starting", detail="the nodes"))
 
@@ -99,6 +102,11 @@ def folder_of(config: RunConfig) -> Path:
     if config.checkpoint is not None:
         run_folder(config.checkpoint)
     return run_folder(config.folder)
+
+
+def asked_of(config: RunConfig) -> Asked:
+    """What the record of a run says that ends before it is complete."""
+    return Asked(Path(config.task).stem, config.seed, config.precision)
 
 
 def launch(
@@ -141,7 +149,7 @@ def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
     folder = folder_of(config)
     port = config.dashboard if os.environ["RANK"] == "0" else None
-    with page_beside(folder, port), RunView(folder, to_stderr=as_json) as view:
+    with page_beside(folder, port), RunView(folder, to_stderr=as_json, asked=asked_of(config)) as view:
         env = torchrun_env(config.patience, view)
         env.stop_on(signal.SIGTERM, signal.SIGINT)
         run_rank(env, program, config)

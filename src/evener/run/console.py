@@ -26,6 +26,7 @@ from evener.report.loggers import TensorBoard, has_tensorboard
 from evener.report.scalars import ScalarLog
 from evener.report.tables import plan_table, predicted_table, record_table
 from evener.report.text import human_bytes, human_seconds
+from evener.run.unfinished import Asked, unfinished_record
 from evener.schema import write_noun
 
 _PLAIN_INTERVAL = 5.0
@@ -39,15 +40,24 @@ class RunView:
         to_stderr: keep stdout free for `--json`.
         shows_steps: whether to show steps and validations, too; no where something else does.
         by_lines: a line now and then and no bar, as a program of the user's prints, too.
+        asked: what its record says of what was asked for, if it ends before it is complete.
     """
 
     def __init__(
-        self, output: Path, *, to_stderr: bool = False, shows_steps: bool = True, by_lines: bool = False
+        self,
+        output: Path,
+        *,
+        to_stderr: bool = False,
+        shows_steps: bool = True,
+        by_lines: bool = False,
+        asked: Asked | None = None,
     ) -> None:
         self.console = open_console(to_stderr)
         self._by_lines = by_lines
         self.record: TrainRecord | None = None
         self._output, self._shows_steps = output, shows_steps
+        self._asked = asked or Asked(output.name)
+        self._began = self._trains_since = time.monotonic()
         self._plan: Plan | None = None
         self._scalars = ScalarLog(TensorBoard(output / "scalars")) if has_tensorboard() else None
         self._bar: Progress | None = None
@@ -89,9 +99,31 @@ class RunView:
         if isinstance(error, NodeLost):
             lost = tuple(a.node for a in self._plan.assignments if a.node in sentence.split()) if self._plan else ()
             log.add(Event(step=0, kind="node lost", message=sentence, nodes=lost))
+        if error is not None:
+            log.flush()
+            self._keep_unfinished(sentence)
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         log.add(Phase(what="over" if error is None else "stopped" if stopped else "failed", detail=sentence))
         log.close()
+
+    def _keep_unfinished(self, ending: str) -> None:
+        """Write down what was done in a run that has no record, and will have none."""
+        if self.record is not None or self._plan is None or not self._live.history.last_step:
+            return
+        record = unfinished_record(
+            self._live,
+            self._plan,
+            self._asked,
+            ending=ending,
+            startup=self._trains_since - self._began,
+            seconds=time.monotonic() - self._trains_since,
+        )
+        try:
+            write_noun(record, self._output / "record.json")
+        except OSError as problem:  # what is to be told is how the run ended
+            self.console.print(f"cannot write {self._output / 'record.json'}: {problem.strerror}")
+            return
+        self.console.print(f"record of what was done is in {self._output}")
 
     def _on_plan(self, plan: Plan) -> None:
         """Begin a table and columns; a master's run has another plan when a node has come."""
@@ -130,6 +162,8 @@ class RunView:
     def _on_phase(self, phase: Phase) -> None:
         """A sign of life: one that moves on a terminal, a line elsewhere."""
         self._end_phase()
+        if phase.what == "training":
+            self._trains_since = time.monotonic()
         if phase.what == "training" or phase.what in OVER or not self._shows_steps:
             return
         words = f"{phase.what}: {phase.detail}"

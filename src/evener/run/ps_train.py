@@ -65,7 +65,8 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
             result = client.watch(run, view, check)
         if result.record:
             backend.write_weights(result.weights, folder / "model.safetensors")
-            view(parse_noun(result.record, TrainRecord, source="the master's record"))
+            record = parse_noun(result.record, TrainRecord, source="the master's record")
+            view(replace(record, ending=result.reason))
     if result.exit_code:
         raise error_of(result.reason, result.exit_code)
     assert view.record is not None

@@ -41,6 +41,7 @@ class LiveRun:
         told: the last validations and events, each with when it was written down.
         num_told: how many there were.
         revision: how many moments have been taken.
+        epochs: of the run; 0 where that is not known, or means nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -54,7 +55,8 @@ class LiveRun:
         self._losses, self._speeds = Losses(), dict[str, NodeSpeed]()
         self._states: dict[str, tuple[str, str]] = {}
         self._written = 0.0
-        self._total, self._epochs, self._done_before = 0, 0, 0
+        self.epochs = 0
+        self._total, self._done_before = 0, 0
 
     @property
     def is_over(self) -> bool:
@@ -82,7 +84,7 @@ class LiveRun:
         elif isinstance(event, Phase):
             self._begin(event)
         elif isinstance(event, TrainRecord):
-            self._record, self._epochs = event, event.epochs
+            self._record, self.epochs = event, event.epochs
             self._phase = Phase(what="over")
         elif isinstance(event, Event | Validation):
             self.told.append((time, event))
@@ -98,7 +100,7 @@ class LiveRun:
 
     def _begin(self, phase: Phase) -> None:
         if phase.num_samples:
-            self._total, self._epochs = phase.num_samples, phase.epochs
+            self._total, self.epochs = phase.num_samples, phase.epochs
             self._done_before = phase.done - self._counted()
         self._phase = phase
 
@@ -147,7 +149,7 @@ class LiveRun:
             written=self._written,
             step=step,
             epoch=self.history.epoch + 1 if step else 0,
-            epochs=self._epochs,
+            epochs=self.epochs,
             left_seconds=left / rate if rate and self._total and not self.is_over else None,
             progress=self._progress(left),
             samples_per_second=self._record.samples_per_second if self._record else rate,
