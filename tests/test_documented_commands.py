@@ -21,7 +21,7 @@ from support.documented import documented_commands, documented_task
 
 COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 """Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
-_OF_A_MASTER = ("up", "join", "nodes", "down")
+_OF_A_MASTER = ("up", "join", "nodes", "stop", "down")
 _ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener run ", "evener experiment ")
 RUN_HERE = [
     line for line in COMMANDS if line.split()[1] not in _OF_A_MASTER and not any(word in line for word in _ELSEWHERE)
@@ -42,7 +42,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
 
     for module, name in [
         (calling, "train_command"), *((commands, name) for name in ("benchmark", "trace", "demo")),
-        *((ps_master, name) for name in ("up", "nodes", "down")),
+        *((ps_master, name) for name in ("up", "nodes", "stop", "down")),
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
         (ps_node, "join"), (ps_train, "train_on_master"),

@@ -27,6 +27,7 @@ from evener.run.options import (
     MasterAccess,
     NodesAccess,
     PlanConfig,
+    StopAccess,
     TraceConfig,
     UpConfig,
 )
@@ -172,6 +173,13 @@ def invite(config: InviteConfig) -> None:
     ps_invite.invite(config)
 
 
+def stop(access: StopAccess) -> None:
+    """End the run that goes on at a master, from anywhere, with what it has reached; its nodes stay."""
+    from evener.run import ps_master
+
+    ps_master.stop(access)
+
+
 def down(access: MasterAccess) -> None:
     """End a master's run, its nodes, and the master."""
     from evener.run import ps_master
@@ -202,6 +210,7 @@ for _command in (
     command_of(JoinConfig, join),
     command_of(NodesAccess, nodes),
     command_of(InviteConfig, invite),
+    command_of(StopAccess, stop),
     command_of(MasterAccess, down),
 ):
     app.command(epilog=epilog(_command.__name__))(_command)

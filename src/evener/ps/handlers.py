@@ -246,8 +246,12 @@ class Handlers:
     def _watch(self, peer: int, _: object, header: m.WatchRun, __: object) -> None:
         self._scheduler.watch(peer, header.run)
 
-    def _stop(self, _: int, __: object, header: m.StopRun, ___: object) -> None:
+    def _stop(self, peer: int, _: object, header: m.StopRun, __: object) -> None:
+        asker = self._effects.invitations.submitter_of(self._grants[peer])
+        if (owner := self._scheduler.owner_of(header.run)) not in (None, asker) and asker != "admin":
+            raise BadFrame(f"run {header.run} was submitted by {owner}, who can stop it, as the admin can")
         self._scheduler.stop(header)
+        self._get_status(peer, None, m.GetStatus(), None)
 
     def _get_status(self, peer: int, _: object, __: m.GetStatus, ___: object) -> None:
         run = self._scheduler.run

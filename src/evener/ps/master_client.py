@@ -90,8 +90,8 @@ class MasterClient:
         self._connection.send(GetStatus())
         return decode_status(self._await(StatusReply).buffers[0])
 
-    def change(self, message: ExpelNode | ForgetNode | RevokeInvitation) -> ClusterStatus:
-        """Have an admin's wish done; who is here afterwards. Raises ConnectionLost: it may not be."""
+    def change(self, message: ExpelNode | ForgetNode | RevokeInvitation | StopRun) -> ClusterStatus:
+        """Have a wish done that is allowed; who is here afterwards. Raises ConnectionLost: it may not be."""
         self._connection.send(message)
         return decode_status(self._await(StatusReply).buffers[0])
 

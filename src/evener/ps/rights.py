@@ -24,7 +24,7 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
 """Whose token allows a message; what is not here, is a node's."""
 AUDITED: dict[type[Header], str] = {
     m.SubmitRun: "submitted",
-    m.StopRun: "stopped",
+    m.StopRun: "asked to stop",
     m.ExpelNode: "asked to expel",
     m.ForgetNode: "forgot",
     m.ShutDown: "ended",

@@ -21,4 +21,5 @@ def status_of(run: TrainingRun, folder: Path) -> RunStatus:
         loss=run.history.loss,
         accuracy=validations[-1].accuracy if validations else None,
         folder=str(folder / run.job.run),
+        submitter=run.job.submitter,
     )

@@ -111,6 +111,10 @@ class Scheduler:
         header = RunFinished(exit_code=result.exit_code, reason=shown(result.reason))
         self._send(peer, header, (result.record, result.weights))
 
+    def owner_of(self, run: str) -> str | None:
+        """Who submitted the run in progress, if it is `run`."""
+        return self.run.job.submitter if self.run is not None and self.run.job.run == run else None
+
     def stop(self, stop: StopRun) -> None:
         """A command wants the run to end."""
         if self.run is not None and self.run.job.run == stop.run:
@@ -263,5 +267,5 @@ class Scheduler:
         run, version = self.run.job.run, self.run.server.version
         return (
             f"the master is busy with run {run}, {version} updates so far: wait for it (`evener nodes` shows it, "
-            f"its results will be in {self._folder(self.run)}), or end all with `evener down`"
+            f"its results will be in {self._folder(self.run)}), or end it with `evener stop`"
         )

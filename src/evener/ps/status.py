@@ -52,6 +52,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
         loss: of the last update.
         accuracy: of the last validation.
         folder: where its result will lie, on the master's machine.
+        submitter: who asked for it.
     """
 
     run: str
@@ -63,6 +64,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
     loss: float
     accuracy: float | None
     folder: str
+    submitter: str = ""
 
 
 class InvitationStatus(Part, frozen=True, kw_only=True):

@@ -142,7 +142,7 @@ class JoinConfig(Part, frozen=True, kw_only=True):
 
 
 class MasterAccess(Part, frozen=True, kw_only=True):
-    """How `evener nodes` and `evener down` find the master. Raises InvalidInput: the token is given twice."""
+    """How `evener nodes`, `evener stop` and `evener down` find the master. Raises InvalidInput: the token is given twice."""
 
     home: Home = None
     master: MasterAddress = None
@@ -158,6 +158,12 @@ class NodesAccess(MasterAccess, frozen=True, kw_only=True):
 
     expel: Annotated[str | None, Meta(description="Send the node of this name away for good.")] = None
     forget: Annotated[str | None, Meta(description="Free a node's name; expelled, it may come back.")] = None
+
+
+class StopAccess(MasterAccess, frozen=True, kw_only=True):
+    """What `evener stop` is asked besides."""
+
+    run: Annotated[str | None, Meta(description="Its name; the one that goes on if none is said.")] = None
 
 
 class InviteConfig(MasterAccess, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""`evener up`, `nodes` and `down`: a master as a process, and what goes on there. Needs no PyTorch."""
+"""`evener up`, `nodes`, `stop` and `down`: a master as a process, and what goes on there. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from evener.host import environment, own_address
 from evener.ps.config import Beacon, MasterConfig, StateDir, default_state_dir, versions_here
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
-from evener.ps.messages import ExpelNode, ForgetNode
+from evener.ps.messages import ExpelNode, ForgetNode, StopRun
 from evener.ps.status import ClusterStatus, InvitationStatus, NodeStatus, RunStatus
 from evener.report.text import human_bytes, table_of
 from evener.run.config import RunConfig
 from evener.run.console import open_console
-from evener.run.options import PATIENCE, PORT, MasterAccess, NodesAccess, UpConfig
+from evener.run.options import PATIENCE, PORT, MasterAccess, NodesAccess, StopAccess, UpConfig
 from evener.run.page import page_beside
 from evener.run.ps_node import given_token, print_notice
 from evener.signals import sigterm_is_ctrl_c
@@ -99,6 +99,18 @@ def nodes(access: NodesAccess, *, as_json: bool) -> None:
         console.print(run_line(status.run))
 
 
+def stop(access: StopAccess) -> None:
+    """`evener stop`: end a run with what it has reached. Raises InvalidInput: it does not go on."""
+    with open_master(access) as client:
+        status = client.ask()
+        wanted = access.run or (status.run.run if status.run else None)
+        if status.run is None or status.run.run != wanted:
+            on = f"run {status.run.run} does" if status.run else "none does"
+            raise InvalidInput(f"{f'run {wanted}' if wanted else 'a run'} does not go on at {status.address}: {on}")
+        client.change(StopRun(run=wanted))
+    sys.stdout.write(f"run {wanted} has ended with what it had reached; results are in {status.run.folder}\n")
+
+
 def down(access: MasterAccess) -> None:
     """`evener down`: end the run, the nodes and the master."""
     with open_master(access) as client:
@@ -151,7 +163,7 @@ def run_line(run: RunStatus) -> str:
     accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
     epochs = f" of {run.epochs}" if run.epochs else ""
     return (
-        f"run {run.run} ({run.protocol}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
+        f"run {run.run} ({run.protocol}{f', by {run.submitter}' if run.submitter else ''}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
         f"{accuracy}; results will be in {run.folder}"
     )
 
