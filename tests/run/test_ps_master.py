@@ -27,7 +27,9 @@ def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_
     with plane() as ps:
         ps.join("a", Mood(seconds=0.01))
         with ps.control() as admin:
-            tokens = [Token.parse(admin.invite(Invite(submitter=name, seconds=60.0)).token) for name in ("alice", "bob")]
+            tokens = [
+                Token.parse(admin.invite(Invite(submitter=name, seconds=60.0)).token) for name in ("alice", "bob")
+            ]
             with MasterClient(ps.address, tokens[0], 5.0) as alice:
                 alice.submit(ENDLESS, weights(), [])
         wait_until(lambda: ps.version() > 2)
@@ -40,7 +42,9 @@ def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_
         with pytest.raises(InvalidInput, match=r"run other does not go on at .*: run linear-1 does"):
             stop(access(ps, tokens[0], "other"))
         stop(access(ps, tokens[0]))
-        assert f"run linear-1 has ended with what it had reached; results are in {run.folder}" in capsys.readouterr().out
+        assert (
+            f"run linear-1 has ended with what it had reached; results are in {run.folder}" in capsys.readouterr().out
+        )
         assert ps.ask().run is None
         assert (ps.home.runs / "linear-1" / "record.json").exists()
         with pytest.raises(InvalidInput, match=r"a run does not go on at .*: none does"):

@@ -79,9 +79,7 @@ def perform(
         watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
     """
     folder = folder_of(config)
-    with page_beside(folder, config.dashboard), RunView(
-        folder, to_stderr=to_stderr, asked=asked_of(config)
-    ) as view:
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked_of(config)) as view:
         view.console.quiet = quiet or config.quiet
         view(Phase(what="starting", detail="the nodes"))
 
