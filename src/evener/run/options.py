@@ -142,7 +142,7 @@ class JoinConfig(Part, frozen=True, kw_only=True):
 
 
 class MasterAccess(Part, frozen=True, kw_only=True):
-    """How `evener nodes`, `evener stop` and `evener down` find the master. Raises InvalidInput: the token is given twice."""
+    """How commands such as `evener nodes` find the master. Raises InvalidInput: the token is given twice."""
 
     home: Home = None
     master: MasterAddress = None

@@ -162,8 +162,9 @@ def run_line(run: RunStatus) -> str:
     """How the run is doing, and where its results will be."""
     accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
     epochs = f" of {run.epochs}" if run.epochs else ""
+    how = f"{run.protocol}, by {run.submitter}" if run.submitter else run.protocol
     return (
-        f"run {run.run} ({run.protocol}{f', by {run.submitter}' if run.submitter else ''}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
+        f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
         f"{accuracy}; results will be in {run.folder}"
     )
 
