@@ -11,8 +11,8 @@ from evener.run.options import StopAccess
 from evener.run.ps_master import run_line, stop
 from evener.sync.protocol import Sgd, synchronous
 from evener.wire.identity import Token
-from support.linear_engine import job, weights
-from support.master_in_threads import Mood, Plane, plane, wait_until
+from support.linear_engine import Mood, job, weights
+from support.master_in_threads import Plane, plane, wait_until
 
 ENDLESS = job(synchronous(batch=6, outer=Sgd(learning_rate=0.1)), epochs=100_000)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from evener.benchmark.busy import ProcessorWatch
 from evener.benchmark.device import environment, profile_device
 from evener.benchmark.links import measure_links
 from evener.comm.group import leave_group
@@ -26,7 +27,7 @@ from evener.launch.rank_environment import Program, RankEnvironment, run_inproce
 from evener.launch.ranks import run_local
 from evener.launch.torchrun import torchrun_environment
 from evener.profile import ClusterProfile, DeviceProfile
-from evener.record import TrainRecord
+from evener.record import Event, TrainRecord
 from evener.report.bars import comparison_figure
 from evener.report.canvas import require_matplotlib, save_png
 from evener.report.html import write_page
@@ -37,7 +38,7 @@ from evener.run.callbacks import Callback
 from evener.run.config import RunConfig
 from evener.run.console import RunView, open_console, output_file, print_line, run_folder
 from evener.run.context import join_world, make_context
-from evener.run.costs import time_here
+from evener.run.costs import tell_busy, time_here
 from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
 from evener.run.page import page_beside
 from evener.run.rank import train_rank
@@ -177,6 +178,8 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
             console.print(f"wrote {output}")
             if as_json:
                 print_line(msgspec.json.encode(event).decode())
+        elif isinstance(event, Event):
+            console.print(f"{event.kind}: {event.message}")
 
     if is_torchrun(config):
         run_rank(torchrun_env(config.patience, show), benchmark_rank, config)
@@ -187,12 +190,13 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
     """Measure this rank's device, the links to the others and, if asked, a task; the leader emits the profile."""
     world = join_world(env)
-    speed = env.node.speed_at(0)
+    speed, watch = env.node.speed_at(0), ProcessorWatch(env.node.name, env.node.cores)
     own = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
     links = measure_links(world)
     if config.task is not None:
         context = make_context(env, world, RunConfig(task=config.task, data=config.data))
         own = msgspec.structs.replace(own, timings=(time_here(context, context.batch_size),))
+    tell_busy(env, world, watch)
     rows = world.all_gather_bytes(msgspec.json.encode(own))
     devices = tuple(msgspec.json.decode(row, type=DeviceProfile) for row in rows)
     if world.is_leader:

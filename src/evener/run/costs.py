@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import nn
 
+from evener.benchmark.busy import MOST, ProcessorTime, ProcessorWatch, busy_sentence, taken_by_others
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.benchmark.task_timing import affine, time_task
@@ -29,6 +30,7 @@ from evener.parallel.optimizer_probe import stand_ins
 from evener.parallel.parallel_model import require_scalar
 from evener.parallel.shared_statistics import statistics_exchanges
 from evener.profile import ClusterProfile, DeviceProfile, Fabric, TaskTiming
+from evener.record import Event
 from evener.run.context import RankContext
 from evener.tracer.model_graph import trace_model_graph
 from evener.tracer.nested import call
@@ -59,16 +61,27 @@ class MeasuredCosts:
 
 def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> MeasuredCosts:
     """Time micro-batches of up to `micro` samples, `accumulate` a step, on all nodes at the same time."""
+    watch = ProcessorWatch(context.env.node.name, context.env.node.cores)
     try:
         own = b"+" + msgspec.json.encode(time_here(context, micro))
     except DoesNotFit as error:
         own = b"-" + f"node {context.env.node.name}: {error}".encode()
+    tell_busy(context.env, context.group, watch)
     rows = context.group.all_gather_bytes(own)
     misfit = next((row[1:].decode() for row in rows if row.startswith(b"-")), "")
     if misfit:
         return MeasuredCosts(misfit=misfit)
     timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows)
     return MeasuredCosts(timings=timings, workers=tuple(worker_of(one, accumulate) for one in timings))
+
+
+def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None:
+    """Have the leader say on which nodes others wanted the processor meanwhile; all ranks call this."""
+    rows = group.all_gather_bytes(msgspec.json.encode(watch.stop()))
+    shares = taken_by_others([msgspec.json.decode(row, type=ProcessorTime) for row in rows])
+    if group.is_leader and (sentence := busy_sentence(shares)):
+        nodes = tuple(node for node, share in shares.items() if share > MOST)
+        env.notify(Event(step=0, kind="busy machine", message=sentence, nodes=nodes))
 
 
 def worker_of(timing: TaskTiming, accumulate: int = 1) -> Worker:

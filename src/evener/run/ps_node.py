@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from evener.atomic import atomic_write
+from evener.benchmark.busy import ProcessorWatch, busy_sentence, taken_by_others
 from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
 from evener.profile import ClusterProfile, DeviceProfile
@@ -198,7 +199,10 @@ def known_profile(
     except (OSError, InvalidInput):
         pass  # there is none, or none that this version reads: measure
     measure = measure or (profile_numpy if is_thin else partial(_profile_torch, device))
+    watch = ProcessorWatch(name)
     profile = measure(name, speed, MEASURE_SECONDS)
+    if sentence := busy_sentence(taken_by_others([watch.stop()])):
+        print_notice(f"busy machine: {sentence}")
     write_noun(ClusterProfile(devices=(profile,)), file)
     return profile
 
