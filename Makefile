@@ -45,7 +45,7 @@ $(VENV)/.integrations: $(VENV)/.dev
 	$(call install,dev$(comma)integrations,$@)
 
 test-integrations: $(VENV)/.integrations
-	$(BIN)/python -m pytest tests/integrations tests/programs tests/report/test_loggers.py -m 'slow or not slow' --timeout 900
+	$(BIN)/python -m pytest tests/integrations tests/programs tests/examples/test_examples.py tests/report/test_loggers.py -m 'slow or not slow' --timeout 900
 
 check: $(VENV)/.dev
 	PATH="$(abspath $(BIN)):$$PATH" scripts/check

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+TESTS = Path(__file__).parents[1]
+EXAMPLES = TESTS.parent / "examples"
+_PATHS = [str(TESTS / "support" / "torchvision_site"), str(TESTS), os.environ.get("PYTHONPATH", "")]
 
 
-def run(name: str, folder: Path) -> str:
-    """What an example prints."""
-    typed = [sys.executable, str(EXAMPLES / name)]
-    done = subprocess.run(typed, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+def run(name: str, folder: Path, *words: str) -> str:
+    """What an example prints, started by Python or as `evener run` if there are `words` for it."""
+    typed = [sys.executable, *(["-m", "evener", "run"] if words else []), str(EXAMPLES / name), *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATHS)}
+    done = subprocess.run(typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -63,23 +69,39 @@ def test_a_pipeline_of_uneven_nodes_learns_and_leaves_its_timeline(tmp_path: Pat
     assert len(re.findall(r"node-\d holds \d+ parameters", shown)) == 2
 
 
+def where_there_is(package: str, name: str) -> Any:
+    """The example `name`, which needs an extra of that name."""
+    return pytest.param(name, marks=pytest.mark.skipif(not find_spec(package), reason=f"needs evener[{package}]"))
+
+
 PROGRAMS = [
     "08_own_program.py",
     "09_sum_and_pairs.py",
+    "10_imagenet.py",
     "11_char_gpt.py",
     "12_dcgan.py",
     "13_vae.py",
     "14_graphs.py",
     "15_stream.py",
+    where_there_is("lightning", "16_lightning.py"),
+    where_there_is("transformers", "17_hugging_face.py"),
 ]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_of_ones_own_learns_on_uneven_nodes_what_it_learns_alone(name: str, tmp_path: Path) -> None:
-    typed = [sys.executable, "-m", "evener", "run", str(EXAMPLES / name), "--local-nodes", "1.0,0.5"]
-    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
     together, alone = (
-        [float(one) for one in re.findall(r"\d+\.?\d*", text)] for text in (done.stdout, run(name, tmp_path))
+        [float(one) for one in re.findall(r"\d+\.?\d*", text)]
+        for text in (run(name, tmp_path, "--local-nodes", "1.0,0.5"), run(name, tmp_path))
     )
     assert together == pytest.approx(alone, rel=2e-2)
+
+
+def test_a_detector_that_draws_what_it_looks_at_learns_alike_on_uneven_nodes(tmp_path: Path) -> None:
+    name = "18_faster_rcnn.py"
+    together, alone = (
+        [float(one) for one in re.findall(r"loss ([\d.]+)", text)]
+        for text in (run(name, tmp_path, "--local-nodes", "1.0,0.5"), run(name, tmp_path))
+    )
+    assert together == pytest.approx(alone, rel=0.15)
+    assert together[-1] < 0.7 * together[0]
