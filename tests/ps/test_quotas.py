@@ -21,7 +21,7 @@ from test_master import SYNC, introduction, stranger
 
 from evener.errors import InvalidFile
 from evener.history import History
-from evener.ps import blob_stream, training_run
+from evener.ps import blob_stream, run_journal
 from evener.ps import messages as m
 from evener.ps.blob_stream import BlobStream, StreamWriter
 from evener.ps.job import Submissions, encode_job
@@ -126,13 +126,13 @@ def test_a_node_that_joins_under_name_after_name_is_refused_in_the_end(monkeypat
 def test_the_events_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     from test_training_run import Stage
 
-    monkeypatch.setattr(training_run, "MOST_EVENTS", 3)
+    monkeypatch.setattr(run_journal, "MOST_EVENTS", 3)
     stage = Stage(SYNC)
     for _ in range(100):
         stage.run.note("away", "again")
-    history: History = stage.run.history
+    history: History = stage.run.journal.history
     assert [event.kind for event in history.events] == ["away", "away", "away", "more events"]
-    assert len(stage.run.events) == 4
+    assert len(stage.run.journal.events) == 4
 
 
 def test_an_archive_of_a_hundred_thousand_empty_files_costs_the_master_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from evener.data.loader import seed_all
 from evener.errors import InvalidInput
 from evener.ps.engine import EngineSetup
 from evener.ps.job import Job
-from evener.ps.torch_backend import TorchBackend, layout_of_model
+from evener.ps.torch_backend import TorchBackend
+from evener.ps.torch_state import layout_of_model
 from evener.run.context import Arithmetic
 from evener.run.ps_backends import build_torch_engine
 from evener.sync import protocol

@@ -97,7 +97,7 @@ def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -
     stage.push("b")
     stage.deliver()
     assert stage.run.server.workers["a"].totals.refused == 1
-    assert [event.kind for event in stage.run.history.events] == ["refused"]
+    assert [event.kind for event in stage.run.journal.history.events] == ["refused"]
     assert list(stage.run.due) == [0]
 
 

@@ -108,7 +108,7 @@ class Checkpointer:
         checkpoint = RunCheckpoint(
             server=_SERVERS.replace("*", f"{self._number:08}"),
             job=run.job,
-            history=run.history,
+            history=run.journal.history,
             used=run.used,
             due=run.due,
             seconds=run.seconds,

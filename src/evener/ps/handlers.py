@@ -255,7 +255,7 @@ class Handlers:
 
     def _get_status(self, peer: int, _: object, __: m.GetStatus, ___: object) -> None:
         run = self._scheduler.run
-        nodes = self._nodes.status(run.history.totals if run else {}, self._config.clock())
+        nodes = self._nodes.status(run.journal.history.totals if run else {}, self._config.clock())
         folder = self._config.home.runs
         status = ClusterStatus(
             address=self.address,

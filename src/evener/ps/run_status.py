@@ -10,15 +10,15 @@ from evener.ps.training_run import TrainingRun
 
 def status_of(run: TrainingRun, folder: Path) -> RunStatus:
     """How a run stands, whose results will lie in `folder`, in one of its own."""
-    validations = run.history.validations
+    validations = run.journal.history.validations
     return RunStatus(
         run=run.job.run,
         task=run.job.title,
         protocol=run.job.protocol,
         version=run.server.version,
-        epoch=run.history.epoch,
+        epoch=run.journal.history.epoch,
         epochs=run.job.workload.num_epochs,
-        loss=run.history.loss,
+        loss=run.journal.history.loss,
         accuracy=validations[-1].accuracy if validations else None,
         folder=str(folder / run.job.run),
         submitter=run.job.submitter,

@@ -169,7 +169,7 @@ class Scheduler:
         self._subscribers.flush(run)
         header = RunFinished(exit_code=error.exit_code if error else 0, reason=shown(str(error)) if error else "")
         result = RunResult(header.exit_code, header.reason, b"", b"")
-        if run.history.totals:
+        if run.journal.history.totals:
             result = result._replace(record=self._record(run), weights=weights_of(run.server.weights))
         where = self._keep(run, result)
         self._release(run, header, (result.record, result.weights) if result.record else ())
@@ -242,9 +242,9 @@ class Scheduler:
         return encode_record(
             record_of(
                 run.job,
-                run.history,
+                run.journal.history,
                 self._nodes.by_name,
-                run.costs,
+                run.speeds.costs,
                 seconds=run.seconds or 0.0,
                 startup=run.waited if run.seconds is not None else 0.0,
                 environment=self._config.environment,

@@ -51,7 +51,7 @@ class Subscribers:
 
     def tick(self, run: TrainingRun, now: float) -> None:
         """Send what has happened, if the time has come; at once how the work is divided when another node came."""
-        if len(run.history.totals) != self._columns and run.server.members:
+        if len(run.journal.history.totals) != self._columns and run.server.members:
             self._add_steps(run)
             self._add_plan(run)
         if now - self._sent >= _SECONDS:
@@ -62,13 +62,13 @@ class Subscribers:
         """Send what has happened until now."""
         self._add_steps(run)
         if self._log is not None:
-            for event in run.events:
+            for event in run.journal.events:
                 self._log.add(event)
-        if run.events and self._peers:
-            data = encode_events(run.events)
+        if run.journal.events and self._peers:
+            data = encode_events(run.journal.events)
             for peer in self._peers:
                 self._send(peer, RunEvents(), (data,))
-        run.events.clear()
+        run.journal.events.clear()
 
     def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
         """The run is over."""
@@ -86,19 +86,21 @@ class Subscribers:
             self._log = None
 
     def _add_plan(self, run: TrainingRun) -> None:
-        self._columns = len(run.history.totals)
+        self._columns = len(run.journal.history.totals)
         if self._columns:
-            run.events.append(self._phase(run))
-            run.events.append(plan_of(run.job, run.history.names, self._nodes.by_name, run.costs))
+            run.journal.events.append(self._phase(run))
+            run.journal.events.append(
+                plan_of(run.job, run.journal.history.names, self._nodes.by_name, run.speeds.costs)
+            )
 
     def _phase(self, run: TrainingRun) -> Phase:
         """How much there is to do, and how much of it is done."""
-        workload, works = run.job.workload, run.history.totals.values()
+        workload, works = run.job.workload, run.journal.history.totals.values()
         total = workload.num_samples * (workload.num_epochs or 0)
         done = min(total, sum(work.samples for work in works))
         return Phase(what="training", num_samples=total, done=done, epochs=workload.num_epochs or 0)
 
     def _add_steps(self, run: TrainingRun) -> None:
-        step = run.history.news(self._columns)
+        step = run.journal.history.news(self._columns)
         if step is not None and self._columns:
-            run.events.append(step)
+            run.journal.events.append(step)

@@ -1,9 +1,6 @@
-"""The backend of PyTorch tasks, on a CPU or a GPU; on nodes, this alone imports PyTorch.
+"""The backend of PyTorch tasks, on a CPU or a GPU; on nodes, this and `torch_state` alone import PyTorch.
 
-Random transforms look as they do where nodes meet in collectives: samples do not depend on who computes. The model's
-state lies in one piece of memory on its device, laid out as it travels: loading it is one copy. Trained parameters,
-floating-point buffers and int64 counters of the state dict take part. Frozen parameters and other buffers stay as the
-task's `model()` makes them, on every node alike.
+Random transforms look as they do where nodes meet in collectives: samples do not depend on who computes.
 """
 
 from __future__ import annotations
@@ -28,7 +25,8 @@ from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
 from evener.parallel.parallel_model import require_scalar
 from evener.ps.server_optimizer import server_optimizer
-from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout, flat_of
+from evener.ps.torch_state import TorchState, layout_of_model, shared_state
+from evener.sync.layout import Flat, flat_of
 from evener.sync.protocol import Outer
 from evener.task import Task
 from evener.tracer.nested import call
@@ -214,88 +212,3 @@ def _settings(optimizer: Optimizer) -> list[Settings]:
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
-
-
-def shared_state(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors on which nodes agree, by their names in the state dict; tied ones once."""
-    saved = model.state_dict().keys()
-    parameters = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-    buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
-    return parameters | {n: b for n, b in buffers.items() if b.is_floating_point() or b.dtype == torch.int64}
-
-
-def layout_of_model(model: nn.Module) -> StateLayout:
-    """How the model's state lies in memory.
-
-    Raises:
-        InvalidValue: nothing is trained, or a tensor has a type in which nothing is averaged, such as bfloat16.
-    """
-    return StateLayout(entries=tuple(_entry(name, tensor) for name, tensor in shared_state(model).items()))
-
-
-def _entry(name: str, tensor: Tensor) -> ArraySpec:
-    kind: Kind = "parameter"
-    if not isinstance(tensor, nn.Parameter):
-        kind = "statistic" if tensor.is_floating_point() else "counter"
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return ArraySpec(name=name, shape=tuple(tensor.shape), dtype=dtype, kind=kind)  # type: ignore[arg-type]  # is checked
-
-
-class TorchState:
-    """A model whose tensors lie where its layout says, and its gradients likewise; they are views of its memory."""
-
-    def __init__(self, model: nn.Module, layout: StateLayout) -> None:
-        state = shared_state(model)
-        device = next(iter(state.values())).device
-        self._model, self._layout = model, layout
-        self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
-        self._gradients = torch.zeros_like(self._memory)
-        self._buffers: dict[str, Tensor] = {}
-        self._homes: dict[str, Tensor] = {}
-        for entry in layout.entries:
-            tensor, home = state[entry.name], self._view(self._memory, entry)
-            home.copy_(tensor.detach())
-            tensor.data = home
-            if entry.kind == "parameter":
-                tensor.grad = self._view(self._gradients, entry)
-            else:
-                self._buffers[entry.name], self._homes[entry.name] = tensor, home
-        rest = [s for s in layout.sections if s.kind != "parameter" and s.size]
-        self._rest = [slice(s.offset, s.offset + s.size * getattr(torch, s.dtype).itemsize) for s in rest]
-
-    def load(self, weights: Flat) -> None:
-        """Have the model be what `weights` says."""
-        self._bring_home()
-        self._memory.copy_(torch.from_numpy(weights.memory))
-
-    def save(self, into: Flat) -> None:
-        """Write down what the model is."""
-        self._bring_home()
-        torch.from_numpy(into.memory).copy_(self._memory)
-
-    def zero_gradients(self) -> None:
-        """Begin a new gradient."""
-        self._gradients.zero_()
-
-    def save_gradients(self, into: Flat) -> None:
-        """Write down the gradients of the parameters, and statistics and counters as they are."""
-        self._bring_home()
-        target = torch.from_numpy(into.memory)
-        target.copy_(self._gradients)
-        for part in self._rest:
-            target[part].copy_(self._memory[part])
-
-    def _view(self, memory: Tensor, entry: ArraySpec) -> Tensor:
-        dtype = getattr(torch, entry.dtype)
-        offset = self._layout.offsets[entry.name]
-        return memory[offset : offset + entry.size * dtype.itemsize].view(dtype).view(entry.shape)
-
-    def _bring_home(self) -> None:
-        """Take in buffers that the model has replaced instead of changing them in place."""
-        if not self._buffers:
-            return
-        for name, tensor in self._model.named_buffers():
-            if name in self._buffers and tensor is not self._buffers[name]:
-                self._homes[name].copy_(tensor)
-                tensor.data = self._homes[name]
-                self._buffers[name] = tensor

@@ -7,26 +7,20 @@ late one) it puts into `observations`, for membership to decide upon; it never d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import ceil, inf
-from random import SystemRandom
-from statistics import median
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
-from evener.events import RunEvent
-from evener.history import Entry, History, NodeWork
-from evener.oracle.apportion import Worker
+from evener.history import History, NodeWork
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import Contribution, Prepare, Send, ServerReply, Validated
 from evener.ps.node_state import Occurrence
 from evener.ps.nodes import NodeRecord, Nodes, stragglers
-from evener.ps.quotas import MOST_EVENTS
-from evener.ps.validation import SliceForNode, Validations
-from evener.record import Event, Validation
-from evener.sync.messages import Judgement, ServerOutput, Update
+from evener.ps.run_journal import RunJournal
+from evener.ps.run_speeds import RunSpeeds
+from evener.ps.run_validation import RunValidation
+from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
-from evener.sync.worker_record import WorkerRecord, seconds_of
-from evener.wire.errors import BadFrame
 
 _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""
@@ -45,8 +39,9 @@ class TrainingRun:
         clock: seconds.
 
     Attributes:
+        speeds: of nodes.
+        journal: what happened, and what of it nobody was shown yet.
         observations: of nodes, for membership: what, and whose.
-        events: that nobody was shown yet.
         failure: why the run cannot go on, if it cannot.
         liars: nodes that were found to lie, with what they said or sent; to be expelled.
         has_begun: whether work is given out.
@@ -64,21 +59,22 @@ class TrainingRun:
         send: Send,
         clock: Callable[[], float],
     ) -> None:
-        self.job, self.server, self.history = job, server, history
+        self.job, self.server = job, server
         self.observations: deque[tuple[Occurrence, NodeRecord]] = deque()
-        self.events: list[RunEvent] = []
         self.failure: EvenerError | None = None
         self.has_begun = False
         self.used: dict[int, int] = {}
         self.submitted = clock()
         self.begun: float | None = None
         self._nodes, self._send, self._clock = nodes, send, clock
-        self._validations = Validations(job, SystemRandom().randrange)
+        self.speeds = RunSpeeds(server, nodes)
+        self.journal = RunJournal(history, clock)
+        self._validation = RunValidation(job, self.journal, self.speeds, nodes, send, clock)
         self.liars: list[tuple[NodeRecord, str]] = []
         self._bytes_saved = job.layout.num_bytes - server.push_bytes
         self._refused_in_a_row = 0
         self._first_ready = inf
-        self._updated_at = self._progress_at = clock()
+        self._progress_at = clock()
 
     def resume(self, used: Mapping[int, int], due: Sequence[int], seconds: float | None, waited: float) -> None:
         """Go on with the run of a master that was killed: with these samples used, and these epochs to validate.
@@ -92,13 +88,15 @@ class TrainingRun:
         for name, worker in self.server.workers.items():
             self._nodes.record(name).worker = worker
         for epoch in due:
-            self._validate(epoch)  # with the present weights: those of the epoch's end may be gone
+            self._validation.begin(
+                epoch, self.server.version, self.server.weights
+            )  # with the present weights: those of the epoch's end may be gone
         self.note("master restarted", f"the master goes on from update {self.server.version}")
 
     @property
     def due(self) -> tuple[int, ...]:
         """Epochs whose validation has not ended."""
-        return self._validations.due
+        return self._validation.due
 
     @property
     def is_complete(self) -> bool:
@@ -114,13 +112,6 @@ class TrainingRun:
     def waited(self) -> float:
         """Seconds from when it was asked for until somebody worked, or until now."""
         return (self._clock() if self.begun is None else self.begun) - self.submitted
-
-    @property
-    def costs(self) -> dict[str, Worker]:
-        """What samples cost everybody who works."""
-        members = self.server.members
-        seconds = seconds_of([member.speed for member in members])
-        return {one.name: Worker(unit_seconds=each) for one, each in zip(members, seconds, strict=True)}
 
     def admit(self, node: NodeRecord) -> None:
         """Let a node that is a member now make ready, or work if it is ready and work has begun."""
@@ -138,7 +129,7 @@ class TrainingRun:
         """A node is ready."""
         self.server.worker(node.name).speed.benchmark(unit_seconds)
         if self.has_begun:
-            self._bound_claims([*self.server.members, self.server.worker(node.name)])
+            self.speeds.bound_claims([*self.server.members, self.server.worker(node.name)])
         node.ready = self.job.run
         self._first_ready = min(self._first_ready, self._clock())
         self.admit(node)
@@ -160,7 +151,7 @@ class TrainingRun:
         waited = self._clock() - self._first_ready
         if ready and not self.has_begun and (len(ready) == len(able) or waited > self._nodes.patience):
             self.has_begun, self.server.quorum = True, len(ready)
-            self._bound_claims([self.server.worker(node.name) for node in ready])
+            self.speeds.bound_claims([self.server.worker(node.name) for node in ready])
             for node in ready:
                 self.admit(node)
             self.server.quorum = 1  # whoever comes or goes from now on, the others go on
@@ -168,7 +159,7 @@ class TrainingRun:
     def lose(self, node: NodeRecord) -> None:
         """Have what a node has begun done by others."""
         self._follow(self.server.dismiss(node.name))
-        self._give_out()
+        self._validation.give_out()
 
     def inbox(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> memoryview | None:
         """Where the bytes of a contribution belong; None if they are not wanted."""
@@ -198,25 +189,10 @@ class TrainingRun:
         """
         if header.run != self.job.run:
             return
-        if objection := self._validations.objection(node.name, header):
-            raise BadFrame(objection)
-        now = self._clock()
-        is_news, validation = self._validations.answer(header, now)
+        is_news, liars = self._validation.answered(node, header)
         if is_news:
             self.progress(node)
-        self._send_slices(self._validations.compare(node.name, header, list(self.costs)))
-        for name, lie in self._validations.liars:
-            self.liars.append((self._nodes.by_name[name], lie))
-        self._validations.liars.clear()
-        self._conclude(validation or self._validations.finished(now))
-
-    def _conclude(self, validation: Validation | None) -> None:
-        """A validation has ended, if it has; the next one begins, if epochs are shorter than their validation."""
-        if validation is not None:
-            self._updated_at = self._clock()  # the time of validation is nobody's update
-            self.history.validations.append(validation)
-            self.events.append(validation)
-            self._give_out()
+        self.liars += liars
 
     def progress(self, node: NodeRecord) -> None:
         """A node has done a part of its work."""
@@ -231,7 +207,7 @@ class TrainingRun:
         now, patience = self._clock(), self._nodes.patience
         if self.server.members and self.begun is None:
             self.begun = now
-        busy = self._step_seconds()
+        busy = self.speeds.step_seconds()
         for node in busy:
             if node.peer is not None and is_sending(node.peer):
                 self.progress(node)
@@ -241,42 +217,20 @@ class TrainingRun:
                 self.observations.append(("late", node))
         if now - self._progress_at > patience:
             self._progress_at = now
-            self._give_out(also_of_the_late=True)
+            self._validation.give_out(also_of_the_late=True)
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
         """Write an event down, which is about `nodes`, and have it shown."""
-        event = Event(step=self.server.version, kind=kind, message=message, nodes=nodes)
-        if len(self.history.events) < MOST_EVENTS:
-            self.history.events.append(event)
-            self.events.append(event)
-        elif len(self.history.events) == MOST_EVENTS:
-            more = Event(step=event.step, kind="more events", message=f"only the first {MOST_EVENTS} are kept")
-            self.history.events.append(more)
-            self.events.append(more)
+        self.journal.note(self.server.version, kind, message, nodes)
 
     def _begin_work(self, node: NodeRecord) -> None:
         if not self.server.members:
-            self._updated_at = self._clock()  # nobody worked until now
-        self.history.add_node(node.name)
+            self.journal.start_timing()  # nobody worked until now
+        self.journal.history.add_node(node.name)
         node.worker = self.server.worker(node.name)
         self._follow(self.server.admit(node.name))
-        self._send_slices(self._validations.slices_of(node.name))
-        self._give_out()
-
-    def _bound_claims(self, workers: Sequence[WorkerRecord]) -> None:
-        """Believe nobody who has shown nothing yet to be much faster than the others."""
-        usual = median(seconds_of([one.speed for one in workers]))
-        for one in workers:
-            one.speed.bound_claim(usual)
-
-    def _step_seconds(self) -> dict[NodeRecord, float]:
-        """What a step is believed to take everybody who is at work."""
-        costs, found = self.costs, dict[NodeRecord, float]()
-        for member in self.server.members:
-            if (lease := member.oldest_lease) is not None:
-                seconds = costs[member.name].unit_seconds * lease.num_samples / lease.num_steps
-                found[self._nodes.by_name[member.name]] = seconds
-        return found
+        self._validation.remind(node)
+        self._validation.give_out()
 
     def _follow(self, output: ServerOutput) -> None:
         """Note what came of a message, and send the answers; validation goes before them, to be done first."""
@@ -287,14 +241,15 @@ class TrainingRun:
             else:
                 self._refused(judgement)
         for update in output.updates:  # each of as many contributions as it has workers, in order
-            self._updated(update, dict([works.popleft() for _ in update.staleness]))
+            self.journal.updated(update, dict([works.popleft() for _ in update.staleness]))
+            self._use_up(update.epoch, update.num_samples)
         for reply in output.replies:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:
                 node.progress_at = self._progress_at = self._clock()
                 steps = answer.lease.num_steps  # a beat of a step counts as far as leases go, this one and the last
                 node.steps_left = (node.steps_left if node.steps_left < steps else steps) + steps
-            if image is not None and (work := self.history.totals.get(reply.worker)) is not None:
+            if image is not None and (work := self.journal.history.totals.get(reply.worker)) is not None:
                 work.received += len(image)
                 work.saved += self.job.layout.num_bytes - len(image)
             buffers = () if image is None else (image,)
@@ -322,36 +277,9 @@ class TrainingRun:
         if node.peer is not None and node.worker is not None and node.worker.is_here:
             self.observations.append((what, node))
 
-    def _updated(self, update: Update, works: dict[str, NodeWork]) -> None:
-        now, n, stale, history = self._clock(), update.num_samples, update.staleness, self.history
-        if update.loss is not None:
-            history.loss = update.loss
-        seconds, loss = now - self._updated_at, history.loss * n
-        staleness = sum(stale.values())
-        history.add(Entry(update.version, update.epoch, n, loss, seconds, 1, len(stale), staleness, works))
-        self._updated_at = now
-        self._use_up(update.epoch, n)
-
     def _use_up(self, epoch: int, num_samples: int) -> None:
         """Note that samples are used, learned from or refused; epochs end in order, each with its last sample."""
         self.used[epoch] = self.used.get(epoch, 0) + num_samples
         while self.used and self.used[first := min(self.used)] >= self.job.workload.num_samples:
             del self.used[first]
-            self._validate(first)
-
-    def _validate(self, epoch: int) -> None:
-        """Have the present weights validated."""
-        if self.job.num_validation:
-            self._validations.add(epoch, self.server.version, self.server.weights)
-            self._give_out()
-
-    def _give_out(self, *, also_of_the_late: bool = False) -> None:
-        if self._validations.due:
-            self._send_slices(self._validations.give_out(self.costs, self._clock(), also_of_the_late=also_of_the_late))
-            self._conclude(self._validations.finished(self._clock()))
-
-    def _send_slices(self, slices: Iterable[SliceForNode]) -> None:
-        for name, header, weights in slices:
-            node = self._nodes.by_name[name]
-            node.steps_left += ceil(header.size / self.job.agreement.batch)
-            self._send(node.peer, header, [weights])
+            self._validation.begin(first, self.server.version, self.server.weights)

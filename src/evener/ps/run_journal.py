@@ -1,0 +1,61 @@
+"""What a run remembers and has shown: its updates, its validations and what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from evener.events import RunEvent
+from evener.history import Entry, History, NodeWork
+from evener.ps.quotas import MOST_EVENTS
+from evener.record import Event, Validation
+from evener.sync.messages import Update
+
+
+class RunJournal:
+    """Of one run.
+
+    Args:
+        history: that remembers.
+        clock: seconds.
+
+    Attributes:
+        history: see above.
+        events: that nobody was shown yet.
+    """
+
+    def __init__(self, history: History, clock: Callable[[], float]) -> None:
+        self.history = history
+        self.events: list[RunEvent] = []
+        self._clock = clock
+        self._updated_at = clock()
+
+    def start_timing(self) -> None:
+        """What has passed until now is no part of the next update."""
+        self._updated_at = self._clock()
+
+    def note(self, step: int, kind: str, message: str, nodes: tuple[str, ...]) -> None:
+        """Write an event down, which is about `nodes`, and have it shown."""
+        event = Event(step=step, kind=kind, message=message, nodes=nodes)
+        if len(self.history.events) < MOST_EVENTS:
+            self.history.events.append(event)
+            self.events.append(event)
+        elif len(self.history.events) == MOST_EVENTS:
+            more = Event(step=event.step, kind="more events", message=f"only the first {MOST_EVENTS} are kept")
+            self.history.events.append(more)
+            self.events.append(more)
+
+    def updated(self, update: Update, works: dict[str, NodeWork]) -> None:
+        """Write an update down, with what the nodes did for it."""
+        now, n, stale, history = self._clock(), update.num_samples, update.staleness, self.history
+        if update.loss is not None:
+            history.loss = update.loss
+        seconds, loss = now - self._updated_at, history.loss * n
+        staleness = sum(stale.values())
+        history.add(Entry(update.version, update.epoch, n, loss, seconds, 1, len(stale), staleness, works))
+        self._updated_at = now
+
+    def validated(self, validation: Validation) -> None:
+        """Write a validation down; the time that it took is nobody's update."""
+        self.start_timing()
+        self.history.validations.append(validation)
+        self.events.append(validation)
