@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from test_schedules import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 
@@ -130,6 +131,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         save_snapshot(snapshot, path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_disk_that_is_full_is_the_systems_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("evener.sync.snapshot.save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        save_snapshot(begun(Problem(), 0).server.snapshot(), tmp_path / "x")
+    assert raised.value.errno == errno.ENOSPC
 
 
 def test_what_is_no_snapshot_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ else as JSON in the metadata. Leases that are open count as not given: their sam
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +96,14 @@ def save_snapshot(snapshot: Snapshot, path: Path) -> bytes:
         try:
             save_file(arrays, draft, metadata)
         except SafetensorError as error:  # of the disk: what is saved was checked before
-            raise OSError(str(error)) from error
+            raise _as_os_error(str(error)) from error
         return _digest(draft)
+
+
+def _as_os_error(text: str) -> OSError:
+    """The error of the system that safetensors tells in words, such as "No space left on device (os error 28)"."""
+    number = re.search(r"\(os error (\d+)\)", text)
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(text)
 
 
 def load_snapshot(path: Path, digest: bytes | None = None) -> Snapshot:
