@@ -87,6 +87,7 @@ class Mood:
         unit_seconds: that it says that a sample takes.
         lies: whether it says that everything is right, without looking.
         factor: that its contributions are multiplied by.
+        rubbish: whether it sends noise, as long as what is due.
         gate: closed while the engine is to stand still.
         calls: made so far.
         made: engines made so far.
@@ -101,6 +102,7 @@ class Mood:
     unit_seconds: float = 1e-3
     lies: bool = False
     factor: float = 1.0
+    rubbish: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     calls: int = 0
     made: int = 0
@@ -182,6 +184,9 @@ class LinearEngine:
             return float("nan")
         for array in into.floats:
             array *= self._mood.factor
+            if self._mood.rubbish:
+                noise = np.random.default_rng(self._mood.calls).standard_normal(array.shape)
+                array[...] = noise * np.linalg.norm(array) / np.linalg.norm(noise)
         return loss
 
 

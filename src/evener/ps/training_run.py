@@ -177,9 +177,11 @@ class TrainingRun:
         if contribution.run != self.job.run:
             return
         push, worker = contribution.push, node.worker
+        seen = None
         if worker is not None and push.number in worker.leases:
             self.progress(node)
-        self._follow(self.server.push(node.name, push, num_bytes))
+            seen = worker.seen(push.number, node.progress_at)
+        self._follow(self.server.push(node.name, push, num_bytes, seen))
 
     def validated(self, node: NodeRecord, header: Validated) -> None:
         """A slice of the validation data has been answered for.
@@ -247,6 +249,7 @@ class TrainingRun:
             answer, image, node = reply.answer, reply.image, self._nodes.by_name[reply.worker]
             if answer.lease is not None:
                 node.progress_at = self._progress_at = self._clock()
+                self.server.workers[reply.worker].give(answer.lease.number, node.progress_at)
                 steps = answer.lease.num_steps  # a beat of a step counts as far as leases go, this one and the last
                 node.steps_left = (node.steps_left if node.steps_left < steps else steps) + steps
             if image is not None and (work := self.journal.history.totals.get(reply.worker)) is not None:

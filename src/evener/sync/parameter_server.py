@@ -170,13 +170,14 @@ class ParameterServer:
             if worker is not None and (lease := worker.leases.get(number)) is not None:
                 self._schedule.arrived(name, lease, num_bytes)
 
-    def push(self, name: str, push: Push, num_bytes: int) -> ServerOutput:
+    def push(self, name: str, push: Push, num_bytes: int, seen: float | None = None) -> ServerOutput:
         """Take a contribution.
 
         Args:
             name: of the worker that sent it.
             push: what it says.
             num_bytes: that came with it; they lie in the inbox if they were expected and as many as expected.
+            seen: seconds since the worker could begin it, by the clock of whoever has the sockets; None: nobody looked.
         """
         worker = self.workers.get(name)
         lease = None if worker is None else worker.leases.pop(push.number, None)
@@ -191,7 +192,7 @@ class ParameterServer:
                 reason = "the contribution began to come before its work was given, and lies nowhere"
             return self._schedule.refuse(worker, lease, reason)
         num_samples = lease.samples.num_samples
-        seconds = worker.speed.observe(num_samples, push.seconds)
+        seconds = worker.speed.observe(num_samples, push.seconds, seen)
         page = self._buffers.take(name)
         return self._schedule.contribute(Received(worker, lease, num_samples, seconds, push.loss, page))
 

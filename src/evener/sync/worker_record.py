@@ -3,6 +3,15 @@
 A speed is known in seconds a sample: first as benchmarked, then as measured, smoothed. One bad measurement must not
 make a node slow for good: it counts for a part, and never for more than a few times of what was known. Who was late is
 taken to be slower than was known, so that the time for a much slower one is found soon.
+
+What is measured is the node's own word. The server sees how long a lease takes until its contribution is there, which
+holds what is fixed in it, too: lines, encoding, waiting. In a good division that is as long for one as for another,
+whatever part of it is fixed:
+
+    seconds a sample, as seen:   usual / own   =   how often faster than is usual a node has been
+    seconds a sample, believed:  usual / own  <=   twice that, and no bound for who is not faster than is usual
+
+So nobody's share shrinks below a middling one by what was seen; who says to be faster than it is soon finishes last.
 """
 
 from __future__ import annotations
@@ -23,6 +32,10 @@ MOST_SLOWING = 4.0
 """By which one measurement may exceed what is known of a node's seconds a sample: it may have been stopped once."""
 MOST_CLAIM = 10.0
 """How much faster than the median of all a node can be by its own word; each measurement then adds a third at most."""
+MOST_AHEAD = 2.0
+"""By which a node's word may exceed how often faster than is usual it was seen to be."""
+_MOST_GIVEN = 8
+"""Leases of a worker whose times are remembered: more than it has at once."""
 LATE_SLOWING = 2.0
 """By which a node is taken to be slower that was late."""
 
@@ -35,10 +48,12 @@ class SpeedEstimate:
 
     Attributes:
         seconds: a sample; None as long as nothing is known.
+        seen: seconds a sample between leases and their contributions; None as long as nobody looked.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
+        self.seen: float | None = None
         self._is_measured = seconds is not None
 
     def benchmark(self, seconds: float) -> None:
@@ -51,19 +66,21 @@ class SpeedEstimate:
         if not self._is_measured and self.seconds is not None:
             self.seconds = max(self.seconds, usual / MOST_CLAIM)
 
-    def observe(self, num_samples: int, seconds: float) -> float:
-        """Learn that `num_samples` took `seconds`; returns the seconds that can be believed."""
+    def observe(self, num_samples: int, seconds: float, seen: float | None = None) -> float:
+        """Learn that `num_samples` took `seconds` by the node's word; returns the seconds that can be believed.
+
+        Args:
+            num_samples: of a lease.
+            seconds: that it computed, as it says.
+            seen: seconds between the lease and its contribution; None if nobody looked.
+        """
         known = self.seconds
+        if seen and num_samples > 0:
+            self.seen = _smoothed(self.seen, seen / num_samples)
         if num_samples <= 0 or not 0 < seconds < inf:
             return 0.0 if known is None else num_samples * known
-        measured = seconds / num_samples
-        if known is not None:
-            most = MOST_SLOWING * known
-            if measured > most:
-                measured, seconds = most, num_samples * most
-            measured = known + NEWEST * (measured - known)
-        self.seconds, self._is_measured = measured, True
-        return seconds
+        self.seconds, self._is_measured = _smoothed(known, seconds / num_samples), True
+        return seconds if known is None else min(seconds, num_samples * MOST_SLOWING * known)
 
     def was_late(self) -> None:
         """The node has not done a step in the time in which it was expected to."""
@@ -81,6 +98,8 @@ class WorkerRecord:
         totals: of what it did.
         is_here: whether it is a member of the run now.
         leases: that it has not answered, by number, the oldest first: whoever has one is awaited.
+        given: when it was sent leases that it has not answered, by whoever has a clock.
+        begun: when it had answered the one before.
         answered: numbers of the leases that it answered last.
         arriving: number of the lease whose contribution was given memory to arrive in; None for none.
         turns: that it has had, for the bound of staleness.
@@ -93,6 +112,8 @@ class WorkerRecord:
     totals: WorkerTotals = field(default_factory=WorkerTotals)
     is_here: bool = False
     leases: dict[int, Lease] = field(default_factory=dict)
+    given: dict[int, float] = field(default_factory=dict)
+    begun: float = -inf
     answered: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     arriving: int | None = None
     turns: int = 0
@@ -103,8 +124,25 @@ class WorkerRecord:
         """It is here, and knows nothing."""
         self.is_here, self.is_up_to_date, self.knows_the_end = True, False, False
         self.turns, self.arriving = 0, None
+        self.begun = -inf
         self.leases.clear()
+        self.given.clear()
         self.answered.clear()
+
+    def give(self, number: int, now: float) -> None:
+        """A lease is sent; that it is told again changes nothing."""
+        if number not in self.given:
+            self.given[number] = now
+            if len(self.given) > _MOST_GIVEN:
+                del self.given[next(iter(self.given))]
+
+    def seen(self, number: int, now: float) -> float | None:
+        """Seconds that it had for a lease since that was sent, or since it answered the one before; None: unknown."""
+        given = self.given.pop(number, None)
+        if given is None:
+            return None
+        begun, self.begun = max(given, self.begun), now
+        return now - begun
 
     @property
     def oldest_lease(self) -> Lease | None:
@@ -113,9 +151,32 @@ class WorkerRecord:
 
 
 def seconds_of(estimates: Sequence[SpeedEstimate]) -> list[float]:
-    """Seconds a sample of each; who was never measured is taken for a middling one."""
+    """Seconds a sample of each, as far as they can be believed; who was never measured is taken for a middling one."""
+    said, seen = list[float](), list[float]()
+    for one in estimates:
+        said.append(_middling(estimates) if one.seconds is None else one.seconds)
+        if one.seen is not None:
+            seen.append(one.seen)
+    if len(seen) < 2:
+        return said
+    usual = _upper_median(said)
+    scale = usual / (MOST_AHEAD * _upper_median(seen))
+    for i, one in enumerate(estimates):
+        if one.seen is not None and said[i] < usual:
+            said[i] = max(said[i], min(usual, scale * one.seen))
+    return said
+
+
+def _middling(estimates: Sequence[SpeedEstimate]) -> float:
     known = [one.seconds for one in estimates if one.seconds is not None]
-    if len(known) == len(estimates):
-        return known
-    usual = median(known) if known else 1.0
-    return [usual if one.seconds is None else one.seconds for one in estimates]
+    return median(known) if known else 1.0
+
+
+def _upper_median(values: Sequence[float]) -> float:
+    """Of two in the middle the slower one: one of two nodes does not make itself the usual one."""
+    return sorted(values)[len(values) // 2]
+
+
+def _smoothed(known: float | None, measured: float) -> float:
+    """What is known after another measurement."""
+    return measured if known is None else known + NEWEST * (min(measured, MOST_SLOWING * known) - known)

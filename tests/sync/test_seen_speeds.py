@@ -1,0 +1,112 @@
+"""What the master itself has seen between a lease and its contribution bounds how fast a node is believed to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from evener.sync.data_assigner import KeptDivision
+from evener.sync.worker_record import SpeedEstimate, WorkerRecord, seconds_of
+
+BATCH, UNIT = 400, 0.01
+"""Samples of a round; seconds that one of them takes an honest node of usual speed."""
+
+
+def test_seconds_are_counted_from_the_lease_or_from_the_contribution_before() -> None:
+    worker = WorkerRecord("a")
+    worker.give(1, 100.0)
+    worker.give(2, 100.0)  # it works on one while the other one waits
+    worker.give(1, 103.0)  # told again, over a new connection
+    assert worker.seen(1, 104.0) == 4.0
+    assert worker.seen(1, 104.0) is None
+    assert worker.seen(2, 109.0) == 5.0
+    worker.give(3, 110.0)
+    worker.enter()
+    assert worker.seen(3, 111.0) is None
+
+
+def test_leases_that_are_never_answered_are_forgotten() -> None:
+    worker = WorkerRecord("a")
+    for number in range(1000):
+        worker.give(number, 0.0)
+    assert worker.seen(0, 1.0) is None
+    assert worker.seen(999, 1.0) == 1.0
+    assert len(worker.given) < 10
+
+
+class Imagined(NamedTuple):
+    """A node: what a sample truly takes it, what it says, and what every lease costs besides."""
+
+    unit: float
+    says: float
+    fixed: float = 0.0
+
+
+def shares_of(nodes: Sequence[Imagined], rounds: int = 300, noise: float = 0.0) -> list[int]:
+    """Samples of each in the last of so many rounds, by a clock that only these nodes move."""
+    estimates, kept, random = [SpeedEstimate() for _ in nodes], KeptDivision(), Random(1)
+    for one, node in zip(estimates, nodes, strict=True):
+        one.benchmark(node.says)
+    for one in estimates:
+        one.bound_claim(UNIT)
+    names, shares = [str(i) for i in range(len(nodes))], list[int]()
+    for _ in range(rounds):
+        shares = list(kept.divide(BATCH, [BATCH] * len(nodes), seconds_of(estimates), names))
+        for one, node, n in zip(estimates, nodes, shares, strict=True):
+            wobble = random.uniform(1.0, 1.0 + noise)
+            one.observe(n, n * node.says * wobble, node.fixed + n * node.unit * wobble)
+    return shares
+
+
+def honest(times_faster: float, fixed: float = 0.0) -> Imagined:
+    return Imagined(UNIT / times_faster, UNIT / times_faster, fixed)
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_honest_nodes_have_the_shares_of_their_speeds_whatever_a_lease_costs_besides(
+    fixed: float, noise: float
+) -> None:
+    shares = shares_of([honest(1, fixed), honest(1, fixed), honest(2, fixed), honest(4, fixed)], noise=noise)
+    assert shares == pytest.approx([50, 50, 100, 200], rel=0.05 + 0.4 * noise)
+
+
+@pytest.mark.parametrize("fixed", [1.0, 100.0])
+def test_a_node_behind_a_long_line_keeps_a_middling_share_at_least(fixed: float) -> None:
+    far = shares_of([honest(1), honest(1), honest(1), honest(4, fixed)])
+    assert far[3] >= 99
+    slow = shares_of([honest(1), honest(1), honest(1), honest(0.25, fixed)])
+    assert slow == pytest.approx([123, 123, 123, 31], abs=5)
+
+
+def test_who_says_to_take_no_time_gets_twice_what_is_usual_at_most() -> None:
+    shares = shares_of([honest(1), honest(1), honest(1), Imagined(UNIT, 2e-5)])
+    assert shares[3] <= 165  # two of five parts
+    for rounds in range(20, 60):
+        assert shares_of([honest(1), honest(1), honest(1), Imagined(UNIT, 2e-5)], rounds, noise=0.3)[3] <= 200
+    two = shares_of([honest(1), Imagined(UNIT, 2e-5)])
+    assert two[1] <= 270  # two of three
+
+
+def test_who_is_slow_and_says_to_be_fast_gets_a_middling_share_at_most() -> None:
+    assert shares_of([honest(1), honest(1), honest(1), Imagined(8 * UNIT, 2e-5)])[3] <= 101
+
+
+def test_who_says_to_be_slow_harms_itself_alone() -> None:
+    shares = shares_of([honest(1), honest(1), honest(1), Imagined(UNIT, 100 * UNIT)])
+    assert shares[3] <= 2
+    assert min(shares[:3]) >= 132
+
+
+def test_a_node_that_stood_still_once_keeps_its_share() -> None:
+    estimates = [SpeedEstimate(UNIT), SpeedEstimate(UNIT), SpeedEstimate(UNIT / 10)]
+    for one in estimates:
+        for _ in range(10):
+            assert one.seconds is not None
+            one.observe(10, 10 * one.seconds, 10 * one.seconds)
+    before = seconds_of(estimates)
+    estimates[2].observe(10, UNIT, 60.0)
+    assert seconds_of(estimates) == pytest.approx(before)
