@@ -39,6 +39,6 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_name_that_a_page_looks_for_in_a_file_is_there(page: Path) -> None:
-    for name, symbol in re.findall(r"`([\w/]+\.py): (\w+)", page.read_text()):
+    for name, symbol in re.findall(r"`([\w/]+\.py)(?:: |`: `)(\w+)", page.read_text()):
         texts = [(ROOT / file[1:]).read_text() for file in FILES if file.endswith(f"/{name}")]
         assert any(re.search(rf"\b{symbol}\b", text) for text in texts), f"{symbol} in {name}"
