@@ -271,10 +271,21 @@ def test_a_master_that_is_told_to_stop_leaves_its_nodes_waiting_for_it() -> None
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--agreement", "gossip"), "--agreement must be one of sync, async, bounded, average, diloco, got 'gossip'"),
+        (
+            ("--agreement", "gossip"),
+            "--agreement must be one of sync, async, bounded, average, federated, diloco, got 'gossip'",
+        ),
         (("--staleness", "2"), "--staleness belongs to --agreement bounded"),
         (("--agreement", "sync", "--staleness", "2"), "--staleness belongs to --agreement bounded"),
         (("--agreement", "sync", "--local-steps", "2"), "--local-steps belongs to --agreement average or diloco"),
+        (("--agreement", "average", "--fraction", "0.5"), "--fraction belongs to --agreement federated"),
+        (("--agreement", "federated", "--fraction", "2"), "--fraction must be above 0 and at most 1"),
+        (("--agreement", "sync", "--stationary"), "--stationary goes with --agreement average or federated"),
+        (("--agreement", "average", "--shares", "2,1"), "--shares goes with --agreement where data stay"),
+        (
+            ("--agreement", "average", "--stationary", "--local-steps", "5"),
+            "--local-steps does not go with data that stay",
+        ),
         (("--agreement", "average", "--outer-lr", "1"), "--outer-lr belongs to --agreement diloco"),
         (("--agreement", "async", "--overlap"), "--overlap belongs to --agreement average or diloco"),
         (("--agreement", "sync", "--compress", "int4"), "--compress must be one of none, bf16, int8, got 'int4'"),

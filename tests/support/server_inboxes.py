@@ -21,7 +21,8 @@ class Desk:
     """Remembers the open leases of every worker and the last answers."""
 
     def __init__(self, agreement: SyncProtocol, num_samples: int = 100, quorum: int = 1, **ends: int) -> None:
-        workload = Workload(num_samples=num_samples, **({"num_epochs": 1} | ends))
+        epochs, updates = ends.get("num_epochs", 1), ends.get("num_updates")
+        workload = Workload(num_samples=num_samples, num_epochs=epochs, num_updates=updates)
         self.server = ParameterServer(agreement, workload, Flat(LAYOUT), quorum=quorum)
         self.leases: dict[str, list[Lease]] = {}
         self.last = ServerOutput()

@@ -20,9 +20,8 @@ TRAIN: Panels = {
     ),
     "What is written, read and shown": ("output", "dashboard", "quiet", "checkpoint", "checkpoint_every", "resume"),
     _MASTER: (
-        "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge",
-        "overlap",
-        "ship_data",
+        "agreement", "staleness", "local_steps", "fraction", "outer_lr", "outer_momentum", "compress", "robust",
+        "merge", "overlap", "ship_data",
         "home", "master", "token", "token_file",
     ),
 }  # fmt: skip

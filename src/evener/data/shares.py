@@ -95,6 +95,12 @@ def _path(extra: Mask, allowed: Mask, sources: Mask, targets: Mask) -> list[int]
     raise AssertionError("a rounding exists, so there is a path")
 
 
+def order_of_parts(parts: Sequence[NDArray[np.int64]], seed: int, epoch: int) -> NDArray[np.int64]:
+    """The samples of `parts` one behind the other, each part shuffled as seed and epoch decide."""
+    draws = [np.random.default_rng([seed, epoch, number]) for number in range(len(parts))]
+    return np.concatenate([draw.permutation(part) for draw, part in zip(draws, parts, strict=True)])
+
+
 def class_balanced_shares(labels: NDArray[Any], weights: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
     """The sample indices of every node, in proportion to `weights` and with the class mix of the whole.
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
+from evener.data.shares import class_balanced_shares, order_of_parts
 from evener.errors import InvalidInput
 from evener.pace import Pace
 from evener.ps.job import Job
@@ -102,6 +103,10 @@ class ModelBackend(Protocol):
         """Samples for validation; 0 for none. They are loaded when they are first asked for."""
         ...
 
+    def labels(self) -> NDArray[Any]:
+        """The class of every sample for training. Raises InvalidInput: there is none."""
+        ...
+
     def initial_weights(self) -> Flat:
         """The state with which the model was made; to be asked for before anything is computed."""
         ...
@@ -173,6 +178,8 @@ class TaskEngine:
         self._between_steps = setup.between_steps
         self._batch, self._seed = setup.job.agreement.batch, setup.job.workload.seed
         self._check_job()
+        sizes = [size for _, size in setup.job.workload.parts]
+        self._parts = class_balanced_shares(backend.labels(), sizes, self._seed) if sizes else []
         self._steps_per_epoch = -(-backend.num_samples // self._batch)
         backend.prepare((setup.job.workload.num_epochs or 1) * self._steps_per_epoch)
         backend.set_training(True)
@@ -257,6 +264,8 @@ class TaskEngine:
             raise InvalidInput("the task's model has other arrays here than where the run was submitted")
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
+        if self._parts:
+            return order_of_parts(self._parts, self._seed, epoch)
         return permutation(self._backend.num_samples, self._seed, epoch)
 
     def _indices(self, lease: Lease) -> NDArray[np.int64]:

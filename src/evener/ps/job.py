@@ -65,6 +65,8 @@ class Job(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require(bool(self.run), "run", self.run, "a name")
         require_free(self.layout)
+        has_rounds = self.agreement.local_steps == "epoch" and not self.agreement.is_overlapped
+        require(has_rounds or not self.workload.parts, "parts", "given", "left out, but for rounds of whole epochs")
         require(self.num_validation >= 0, "num_validation", self.num_validation, "zero or more")
 
     @property

@@ -96,7 +96,7 @@ class Subscribers:
     def _phase(self, run: TrainingRun) -> Phase:
         """How much there is to do, and how much of it is done."""
         workload, works = run.job.workload, run.journal.history.totals.values()
-        total = workload.num_samples * (workload.num_epochs or 0)
+        total = round(workload.num_samples * run.job.agreement.fraction) * (workload.num_epochs or 0)
         done = min(total, sum(work.samples for work in works))
         return Phase(what="training", num_samples=total, done=done, epochs=workload.num_epochs or 0)
 

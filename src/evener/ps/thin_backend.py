@@ -66,6 +66,10 @@ class ThinBackend:
         """See `ModelBackend`."""
         return _count("validation", self._validation) if self._validation else 0
 
+    def labels(self) -> NDArray[Any]:
+        """See `ModelBackend`."""
+        return np.asarray(self._train[1])
+
     def initial_weights(self) -> Flat:
         """See `ModelBackend`."""
         weights = Flat(self.layout)

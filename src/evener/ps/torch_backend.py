@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from evener.data.loader import collect, seed_all, split_batch, to_device
+from evener.data.loader import collect, labels_of, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
 from evener.parallel.parallel_model import require_scalar
 from evener.ps.server_optimizer import server_optimizer
@@ -81,6 +81,10 @@ class TorchBackend:
     def num_validation(self) -> int:
         """See `ModelBackend`."""
         return 0 if self._validation is None else len(self._validation)
+
+    def labels(self) -> NDArray[Any]:
+        """See `ModelBackend`."""
+        return np.asarray(self._task.labels()) if self._task.labels else labels_of(self._train)
 
     def initial_weights(self) -> Flat:
         """See `ModelBackend`."""

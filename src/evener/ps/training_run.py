@@ -269,7 +269,7 @@ class TrainingRun:
         self._observe("refused", judgement)
         if judgement.expels:
             self.liars.append((self._nodes.by_name[judgement.worker], f"{judgement.reason}, again and again"))
-        if judgement.lease is not None:
+        if judgement.lease is not None and not self.job.workload.parts:
             self._use_up(judgement.lease.samples.epoch, judgement.num_samples)
         if self._refused_in_a_row >= _MOST_REFUSALS * max(1, len(self.server.members)):
             self.failure = NonFiniteLoss(judgement.worker, self.server.version + 1, float("nan"), f": {_DIVERGED}")
@@ -281,8 +281,12 @@ class TrainingRun:
             self.observations.append((what, node))
 
     def _use_up(self, epoch: int, num_samples: int) -> None:
-        """Note that samples are used, learned from or refused; epochs end in order, each with its last sample."""
+        """Note that samples are used, learned from or refused; epochs end in order, each with its last sample.
+
+        Where data stay, a round is an epoch, whoever was drawn for it.
+        """
+        wanted = 1 if self.job.workload.parts else self.job.workload.num_samples
         self.used[epoch] = self.used.get(epoch, 0) + num_samples
-        while self.used and self.used[first := min(self.used)] >= self.job.workload.num_samples:
+        while self.used and self.used[first := min(self.used)] >= wanted:
             del self.used[first]
             self._validation.begin(first, self.server.version, self.server.weights)

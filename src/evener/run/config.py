@@ -37,7 +37,7 @@ from evener.task import BatchTask, Task, ThinTask
 LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
 """They divide every layer among the ranks of a replica."""
 STRATEGIES = ("auto", "data", *LAYER_STRATEGIES, "pipeline", *(f"data+{s}" for s in (*LAYER_STRATEGIES, "pipeline")))
-Protocol = Literal["sync", "async", "bounded", "average", "diloco"]
+Protocol = Literal["sync", "async", "bounded", "average", "federated", "diloco"]
 
 
 class RunConfig(NodesConfig, frozen=True, kw_only=True):
@@ -101,11 +101,15 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     dashboard: Dashboard = None
     quiet: Annotated[bool, Meta(description="Print nothing but what goes wrong.")] = False
     agreement: Annotated[
-        Protocol | None, Meta(description="Train on a master's nodes: sync, async, bounded, average or diloco.")
+        Protocol | None,
+        Meta(description="Train on a master's nodes: sync, async, bounded, average, federated or diloco."),
     ] = None
     staleness: Annotated[int | None, Meta(description="Of bounded: updates that a node may be ahead.")] = None
     local_steps: Annotated[
         str | None, Meta(description="Of average and diloco: steps between exchanges, or epoch.")
+    ] = None
+    fraction: Annotated[
+        float | None, Meta(description="Of federated: part of the nodes that is drawn anew for each round; all.")
     ] = None
     outer_lr: Annotated[float | None, Meta(description="Of diloco: learning rate of the common weights.")] = None
     outer_momentum: Annotated[float | None, Meta(description="Of diloco: their Nesterov momentum.")] = None
@@ -152,6 +156,11 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         if self.elastic is not None:
             return self.elastic
         return self.strategy in ("auto", "data") and not self.stationary and not self.compile
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether every node of a master has a part of the data for the whole run."""
+        return self.agreement == "federated" or (self.agreement is not None and self.stationary)
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -211,6 +220,7 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda value: value == "epoch" or (value.isdecimal() and int(value) > 0),
         "a positive number, or epoch",
     ),
+    ("fraction", lambda value: 0 < value <= 1, "above 0 and at most 1"),
     ("outer_lr", lambda value: value > 0, "positive"),
     ("outer_momentum", lambda value: 0 < value < 1, "between 0 and 1"),
 )

@@ -33,8 +33,8 @@ class Conflict(NamedTuple):
 
 
 _COLLECTIVE = (
-    "strategy", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory", "shares",
-    "accumulate", "compile", "workers", "stationary", "checkpoint", "checkpoint_every", "resume", "elastic",
+    "strategy", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory",
+    "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
 _MASTER = ("home", "master", "token", "token_file", "ship_data")
 _PLANNED = ("strategy", "shares", "replicas", "micro_batches", "accumulate", "stationary")
@@ -46,6 +46,22 @@ _CONFLICTS = (
         ("local_steps", "overlap"),
         lambda c, _: c.agreement not in ("average", "diloco"),
         "{option} belongs to --agreement average or diloco",
+    ),
+    Conflict(("fraction",), lambda c, _: c.agreement != "federated", "{option} belongs to --agreement federated"),
+    Conflict(
+        ("stationary",),
+        lambda c, _: c.agreement not in (None, "average", "federated"),
+        "{option} goes with --agreement average or federated, where each node trains on its own data for an epoch",
+    ),
+    Conflict(
+        ("shares",),
+        lambda c, _: c.agreement is not None and not c.keeps_data,
+        "{option} goes with --agreement where data stay: with --stationary, or --agreement federated",
+    ),
+    Conflict(
+        ("local_steps", "overlap"),
+        lambda c, _: c.keeps_data,
+        "{option} does not go with data that stay: each node goes over its own once between two exchanges",
     ),
     Conflict(
         ("outer_lr", "outer_momentum"),

@@ -43,14 +43,19 @@ class LocalCluster:
     def __init__(self, processes: Sequence[LocalProcess], address: Address, token: Token) -> None:
         self._processes, self.address, self.token = processes, address, token
 
-    def wait_for_nodes(self, client: MasterClient) -> None:
+    def wait_for_nodes(self, client: MasterClient, *, until_measured: bool = False) -> None:
         """Return when all nodes have joined, so that work is divided among all from the beginning.
 
         Args:
             client: of the master.
+            until_measured: whether their scores have to be known, too.
         """
         until, wanted = time.monotonic() + _START_SECONDS, len(self._processes) - 1
-        while (joined := sum(node.state == "present" for node in client.ask().nodes)) < wanted:
+        while True:
+            here = [node for node in client.ask().nodes if node.state == "present"]
+            joined = sum(node.score is not None or not until_measured for node in here)
+            if joined >= wanted:
+                return
             self.check_all()
             if time.monotonic() > until:
                 raise NodeLost(f"only {joined} of {wanted} local nodes joined within {_START_SECONDS:.0f} s")

@@ -9,19 +9,22 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from evener.data.shares import round_table
 from evener.errors import InvalidInput, error_of
 from evener.events import Phase
+from evener.launch.nodes import relative_shares
 from evener.ps.blob import Blob, whole_folder
 from evener.ps.engine import ModelBackend
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
+from evener.ps.status import NodeStatus
 from evener.record import TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
@@ -60,6 +63,9 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))
         with connect_master(config) as (client, check):
+            if config.keeps_data:
+                parts = parts_of(config.shares, client.ask().nodes, backend.num_samples)
+                job = replace(job, workload=replace(job.workload, parts=parts))
             view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
             run = client.submit(job, backend.initial_weights(), list(blobs.values()))
             result = client.watch(run, view, check)
@@ -97,6 +103,20 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
     )
 
 
+def parts_of(shares: str, nodes: Sequence[NodeStatus], num_samples: int) -> tuple[tuple[str, int], ...]:
+    """Whose are how many samples of data that stay: by the nodes' scores, or as `--shares` says.
+
+    Raises:
+        InvalidInput: nobody is here, or `shares` is of other nodes.
+    """
+    here = [node for node in nodes if node.state == "present" and node.score]
+    if not here:
+        raise InvalidInput("data stay with the nodes that are here, and there are none: let them join first")
+    weights = relative_shares(shares, len(here)) or [node.score or 0.0 for node in here]
+    sizes = round_table([num_samples], weights)[0].tolist()
+    return tuple((node.name, size) for node, size in zip(here, sizes, strict=True) if size)
+
+
 def _plain(name: str) -> str:
     """`name` as it may stand in the name of a run, which is that of a folder too."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:60] or "run"
@@ -123,6 +143,7 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
     knobs: dict[str, Any] = {
         "outer": outer() if config.agreement in ("sync", "async", "bounded") else None,
         "staleness": config.staleness,
+        "fraction": config.fraction,
         "local_steps": int(steps) if steps is not None and steps != "epoch" else steps,
         "learning_rate": config.outer_lr,
         "momentum": config.outer_momentum,
@@ -155,7 +176,7 @@ def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[
         local_cluster(parse_local_nodes(config.local_nodes), config.patience) as cluster,
         MasterClient(cluster.address, cluster.token, config.patience) as client,
     ):
-        cluster.wait_for_nodes(client)
+        cluster.wait_for_nodes(client, until_measured=config.keeps_data)
         yield client, cluster.check_any
 
 

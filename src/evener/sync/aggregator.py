@@ -10,6 +10,7 @@ from evener.sync.data_assigner import DataAssigner
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Judgement, Lease, Update, WorkerReply
 from evener.sync.opposition import Opposition
+from evener.sync.part_assigner import PartAssigner
 from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.receive_buffers import ReceiveBuffers
 from evener.sync.robust import NormClipper, merge_robustly
@@ -79,7 +80,8 @@ class Aggregator:
     ) -> None:
         self.agreement, self.workload, self.quorum = agreement, workload, quorum
         self.common = CommonWeights(weights, agreement.outer, cores)
-        self.assigner = DataAssigner(agreement, workload, first_number)
+        kind = PartAssigner if workload.parts else DataAssigner
+        self.assigner: DataAssigner | PartAssigner = kind(agreement, workload, first_number)
         is_streamed = (
             agreement.robust == "mean" and merge is None
         )  # else nothing can be merged before all of it is here
@@ -111,7 +113,7 @@ class Aggregator:
         for member in self.members:
             if member.leases:
                 return False
-        return self.assigner.cursor.left == 0
+        return self.assigner.left == 0
 
     def may_update(self, num_underway: int) -> bool:
         """Whether more updates are wanted than are under way."""

@@ -134,6 +134,15 @@ class DataAssigner:
         self._is_one_batch = is_one_batch(agreement)
         self._division = KeptDivision()
 
+    @property
+    def left(self) -> int:
+        """Samples of the oldest epoch of which some are left; 0 when all epochs are given out."""
+        return self.cursor.left
+
+    def give_back(self, samples: SampleRange) -> None:
+        """Have `samples` given out again, before anything new."""
+        self.cursor.give_back(samples)
+
     def divide(self, version: int, workers: Sequence[WorkerRecord]) -> dict[str, Lease]:
         """A round's work: leases by worker, of those that get any, who have them from now on."""
         seconds, left = self._seconds(workers), self.cursor.left

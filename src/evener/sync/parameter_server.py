@@ -142,7 +142,7 @@ class ParameterServer:
             return ServerOutput()
         self.members.remove(worker)
         for lease in worker.leases.values():
-            self._aggregator.assigner.cursor.give_back(lease.samples)
+            self._aggregator.assigner.give_back(lease.samples)
         worker.is_here = False
         worker.leases.clear()
         self._aggregator.pulls.forget(name)

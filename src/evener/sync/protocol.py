@@ -6,6 +6,7 @@
 | async | 1 | unbounded | gradient | any |
 | bounded | 1 | s | gradient | any |
 | average | k or an epoch | 0 | delta | SGD with learning rate 1: the weighted mean of the weights |
+| federated | an epoch of data that stay, of a fraction of the workers | 0 | delta | SGD with learning rate 1 |
 | diloco | k | 0 | delta | SGD with Nesterov momentum |
 
 docs/agreement.md holds the algorithm as pseudo-code and what every knob does.
@@ -18,7 +19,7 @@ from math import inf
 from typing import Literal
 
 from evener.errors import require
-from evener.schema import Amount, Finite, Part, Whole
+from evener.schema import Amount, Finite, Name, Part, Whole
 
 Compression = Literal["none", "bf16", "int8"]
 Robust = Literal["mean", "clip", "trimmed", "median", "krum"]
@@ -98,6 +99,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         is_overlapped: whether a worker goes on with its next steps while its contribution travels.
         robust: how contributions are merged; the mean, weighted by samples, is what one process does.
         merge: who computes that mean; the result is the same but for rounding.
+        fraction: of the workers that is drawn for a round, where each has data that stay (`Workload.parts`).
     """
 
     batch: Whole
@@ -111,6 +113,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
     is_overlapped: bool = False
     robust: Robust = "mean"
     merge: Merge = "cores"
+    fraction: Finite = 1.0
 
     def __post_init__(self) -> None:
         require(self.batch > 0, "batch", self.batch, "positive")
@@ -119,6 +122,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         is_delta = self.contribution == "delta"
         require(is_delta or self.local_steps == 1, "contribution", self.contribution, "delta after several local steps")
         require(is_delta or not self.is_overlapped, "contribution", self.contribution, "delta if is_overlapped")
+        require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
         waits = self.local_steps != "epoch" or self.staleness == 0
         needs_several = self.robust in ("trimmed", "median", "krum")
         require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")
@@ -159,6 +163,12 @@ def averaging(*, batch: int, local_steps: int | Literal["epoch"] = "epoch") -> S
     return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps=local_steps, robust="clip")
 
 
+def federated(*, batch: int, fraction: float = 1.0) -> SyncProtocol:
+    """Averaging after an epoch over data that stay, of a fraction of the workers a round (McMahan et al., 2017)."""
+    outer = Sgd(learning_rate=1.0)
+    return SyncProtocol(batch=batch, outer=outer, contribution="delta", local_steps="epoch", fraction=fraction)
+
+
 def diloco(*, batch: int, local_steps: int = 500, learning_rate: float = 0.7, momentum: float = 0.9) -> SyncProtocol:
     """Averaging with Nesterov momentum on the server; few exchanges (values of Douillard et al., 2023)."""
     outer = Sgd(learning_rate=learning_rate, momentum=momentum, is_nesterov=True)
@@ -170,6 +180,7 @@ PROTOCOLS: dict[str, Callable[..., SyncProtocol]] = {
     "async": asynchronous,
     "bounded": bounded,
     "average": averaging,
+    "federated": federated,
     "diloco": diloco,
 }
 """Makes the agreement of a name."""
@@ -183,12 +194,14 @@ class Workload(Part, frozen=True, kw_only=True):
         num_epochs: passes over the data; None: as many as the updates take.
         num_updates: of the common weights; None: as many as the epochs take.
         seed: of the order of the samples.
+        parts: (worker, samples) of data that stay: each works on its own alone; empty: everybody on everything.
     """
 
     num_samples: Amount
     num_epochs: Amount | None = None
     num_updates: Amount | None = None
     seed: Whole = 0
+    parts: tuple[tuple[Name, Amount], ...] = ()
 
     def __post_init__(self) -> None:
         ends = (self.num_epochs, self.num_updates)
@@ -196,3 +209,8 @@ class Workload(Part, frozen=True, kw_only=True):
         require(self.num_samples > 0, "num_samples", self.num_samples, "positive")
         for field, value in (("num_epochs", ends[0]), ("num_updates", ends[1])):
             require(value is None or value > 0, field, value, "positive, or None")
+        sizes = [size for _, size in self.parts]
+        is_whole = min(sizes, default=1) > 0 and sum(sizes) in (0, self.num_samples)
+        require(is_whole, "parts", sizes, f"positive, and {self.num_samples} together")
+        names = [name for name, _ in self.parts]
+        require(len(set(names)) == len(names), "parts", names, "of different workers")

@@ -230,5 +230,5 @@ class Asynchronous:
     def _slowest(self) -> int:
         """Fewest turns of anybody who has, or could get, work."""
         server = self._aggregator
-        is_left = server.assigner.cursor.left > 0
+        is_left = server.assigner.left > 0
         return min([one.turns for one in server.members if one.leases or is_left], default=0)
