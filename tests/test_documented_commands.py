@@ -14,7 +14,7 @@ from evener.cli.commands import app
 from evener.cli.fields import with_default_port
 from evener.experiments import abci, gpipe, nfnn, scattered, strategies
 from evener.program import calling, script
-from evener.run import commands, page, plan_command, ps_invite, ps_master, ps_node, ps_train
+from evener.run import commands, doctor_command, page, plan_command, ps_invite, ps_master, ps_node, ps_train
 from evener.search import command as search
 from support.commands import evener
 from support.documented import documented_commands, documented_task
@@ -46,7 +46,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
         (ps_node, "join"), (ps_train, "train_on_master"),
-        (page, "dashboard"), (ps_invite, "invite"), (search, "tune"),
+        (page, "dashboard"), (ps_invite, "invite"), (doctor_command, "doctor"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)
     monkeypatch.chdir(tmp_path)

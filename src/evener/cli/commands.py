@@ -22,6 +22,7 @@ from evener.run.config import RunConfig
 from evener.run.options import (
     BenchmarkConfig,
     DemoConfig,
+    DoctorConfig,
     InviteConfig,
     JoinConfig,
     MasterAccess,
@@ -130,6 +131,15 @@ def dashboard(
     page.dashboard(runs or [Path("runs")], port)
 
 
+def doctor(config: DoctorConfig, as_json: bool) -> None:
+    """Say what is wrong with this machine, and what to do about it; ends with 2 if a run would fail."""
+    if config.task is not None:
+        require_task(config.task)
+    from evener.run import doctor_command
+
+    raise typer.Exit(doctor_command.doctor(config, as_json=as_json))
+
+
 def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("my_task.py")) -> None:
     """Write a task that trains as it is, to make your own of it."""
     from evener.tasks import starter
@@ -205,6 +215,7 @@ for _command in (
     dashboard,
     init,
     command_of(DemoConfig, demo),
+    command_of(DoctorConfig, doctor),
     version,
     command_of(UpConfig, up),
     command_of(JoinConfig, join),

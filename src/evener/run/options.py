@@ -166,6 +166,15 @@ class StopAccess(MasterAccess, frozen=True, kw_only=True):
     run: Annotated[str | None, Meta(description="Its name; the one that goes on if none is said.")] = None
 
 
+class DoctorConfig(Part, frozen=True, kw_only=True):
+    """What `evener doctor` looks at."""
+
+    task: Annotated[str | None, Meta(description="Also load this task and look for its data.")] = None
+    data: DataFolder = None
+    option: TaskOptions = {}
+    output: Annotated[Path, Meta(description="Folder in which runs will be written.")] = Path("runs")
+
+
 class InviteConfig(MasterAccess, frozen=True, kw_only=True):
     """What `evener invite` is asked."""
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hmac
-import queue
 import secrets
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +15,6 @@ from typing import Any, TypeVar
 from evener.wire.connection import Connection
 from evener.wire.errors import (
     CannotJoin,
-    CannotResolve,
     NoAnswer,
     NotAMaster,
     NothingListens,
@@ -27,6 +24,7 @@ from evener.wire.errors import (
 from evener.wire.frame import H, Limits
 from evener.wire.handshake import MAGIC, MESSAGE_BYTES, NONCE_BYTES, NodeHandshake
 from evener.wire.identity import Address, Token
+from evener.wire.resolve import resolve
 from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tune
 
 JOIN_SECONDS = 8.0
@@ -75,7 +73,7 @@ def backoff(random: Random, first: float = 0.1, longest: float = 10.0) -> Iterat
 
 def _connect_to(address: Address, deadline: float) -> socket.socket:
     """A socket connected to the first of the machine's addresses that answers."""
-    candidates = [(socket.AF_UNIX, address.path)] if address.path else _resolve(address, deadline)
+    candidates = [(socket.AF_UNIX, address.path)] if address.path else resolve(address, deadline)
     for left, (family, where) in zip(range(len(candidates), 0, -1), candidates, strict=True):
         sock = socket.socket(family, socket.SOCK_STREAM)
         seconds = max(0.0, deadline - time.monotonic()) / left
@@ -102,29 +100,6 @@ def _connect(sock: socket.socket, where: Any, seconds: float) -> None:
             if time.monotonic() > until:
                 raise TimeoutError from None
             time.sleep(_PAUSE_SECONDS)
-
-
-def _resolve(address: Address, deadline: float) -> list[tuple[socket.AddressFamily, Any]]:
-    """Family and socket address of every address that the machine's name stands for.
-
-    The name service is asked in a thread of its own: it may take minutes and cannot be interrupted.
-    """
-    answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answer.put(socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            answer.put(error)
-
-    threading.Thread(target=ask, daemon=True, name="resolve").start()
-    try:
-        found = answer.get(timeout=max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        raise CannotResolve(address.words, "the name service does not answer") from None
-    if isinstance(found, Exception):
-        raise CannotResolve(address.words, getattr(found, "strerror", None) or str(found)) from found
-    return [(family, where) for family, _, _, _, where in found]
 
 
 def _authenticate(sock: socket.socket, token: Token, place: str, deadline: float) -> Transport:

@@ -1,0 +1,70 @@
+"""Reads which GPUs the driver shows, and how many of them PyTorch can use, which is imported for that alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from itertools import takewhile
+from pathlib import Path
+
+from evener.doctor.facts import GpuFacts
+from evener.host import version_of
+
+_COMMAND = "nvidia-smi"
+_SECONDS = 6.0
+_FIELDS = (
+    "name", "driver_version", "memory.total", "memory.free",
+    "clocks_throttle_reasons.hw_thermal_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
+)  # fmt: skip
+_OTHER_DRIVER = Path("/dev/kfd")
+"""Device file of AMD's driver, whose GPUs PyTorch shows in the same way."""
+
+
+def driver_gpus() -> tuple[tuple[GpuFacts, ...], str]:
+    """What NVIDIA's driver shows, and why it shows nothing though its tool is there; nothing where that is not."""
+    command = shutil.which(_COMMAND)
+    if command is None:
+        return (), ""
+    query = [command, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (), f"{_COMMAND} does not answer: {error}"
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        return (), f"{_COMMAND} fails: {lines[0] if lines else f'exit code {done.returncode}'}"
+    return tuple(_gpu_of(line) for line in done.stdout.splitlines() if line.strip()), ""
+
+
+def torch_gpus(shown: int) -> int | None:
+    """GPUs that PyTorch can use; None if no driver is here, or no PyTorch, so that it has not to be asked."""
+    if not (shown or _OTHER_DRIVER.exists()) or not version_of("torch"):
+        return None
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def visible_gpus(shown: int, chosen: str | None) -> int:
+    """Of so many, those that $CUDA_VISIBLE_DEVICES leaves to this process: all before the first bad one."""
+    if chosen is None:
+        return shown
+    words = [word.strip() for word in chosen.split(",")]
+    return min(shown, len(list(takewhile(lambda word: word and not word.startswith("-"), words))))
+
+
+def _gpu_of(line: str) -> GpuFacts:
+    """A GPU, of a line of the tool; numbers that it does not tell are 0."""
+    words = [word.strip() for word in line.split(",")]
+    name, driver, total, free, *slowed = [*words, *[""] * (len(_FIELDS) - len(words))]
+    return GpuFacts(
+        name=name,
+        driver=driver,
+        total_bytes=_mebibytes(total),
+        free_bytes=_mebibytes(free),
+        is_hot="Active" in slowed,
+    )
+
+
+def _mebibytes(text: str) -> int:
+    return int(text) << 20 if text.isdigit() else 0

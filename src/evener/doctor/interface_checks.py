@@ -1,0 +1,110 @@
+"""Which network interface Gloo and NCCL will take on a machine, and whether others reach it there.
+
+Gloo takes what $GLOO_SOCKET_IFNAME names; else the first address that the machine's own name stands for; and if that is
+none of the machine's, the loopback. Under Debian and in many images the name stands for a loopback address, which every
+machine has: the others then call themselves. NCCL takes what $NCCL_SOCKET_IFNAME names; else InfiniBand's, then any
+that is neither a container's bridge nor the loopback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evener.doctor.facts import Interface, MachineFacts, NetworkFacts, is_loopback
+from evener.doctor.finding import Finding, found
+
+LEAST_MTU = 1280
+"""Bytes of a packet that every IPv6 network has to carry."""
+
+
+def gloo_interface(network: NetworkFacts) -> Interface | None:
+    """The interface that Gloo takes; None: the loopback, as it finds none."""
+    if network.gloo_interfaces:
+        found = network.named(_first_name(network.gloo_interfaces))
+        return found if found is not None and found.is_up else None
+    return next(filter(None, map(network.at, network.host_addresses)), None)
+
+
+def nccl_interfaces(network: NetworkFacts) -> tuple[str, ...]:
+    """The interfaces among which NCCL takes one; empty if there is none."""
+    wish = network.nccl_interfaces
+    is_not, is_exact = wish.startswith("^"), wish.startswith(("=", "^="))
+    words = wish.lstrip("^=").split(",") if wish else []
+    usable = [one.name for one in network.interfaces if one.is_up and one.addresses]
+    if words:
+        chosen = {name for name in usable if any(name == w if is_exact else name.startswith(w) for w in words)}
+        return tuple(name for name in usable if (name in chosen) != is_not)
+    first = [name for name in usable if name.startswith("ib")]
+    others = [name for name in usable if not name.startswith(("docker", "lo"))]
+    return tuple(first or others or usable)
+
+
+def check_name(facts: MachineFacts) -> Iterator[Finding]:
+    """Whether the variables name interfaces that are there."""
+    network = facts.network
+    for variable, wish, is_missing in (
+        ("GLOO_SOCKET_IFNAME", network.gloo_interfaces, gloo_interface(network) is None),
+        ("NCCL_SOCKET_IFNAME", network.nccl_interfaces, not nccl_interfaces(network)),
+    ):
+        if wish and is_missing:
+            known = ", ".join(one.name for one in network.interfaces if one.is_up and one.addresses) or "none"
+            yield found(
+                facts.machine, "interface", "error", f"${variable} is {wish}, and no interface of that name is up",
+                f"set it to one of these, or unset it: {known}",
+            )  # fmt: skip
+
+
+def check_address(facts: MachineFacts) -> Iterator[Finding]:
+    """Whether other machines reach what Gloo takes."""
+    network, taken = facts.network, gloo_interface(facts.network)
+    route = network.route
+    if route is None or route.is_loopback:
+        yield found(
+            facts.machine, "interface", "warning", "no network interface leads to other machines",
+            "plug the cable in or start the network, unless this machine trains alone",
+        )  # fmt: skip
+        return
+    cure = f"set GLOO_SOCKET_IFNAME={route.name} in every shell that starts ranks here"
+    if network.gloo_interfaces and taken is None:
+        return  # said by its name
+    if taken is None or taken.is_loopback:
+        yield found(facts.machine, "interface", "warning", f"Gloo will take the loopback: {_why(facts)}", cure)
+    elif taken.name != route.name:
+        by = "$GLOO_SOCKET_IFNAME says so" if network.gloo_interfaces else "this machine's name stands for it"
+        yield found(
+            facts.machine, "interface", "warning",
+            f"Gloo will take {taken.name} ({', '.join(taken.addresses)}), for {by}; the way to the others is "
+            f"{route.name} ({network.route_address})",
+            cure,
+        )  # fmt: skip
+    else:
+        yield found(facts.machine, "interface", "ok", f"Gloo takes {taken.name} ({network.route_address})")
+
+
+def check_mtu(facts: MachineFacts) -> Iterator[Finding]:
+    """Whether packets are as large as everybody may expect."""
+    route = facts.network.route
+    if route is None or route.is_loopback:
+        return
+    if route.mtu < LEAST_MTU:
+        yield found(
+            facts.machine, "MTU", "warning", f"{route.name} sends packets of {route.mtu} bytes at most",
+            f"`ip link set dev {route.name} mtu 1500`, unless a tunnel needs less",
+        )  # fmt: skip
+    else:
+        yield found(facts.machine, "MTU", "ok", f"{route.name} sends packets of up to {route.mtu} bytes")
+
+
+def _why(facts: MachineFacts) -> str:
+    """Why Gloo finds nothing better."""
+    if facts.network.gloo_interfaces:
+        return "$GLOO_SOCKET_IFNAME says so"
+    if not (known := facts.network.host_addresses):
+        return "nobody knows an address of this machine's name"
+    if is_loopback(known[0]):
+        return f"this machine's name stands for {known[0]}, so other machines that are told it call themselves"
+    return f"this machine's name stands for {known[0]}, which none of its interfaces has"
+
+
+def _first_name(names: str) -> str:
+    return names.partition(",")[0].strip()
