@@ -1,6 +1,6 @@
 """Small synchronous updates: master and nodes as they are, against bare sockets that carry the same bytes; in one run.
 
-    python benchmarks/ps.py [--updates 5000] [--nodes 3] [--blocks 5] [--profile] [--json]
+    python benchmarks/ps.py [--updates 5000] [--nodes 3] [--blocks 5] [--checks] [--profile] [--json]
 
 The model has 25 450 float32 parameters, as in the experiment of the NfNN monograph, whose C program took 232 s for 5000
 updates in a data centre. The gradient is a constant: what is measured is agreeing. Everything runs on one loopback:
@@ -8,6 +8,10 @@ updates in a data centre. The gradient is a constant: what is measured is agreei
 else; `bare tls` does so over Python's own SSL sockets; `ps` is a master with its nodes, a whole run of it, without
 TLS; `ps tls` is the same with it. Ratios are medians over the blocks, each of which runs all ways once: of seconds,
 and of the processor time of all processes together, which does not depend on what else the machine does.
+
+With `--checks` there are two ways instead: `ps`, and `trusting`, a master that believes its nodes. It looks at no
+contribution, whether finite or opposed to all others, and at no clock for their speeds; what the decoder checks of
+every field stays.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -45,9 +50,12 @@ from evener.ps.messages import Header
 from evener.ps.node import Node
 from evener.ps.worker_session import NodeConfig
 from evener.record import TrainRecord
+from evener.sync import aggregator
 from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.messages import Lease
+from evener.sync.opposition import Opposition
 from evener.sync.protocol import Sgd, Workload, synchronous
+from evener.sync.worker_record import WorkerRecord
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.frame import Limits
@@ -99,8 +107,28 @@ def measure(name: str) -> DeviceProfile:
     return DeviceProfile(node=name, device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
 
 
-def be_master(folder: str, tls: bool, profiled: bool, ready: Pipe) -> None:
+def trust() -> None:
+    """Have the master of this process believe its nodes from now on."""
+
+    def no_one(*_: object) -> list[int]:
+        return []
+
+    def surely(*_: object) -> bool:
+        return True
+
+    def unseen(*_: object) -> None:
+        return None
+
+    mock.patch.object(Opposition, "examine", no_one).start()
+    mock.patch.object(aggregator, "is_finite", surely).start()
+    mock.patch.object(WorkerRecord, "give", unseen).start()
+    mock.patch.object(WorkerRecord, "seen", unseen).start()
+
+
+def be_master(folder: str, tls: bool, profiled: bool, trusting: bool, ready: Pipe) -> None:
     """A master; shows where its time went if `profiled`."""
+    if trusting:
+        trust()
     identity = make_identity(insecure=not tls)
     master = Master(MasterConfig(StateDir(Path(folder)), identity, VERSIONS, {}, PATIENCE, lambda _: None))
     ready.send((str(master.listen(Address(LOOPBACK))), identity.token.text))
@@ -151,10 +179,12 @@ def busy_seconds(processes: Sequence[BaseProcess]) -> list[float]:
 class MasterAndNodes:
     """A master and nodes that wait for runs."""
 
-    def __init__(self, num_nodes: int, folder: str, *, tls: bool, profiled: bool = False) -> None:
+    def __init__(
+        self, num_nodes: int, folder: str, *, tls: bool, profiled: bool = False, trusting: bool = False
+    ) -> None:
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe(duplex=False)
-        self.processes = [context.Process(target=be_master, args=(folder, tls, profiled, theirs))]
+        self.processes = [context.Process(target=be_master, args=(folder, tls, profiled, trusting, theirs))]
         self.processes[0].start()
         address, token = ours.recv()
         self.where = Address.parse(address), Token.parse(token), PATIENCE
@@ -247,6 +277,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5000)
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--checks", action="store_true", help="what checking costs, instead of the other ways")
     parser.add_argument("--profile", action="store_true", help="show where the master's time goes")
     words = parser.parse_args()
     with (
@@ -254,17 +285,34 @@ def main() -> None:
         tempfile.TemporaryDirectory() as plain,
         tempfile.TemporaryDirectory() as secret,
     ):
-        ways: dict[str, Bare | MasterAndNodes] = {
-            "bare": Bare(words.nodes, tls=False),
-            "bare tls": Bare(words.nodes, tls=True),
-            "ps": MasterAndNodes(words.nodes, plain, tls=False, profiled=words.profile),
-            "ps tls": MasterAndNodes(words.nodes, secret, tls=True),
-        }
+        checked = MasterAndNodes(words.nodes, plain, tls=False, profiled=words.profile)
+        ways: dict[str, Bare | MasterAndNodes] = {"ps": checked}
+        if words.checks:
+            ways["trusting"] = MasterAndNodes(words.nodes, secret, tls=False, trusting=True)
+        else:
+            ways["bare"] = Bare(words.nodes, tls=False)
+            ways["bare tls"] = Bare(words.nodes, tls=True)
+            ways["ps tls"] = MasterAndNodes(words.nodes, secret, tls=True)
         each = words.updates // words.blocks
         taken = in_turn({name: partial(way.run, each) for name, way in ways.items()}, words.blocks)
         for way in ways.values():
             way.close()
-        show(results, taken, each)
+        if words.checks:
+            show_checks(results, taken, each)
+        else:
+            show(results, taken, each)
+
+
+def show_checks(results: Results, taken: dict[str, list[Measured]], each: int) -> None:
+    """What of the contributions of a trusting master are left with all checks, in blocks of `each` updates."""
+    checked, trusting = taken["ps"], taken["trusting"]
+    results.add(
+        "{contributions_per_second:.0f} contributions/s with all checks: {share:.3f} of those of a trusting master;"
+        "  {work:.3f} times its processor time",
+        contributions_per_second=median(each * results.options.nodes / run.seconds for run in checked),
+        share=ratios([run.seconds for run in trusting], [run.seconds for run in checked]),
+        work=ratios([run.master for run in checked], [run.master for run in trusting]),
+    )
 
 
 def show(results: Results, taken: dict[str, list[Measured]], each: int) -> None:

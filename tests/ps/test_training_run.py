@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,9 +41,10 @@ class Stage:
             layout=LAYOUT,
             num_validation=8,
         )
+        self.now = 0.0
         self.nodes, self.sent = Nodes(15.0), list[tuple[int | None, Header]]()
         server = ParameterServer(agreement, workload, Flat(LAYOUT))
-        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: 0.0)
+        self.run = TrainingRun(job, server, History(), self.nodes, self.send, lambda: self.now)
         self.leases: dict[str, list[Lease]] = {"a": [], "b": []}
         for peer, name in enumerate("ab"):
             node = self.nodes.record(name)
@@ -111,3 +113,31 @@ def test_membership_hears_of_a_good_update_only_while_its_node_is_there(is_cut: 
     assert [(what, node.name) for what, node in stage.run.observations] == [
         ("contributed", name) for name in ("b" if is_cut else "ab")
     ]
+
+
+@pytest.mark.parametrize(("others", "limit"), [(0.5, 15 + 10 + 2), (60.0, 15 + 10 + 240)])
+def test_a_line_for_which_all_wait_far_longer_than_they_needed_is_left_out_with_advice(
+    others: float, limit: float
+) -> None:
+    stage = Stage(SYNC)  # ten samples of a second each, a patience of 15 s
+    stage.now = others
+    stage.push("a")
+    stage.run.observations.clear()
+    for stage.now in (others + 1, limit - 0.1):
+        stage.run.tick(lambda peer: peer == 1)
+        assert not stage.run.observations
+    stage.now = limit + 0.1
+    stage.run.tick(lambda peer: peer == 1)
+    assert [(what, node.name) for what, node in stage.run.observations] == [("late", "b")]
+    (event,) = stage.run.journal.history.events
+    assert (event.kind, event.nodes) == ("thin line", ("b",))
+    assert re.search(
+        rf"node b took {limit:.0f} s for what others did in {others:.1f} s; --compress int8", event.message
+    )
+
+
+def test_a_line_is_no_longer_looked_at_once_everybody_works() -> None:
+    stage = Stage(SYNC)
+    stage.now = 10_000.0
+    stage.run.tick(lambda peer: True)
+    assert not stage.run.observations

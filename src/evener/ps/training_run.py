@@ -26,6 +26,8 @@ _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
 
+_SEND_LESS = "--compress int8, or --agreement average with more --local-steps, sends less"
+
 
 class TrainingRun:
     """One run.
@@ -217,6 +219,10 @@ class TrainingRun:
             for node in stragglers(busy, patience, now):
                 self.server.worker(node.name).speed.was_late()
                 self.observations.append(("late", node))
+            for thin in self.speeds.thin_lines(is_sending, now):
+                name, took = thin.node.name, f"{thin.seconds:.0f} s for what others did in {thin.others:.1f} s"
+                self.note("thin line", f"the line of node {name} took {took}; {_SEND_LESS}", name)
+                self.observations.append(("late", thin.node))
         if now - self._progress_at > patience:
             self._progress_at = now
             self._validation.give_out(also_of_the_late=True)
