@@ -14,7 +14,7 @@ TRAIN: Panels = {
         "data", "option", "batch_size", "epochs", "precision", "seed", "accumulate", "compile",
         "workers",
     ),
-    "On which nodes": ("local_nodes", "devices", "memory", "patience", "elastic"),
+    "On which nodes": ("local_nodes", "devices", "memory", "patience", "elastic", "preflight"),
     "How the work is divided": (
         "strategy", "shares", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "stationary", "check",
     ),

@@ -68,7 +68,9 @@ def check_address(facts: MachineFacts) -> Iterator[Finding]:
     if network.gloo_interfaces and taken is None:
         return  # said by its name
     if taken is None or taken.is_loopback:
-        yield found(facts.machine, "interface", "warning", f"Gloo will take the loopback: {_why(facts)}", cure)
+        yield found(
+            facts.machine, "interface", "warning", f"Gloo will take the loopback: {why_loopback(network)}", cure
+        )
     elif taken.name != route.name:
         by = "$GLOO_SOCKET_IFNAME says so" if network.gloo_interfaces else "this machine's name stands for it"
         yield found(
@@ -95,11 +97,11 @@ def check_mtu(facts: MachineFacts) -> Iterator[Finding]:
         yield found(facts.machine, "MTU", "ok", f"{route.name} sends packets of up to {route.mtu} bytes")
 
 
-def _why(facts: MachineFacts) -> str:
+def why_loopback(network: NetworkFacts) -> str:
     """Why Gloo finds nothing better."""
-    if facts.network.gloo_interfaces:
+    if network.gloo_interfaces:
         return "$GLOO_SOCKET_IFNAME says so"
-    if not (known := facts.network.host_addresses):
+    if not (known := network.host_addresses):
         return "nobody knows an address of this machine's name"
     if is_loopback(known[0]):
         return f"this machine's name stands for {known[0]}, so other machines that are told it call themselves"

@@ -20,11 +20,13 @@ from evener.data.alike import require_same_data
 from evener.data.loader import collect, seed_all, split_batch
 from evener.errors import InvalidInput
 from evener.events import Phase
+from evener.launch.preflight import require_fit
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.refusals import refuse_lazy
 from evener.plan import Plan
 from evener.profile import Precision
+from evener.record import Event
 from evener.run.config import RunConfig, require_samples
 from evener.run.conflicts import strategy_conflict
 from evener.schema import read_noun
@@ -125,7 +127,15 @@ class RankContext:
 
 
 def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]:
-    """Join the other ranks; the first rank's config, which holds for all. Raises NodeLost: a rank does not come."""
+    """Join the other ranks; the first rank's config, which holds for all.
+
+    Raises:
+        NodeLost: a rank does not come, or machines do not reach each other.
+        InvalidInput: machines do not fit together.
+    """
+    for finding in require_fit(env, is_wanted=config.preflight):
+        if env.rank == 0:
+            env.notify(Event(step=0, kind="preflight", message=finding.words))
     group = join_world(env)
     first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
     return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))

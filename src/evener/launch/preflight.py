@@ -1,0 +1,158 @@
+"""Before ranks of several machines join: do the machines reach each other, and do they fit together?
+
+The first rank of every machine looks for it. Over the store, which all of them have reached:
+
+    every machine                              the store
+        listen; leave facts and ports       -> hello
+        read the others' ports             <-
+        connect to each of them, both ways: its clock comes back, and 64 KB, which large packets carry
+        leave facts with what failed        -> facts
+    every rank reads the facts of all, and concludes the same from them
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import msgspec
+from msgspec.structs import replace
+
+from evener.comm.signed_store import SignedStore
+from evener.doctor.finding import Finding, faults
+from evener.doctor.interface_checks import gloo_interface
+from evener.doctor.network import network_facts
+from evener.doctor.peers import PeerFacts, Unreached, check_peers
+from evener.doctor.probe import Listeners, probe
+from evener.errors import EvenerError, InvalidInput, NodeLost
+from evener.host import version_of
+from evener.launch.rank_environment import RankEnvironment
+from evener.schema import Part
+from evener.version import VERSION
+
+_CONNECT_SECONDS = 4.0
+_WAIT_SECONDS = 30.0
+
+
+class _Hello(Part, frozen=True, kw_only=True):
+    """What a machine says first.
+
+    Attributes:
+        machine: its name.
+        places: addresses and ports at which it listens.
+    """
+
+    machine: str
+    places: tuple[tuple[str, int], ...]
+
+
+def require_fit(env: RankEnvironment, *, is_wanted: bool) -> list[Finding]:
+    """See that the machines of all ranks fit together, where there are several; every rank calls this.
+
+    Args:
+        env: of this rank.
+        is_wanted: whether to look at all; that of the first rank counts.
+
+    Returns:
+        Warnings, the same on every rank.
+
+    Raises:
+        NodeLost: a machine cannot be connected to, or says nothing.
+        InvalidInput: something else is wrong; names machine and cure.
+    """
+    heads = first_ranks([node.host for node in env.nodes])
+    if len(heads) < 2 or env.store is None or (env.line is not None and env.line.is_late):
+        return []
+    store = env.store.under("preflight")
+    if env.rank == 0:
+        store.set("wanted", str(int(is_wanted)))
+    if _awaited(store, "wanted", "the first machine") == b"0":
+        return []
+    if env.rank in heads:
+        _look(env, store, heads)
+    found = faults(check_peers([_facts_of(env, store, head) for head in heads]))
+    errors = [finding for finding in found if finding.severity == "error"]
+    if errors:
+        raise _error_of(errors)
+    return found
+
+
+def first_ranks(hosts: Sequence[str]) -> list[int]:
+    """The first rank on every machine, in order."""
+    return sorted({host: rank for rank, host in reversed(list(enumerate(hosts)))}.values())
+
+
+def own_facts(env: RankEnvironment) -> PeerFacts:
+    """What this machine says of itself."""
+    return PeerFacts(
+        machine=env.node.host,
+        evener=VERSION,
+        python=platform.python_version(),
+        torch=version_of("torch"),
+        ahead=0.0,
+        network=replace(network_facts(os.environ, platform.node()), route_address=env.address),
+        uses_gloo=env.backend == "gloo",
+    )
+
+
+def _look(env: RankEnvironment, store: SignedStore, heads: Sequence[int]) -> None:
+    """Leave what this machine is, and which of the others it reaches, in the store."""
+    facts = own_facts(env)
+    taken = gloo_interface(facts.network) if facts.uses_gloo else None
+    others = taken.addresses[:1] if taken is not None and not taken.is_loopback else ()
+    with Listeners(tuple(dict.fromkeys((env.address, *others)))) as listeners:
+        hello = _Hello(machine=facts.machine, places=listeners.places)
+        store.set(f"hello/{env.rank}", msgspec.json.encode(hello))
+        greetings = {head: _hello_of(env, store, head) for head in heads if head != env.rank}
+        ahead, unreached = _connect(env.rank, greetings)
+        facts = replace(facts, ahead=ahead, unreached=unreached)
+        store.set(f"facts/{env.rank}", msgspec.json.encode(facts))
+        for head in heads:
+            _facts_of(env, store, head)  # until then others may still connect
+
+
+def _connect(rank: int, greetings: dict[int, _Hello]) -> tuple[float, tuple[Unreached, ...]]:
+    """Seconds by which this clock is ahead of the first machine's, and which places cannot be connected to."""
+    places = [(head, hello.machine, *place) for head, hello in greetings.items() for place in hello.places]
+    until = time.monotonic() + _CONNECT_SECONDS
+    with ThreadPoolExecutor(max_workers=min(64, len(places)), thread_name_prefix="evener-preflight") as pool:
+        results = list(pool.map(lambda place: probe(place[2], place[3], until), places))
+    failed = [
+        Unreached(machine=machine, address=address, port=port, reason=result)
+        for (_, machine, address, port), result in zip(places, results, strict=True)
+        if isinstance(result, str)
+    ]
+    first = min([rank, *greetings])
+    theirs = [result for (head, *_), result in zip(places, results, strict=True) if head == first]
+    ahead = next((-result for result in theirs if isinstance(result, float)), 0.0)
+    return ahead, tuple(failed)
+
+
+def _hello_of(env: RankEnvironment, store: SignedStore, head: int) -> _Hello:
+    return msgspec.json.decode(_awaited(store, f"hello/{head}", env.nodes[head].host), type=_Hello)
+
+
+def _facts_of(env: RankEnvironment, store: SignedStore, head: int) -> PeerFacts:
+    return msgspec.json.decode(_awaited(store, f"facts/{head}", env.nodes[head].host), type=PeerFacts)
+
+
+def _awaited(store: SignedStore, key: str, machine: str) -> bytes:
+    """A value, once it is there. Raises NodeLost: it does not come."""
+    try:
+        store.wait([key], timedelta(seconds=_WAIT_SECONDS))
+    except RuntimeError as error:
+        raise NodeLost(
+            f"{machine} said nothing for {_WAIT_SECONDS:g} s before the run: is it another version of Evener?"
+        ) from error
+    return store.get(key)
+
+
+def _error_of(errors: Sequence[Finding]) -> EvenerError:
+    """All errors as one; a machine that is not reached is lost."""
+    words = "; ".join(dict.fromkeys(error.words for error in errors))
+    is_lost = any(error.what == "port" for error in errors)
+    return (NodeLost if is_lost else InvalidInput)(f"{words} (--no-preflight: start without looking)")

@@ -1,0 +1,87 @@
+"""What is wrong between machines, by what each says of itself; and what a connection tries."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evener.doctor.finding import faults
+from evener.doctor.peers import PeerFacts, Unreached, check_peers
+from evener.doctor.probe import Listeners, probe
+from support.machine_facts import SOUND, interface
+
+ADA = PeerFacts(machine="ada", evener="0.2.0", python="3.12.1", torch="2.13.0", ahead=0.0, network=SOUND.network)
+BOB = replace(ADA, machine="bob", python="3.12.9", torch="2.13.1", ahead=0.4)
+SMALL = replace(SOUND.network, interfaces=(interface("lo", "127.0.0.1"), interface("ens3", "10.0.0.5", mtu=1000)))
+
+
+@pytest.mark.parametrize(
+    ("planted", "what", "severity", "words"),
+    [
+        ({"evener": "0.3.0"}, "versions", "error", "bob: it runs Evener 0.3.0, ada 0.2.0; install the same"),
+        ({"torch": "2.11.0"}, "versions", "warning", "bob: it runs PyTorch 2.11, ada 2.13"),
+        ({"torch": ""}, "versions", "warning", "bob: it runs PyTorch (none), ada 2.13"),
+        ({"ahead": 3600.0}, "clock", "warning", "bob: its clock is 3600 s ahead of that of ada; let both follow NTP"),
+        ({"ahead": -5.0}, "clock", "warning", "bob: its clock is 5 s behind that of ada"),
+        (
+            {"network": replace(SMALL, host_addresses=("10.0.0.5",))}, "MTU", "warning",
+            "bob: ens3 sends packets of 1000 bytes, eth0 of ada of 1500; give both the same",
+        ),
+        (
+            {"network": replace(SOUND.network, host_addresses=("127.0.1.1",))}, "interface", "error",
+            "bob: Gloo would take the loopback there: this machine's name stands for 127.0.1.1",
+        ),
+        (
+            {"unreached": (Unreached(machine="ada", address="10.0.0.5", port=4711, reason="no answer"),)},
+            "port", "error", "bob cannot connect to ada at 10.0.0.5, port 4711 (no answer); let the firewall of ada",
+        ),
+    ],
+)  # fmt: skip
+def test_a_planted_fault_between_machines_is_named(
+    planted: dict[str, Any], what: str, severity: str, words: str
+) -> None:
+    [fault] = faults(check_peers([ADA, replace(BOB, **planted)]))
+    assert (fault.what, fault.severity) == (what, severity)
+    assert words in fault.words
+    assert fault.cure
+
+
+def test_machines_that_fit_have_no_faults() -> None:
+    assert faults(check_peers([ADA, BOB, replace(BOB, machine="eve")])) == []
+    by_nccl = replace(BOB, uses_gloo=False, network=replace(SOUND.network, host_addresses=()))
+    assert faults(check_peers([ADA, by_nccl])) == []
+
+
+def test_a_connection_tells_the_other_clock_and_that_large_packets_pass() -> None:
+    with Listeners(("127.0.0.1", "192.0.2.77")) as listeners:
+        [(address, port)] = listeners.places  # the other address is not of this machine
+        found = probe(address, port, time.monotonic() + 20)
+    assert isinstance(found, float)
+    assert abs(found) < 20
+    assert probe(address, port, time.monotonic() + 20) == "Connection refused"
+
+
+def test_silence_and_lost_large_packets_are_told_apart() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert probe("127.0.0.1", port, time.monotonic() + 0.2) == "no answer"
+        silent, _ = server.accept()
+        silent.close()
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            import threading
+
+            def answer_little() -> None:
+                sock, _ = other.accept()
+                with sock:
+                    sock.sendall(bytes(8))
+                    sock.recv(1)
+
+            thread = threading.Thread(target=answer_little)
+            thread.start()
+            found = probe("127.0.0.1", other.getsockname()[1], time.monotonic() + 1.0)
+            thread.join()
+    assert found == "large packets do not arrive, small ones do: an MTU on the way is smaller"

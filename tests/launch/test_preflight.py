@@ -1,0 +1,119 @@
+"""Machines look at each other before a run: here threads are their first ranks, and the store is a real one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from evener.doctor.finding import Finding
+from evener.doctor.peers import PeerFacts
+from evener.doctor.probe import probe
+from evener.errors import EvenerError, InvalidInput, NodeLost
+from evener.launch import preflight
+from evener.launch.nodes import LocalNode
+from evener.launch.preflight import first_ranks, require_fit
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.store import connect_store, keep_store, new_secret
+from support.machine_facts import SOUND, interface
+
+ADDRESSES = {"ada": "127.0.0.2", "bob": "127.0.0.3"}
+
+
+def facts_of(env: RankEnvironment) -> PeerFacts:
+    """Of a sound machine whose interface has the address of a loopback that the tests can use."""
+    eth0 = interface("eth0", env.address, "10.0.0.5")
+    network = replace(SOUND.network, interfaces=(eth0,), host_addresses=("10.0.0.5",), route_address="10.0.0.5")
+    return PeerFacts(machine=env.node.host, evener="1", python="3.12.1", torch="2.13.0", ahead=0.0, network=network)
+
+
+def look(hosts: list[str], is_wanted: bool = True) -> list[list[Finding] | EvenerError]:
+    """What every rank concludes."""
+    secret = new_secret()
+    kept, port = keep_store("127.0.0.1", 0, secret)
+    nodes = [LocalNode(name=f"{host}/{i}", host=host) for i, host in enumerate(hosts)]
+
+    def one(rank: int) -> list[Finding] | EvenerError:
+        store = connect_store("127.0.0.1", port, secret, patience=30)
+        env = RankEnvironment(
+            rank=rank, nodes=nodes, device=torch.device("cpu"), patience=30, notify=lambda _: None, store=store
+        )
+        env.address = ADDRESSES[hosts[rank]]
+        try:
+            return require_fit(env, is_wanted=is_wanted if rank == 0 else True)
+        except EvenerError as error:
+            return error
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        found = list(pool.map(one, range(len(hosts))))
+    del kept
+    return found
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What bob says otherwise."""
+    words: dict[str, Any] = {}
+
+    def told(env: RankEnvironment) -> PeerFacts:
+        return replace(facts_of(env), **(words if env.node.host == "bob" else {}))
+
+    monkeypatch.setattr(preflight, "own_facts", told)
+    return words
+
+
+def test_the_first_rank_of_every_machine_looks() -> None:
+    assert first_ranks(["ada", "ada", "bob", "ada", "bob"]) == [0, 2]
+
+
+def test_machines_that_fit_pass_with_several_ranks_each(planted: dict[str, Any]) -> None:
+    assert look(["ada", "ada", "bob"]) == [[], [], []]
+
+
+def test_every_rank_says_the_same_of_another_version(planted: dict[str, Any]) -> None:
+    planted["evener"] = "2"
+    first, second = look(["ada", "bob"])
+    assert str(first) == str(second)
+    assert isinstance(first, InvalidInput)
+    assert str(first).startswith("bob: it runs Evener 2, ada 1; install the same version on both (--no-preflight")
+    assert look(["ada", "bob"], is_wanted=False) == [[], []]
+
+
+def test_a_warning_does_not_end_the_run(planted: dict[str, Any]) -> None:
+    planted["torch"] = "2.11.0"
+    first, second = look(["ada", "bob"])
+    assert first == second
+    assert isinstance(first, list)
+    assert [finding.what for finding in first] == ["versions"]
+
+
+def test_a_machine_that_cannot_be_connected_to_is_named_with_address_port_and_cure(
+    planted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blocked(address: str, port: int, until: float) -> float | str:
+        return "no answer" if address == ADDRESSES["bob"] else probe(address, port, until)
+
+    monkeypatch.setattr(preflight, "probe", blocked)
+    first, second = look(["ada", "bob"])
+    assert isinstance(first, NodeLost)
+    assert str(first) == str(second)
+    assert "ada cannot connect to bob at 127.0.0.3, port " in str(first)
+    assert "(no answer); let the firewall of bob pass TCP from ada to all ports" in str(first)
+    assert "bob cannot connect" not in str(first)
+
+
+def test_a_clock_an_hour_off_is_a_warning(planted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "probe", lambda address, *_: 3600.0 if address == ADDRESSES["ada"] else -3600.0)
+    first, _ = look(["ada", "bob"])
+    assert isinstance(first, list)
+    assert [finding.words for finding in first] == [
+        "bob: its clock is 3600 s behind that of ada; let both follow NTP: `timedatectl set-ntp true`"
+    ]
+
+
+def test_on_one_machine_there_is_nothing_to_look_at(planted: dict[str, Any]) -> None:
+    planted["evener"] = "2"
+    assert look(["bob", "bob"]) == [[], []]
