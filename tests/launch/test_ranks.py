@@ -12,6 +12,7 @@ import pytest
 from evener.errors import NodeLost
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
+from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_environment import RankEnvironment, read_beat
 from evener.launch.ranks import run_local
 from evener.record import Event
@@ -60,3 +61,25 @@ def test_who_is_killed_each_time_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(NodeLost, match="was killed by signal 9"):
         events_of(tmp_path, lives=9, step=0)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def end_one_after_the_other(env: RankEnvironment, seconds: float) -> None:
+    """The second rank is left out and ends at once; the first has something to tell later."""
+    if env.rank == 0:
+        time.sleep(seconds)
+        env.notify(Event(step=0, kind="told", message="by the first rank"))
+
+
+def test_a_rank_that_ended_well_and_whose_last_words_are_unread_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = LocalProcesses.receive
+
+    def slow_to_look(self: LocalProcesses, timeout: float) -> list[tuple[LocalProcess, bytes]]:
+        found = receive(self, timeout)
+        if not self._started[1].has_finished:
+            self._started[1].process.join()  # it ends between reading and looking
+        return found
+
+    monkeypatch.setattr(LocalProcesses, "receive", slow_to_look)
+    told: list[RunEvent] = []
+    run_local(end_one_after_the_other, NODES, 1.5, patience=20, on_event=told.append)
+    assert [event.kind for event in told if isinstance(event, Event)] == ["told"]

@@ -19,12 +19,15 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"agreement": "often"}, "--agreement must be one of sync, async, bounded, average, diloco, got 'often'"),
+        (
+            {"agreement": "often"},
+            "--agreement must be one of sync, async, bounded, average, federated, diloco, got 'often'",
+        ),
         ({"agreement": "sync", "compress": "zip"}, "--compress must be one of none, bf16, int8"),
         ({"agreement": "sync", "staleness": 2}, "--staleness belongs to --agreement bounded"),
         ({"agreement": "sync", "overlap": True}, "--overlap belongs to --agreement average or diloco"),
         ({"agreement": "average", "outer_lr": 0.5}, "--outer-lr belongs to --agreement diloco"),
-        ({"compress": "int8"}, "--compress belongs to --agreement sync, async, bounded, average, diloco"),
+        ({"compress": "int8"}, "--compress belongs to --agreement sync, async, bounded, average, federated, diloco"),
         ({"home": Path("home")}, "--home belongs to --agreement"),
         ({"token_file": Path("token")}, "--token-file belongs to --agreement"),
         ({"agreement": "diloco", "local_steps": "epoch"}, "--local-steps must be a number with --agreement diloco"),

@@ -19,6 +19,7 @@ def test_the_family_by_name() -> None:
         "async": PROTOCOLS["async"](batch=8, outer=SGD),
         "bounded": PROTOCOLS["bounded"](batch=8, outer=SGD, staleness=3),
         "average": PROTOCOLS["average"](batch=8),
+        "federated": PROTOCOLS["federated"](batch=8, fraction=0.5),
         "diloco": PROTOCOLS["diloco"](batch=8),
     }
     assert made.keys() == PROTOCOLS.keys()
@@ -28,6 +29,7 @@ def test_the_family_by_name() -> None:
         "async": (1, None, "gradient"),
         "bounded": (1, 3, "gradient"),
         "average": ("epoch", 0, "delta"),
+        "federated": ("epoch", 0, "delta"),
         "diloco": (500, 0, "delta"),
     }
     assert averaging(batch=8).outer == Sgd(learning_rate=1.0)

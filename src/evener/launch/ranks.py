@@ -219,13 +219,14 @@ def _relay(
     was_stopped = False
     with requests_to_stop() as requests:
         while not all(rank.has_ended and rank.is_silent for rank in _needed(ranks, elastic)):
+            gone = [rank for rank in ranks if rank.has_ended]  # of these, nothing is left to be read below
             for rank, data in processes.receive(timeout=0.2):
                 if elastic is None or elastic.may_speak(rank):
                     for event in decode_events(data):
                         show(event)
             if elastic is not None:
                 elastic.govern()
-            failed = [rank for rank in ranks if _has_failed(rank, elastic)]
+            failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, elastic)]
             if failed and deadline is None:
                 is_own = any(rank.failure and rank.failure.is_own for rank in failed)
                 deadline = time.monotonic() + (patience if was_stopped else _GRACE) * (0.5 if is_own else 1.0)
