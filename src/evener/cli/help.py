@@ -28,7 +28,7 @@ TRAIN: Panels = {
 TUNE: Panels = {
     "What is tried": ("trials", "vary", "metric", "prune", "sampler", "ahead", "hours"),
     "What a trial trains": ("data", "option", "batch_size", "epochs", "precision", "seed", "thin"),
-    "On which nodes": ("local_nodes", "devices", "memory", "patience", "join"),
+    "On which nodes": ("local_nodes", "devices", "memory", "patience", "preflight", "join"),
     "What is written, and read": ("output", "resume"),
 }
 PLAN: Panels = {

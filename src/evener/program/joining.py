@@ -73,7 +73,7 @@ def joined() -> Run | None:
 def _joined() -> Run:
     if _waiting:
         env, config = _waiting.pop()
-        return Run(env, join_world(env), config)
+        return Run(env, join_world(env, preflight=config.preflight), config)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _join_torchrun()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -97,7 +97,7 @@ def _join_torchrun() -> Run:
     env.stop_on(signal.SIGTERM)
     if env.heartbeat is not None:
         env.heartbeat.start()
-    run = Run(env, join_world(env), config)
+    run = Run(env, join_world(env, preflight=config.preflight), config)
     ending = _Ending(run, env)
     sys.excepthook = ending.fail
     atexit.register(ending.finish)

@@ -189,7 +189,7 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
 
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
     """Measure this rank's device, the links to the others and, if asked, a task; the leader emits the profile."""
-    world = join_world(env)
+    world = join_world(env, preflight=config.preflight)
     speed, watch = env.node.speed_at(0), ProcessorWatch(env.node.name, env.node.cores)
     own = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
     links = measure_links(world)

@@ -74,9 +74,6 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     epochs: Annotated[int | None, Meta(description="Passes over the training data.")] = None
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
     compile: Annotated[bool, Meta(description="Compile the model.")] = False
-    preflight: Annotated[
-        bool, Meta(description="Before a run over several machines, see that they reach each other and fit together.")
-    ] = True
     elastic: Annotated[
         bool | None,
         Meta(

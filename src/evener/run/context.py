@@ -133,10 +133,7 @@ def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]
         NodeLost: a rank does not come, or machines do not reach each other.
         InvalidInput: machines do not fit together.
     """
-    for finding in require_fit(env, is_wanted=config.preflight):
-        if env.rank == 0:
-            env.notify(Event(step=0, kind="preflight", message=finding.words))
-    group = join_world(env)
+    group = join_world(env, preflight=config.preflight)
     first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
     return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
 
@@ -188,16 +185,21 @@ def require_same_material(context: RankContext) -> None:
             require_same_data(context.group, context.validation_data, context.seed, "validation data")
 
 
-def join_world(env: RankEnvironment, backend: str | None = None) -> Group:
-    """The group of all ranks, at the speed of this rank's node.
+def join_world(env: RankEnvironment, backend: str | None = None, *, preflight: bool = True) -> Group:
+    """The group of all ranks, at the speed of this rank's node; before, several machines look at each other.
 
     Args:
         env: of this rank.
         backend: `nccl` or `gloo` for tensors; by default what suits the devices.
+        preflight: whether they look; that of the first rank counts.
 
     Raises:
-        NodeLost: a rank does not come.
+        NodeLost: a rank does not come, or machines do not reach each other.
+        InvalidInput: machines do not fit together.
     """
+    for finding in require_fit(env, is_wanted=preflight):
+        if env.rank == 0:
+            env.notify(Event(step=0, kind="preflight", message=finding.words))
     return join_group(
         rank=env.rank,
         nodes=env.names,

@@ -48,6 +48,9 @@ class NodesConfig(Part, frozen=True, kw_only=True):
     devices: Annotated[str, Meta(description="all, cpu, or devices such as cuda:0,cuda:1.")] = "all"
     memory: Annotated[str | None, Meta(description="Memory of every node, such as 4GB or 4GB,512MB.")] = None
     patience: Annotated[float, Meta(description="Seconds of silence after which a node is given up.")] = PATIENCE
+    preflight: Annotated[
+        bool, Meta(description="Before a run over several machines, see that they reach each other and fit together.")
+    ] = True
 
     def __post_init__(self) -> None:
         require(self.patience > 0, "--patience", self.patience, "positive seconds")

@@ -28,7 +28,7 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 def yolo_rank(env: RankEnvironment, config: YoloConfig) -> None:
     """One rank's whole way; the leader emits plan, batches and record through the env."""
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
-        group = join_world(env)
+        group = join_world(env, preflight=config.preflight)
         config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
         with alone():
             _train(env, group, config)
