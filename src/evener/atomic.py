@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_OF_SAFETENSORS = re.compile(r"\.tmp[A-Za-z0-9]{6}")
+"""What safetensors calls a file until it is written, beside the one that it is to become."""
 
 
 def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -46,7 +50,8 @@ def remove_drafts(folder: Path) -> None:
     """Remove the drafts in `folder` of processes that died while they wrote: for whoever alone writes there, first."""
     for path in folder.glob(".*"):
         _, *numbers = path.name.rsplit(".", 2)
-        if len(numbers) == 2 and all(map(str.isdecimal, numbers)):
+        is_ours = len(numbers) == 2 and all(map(str.isdecimal, numbers))
+        if is_ours or _OF_SAFETENSORS.fullmatch(path.name):
             _remove(path)
 
 

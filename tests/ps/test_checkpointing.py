@@ -186,7 +186,11 @@ def test_a_clock_that_is_set_amid_a_run_changes_no_duration(days: int, monkeypat
 
 def test_what_masters_left_that_were_killed_while_they_wrote_is_removed_and_nothing_else(tmp_path: Path) -> None:
     home = StateDir(tmp_path / "home")
-    drafts = [home.run / ".server-00000001.safetensors.123.456", home.folder / ".master.json.1.2"]
+    drafts = [
+        home.run / ".server-00000001.safetensors.123.456",
+        home.run / ".tmpy1TBqj",
+        home.folder / ".master.json.1.2",
+    ]
     others = [home.run / "server-00000001.safetensors", home.folder / ".profile", home.runs / "r" / ".x.y.z"]
     for path in (*drafts, home.runs / "r" / ".model.safetensors.7.8", *others):
         atomic_write(path, b"1")

@@ -38,8 +38,8 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 class Cluster:
     """What was started, and how to talk to it."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
-        self.folder, self.home = folder, folder / "home"
+    def __init__(self, folder: Path, *words: str, home: Path | None = None) -> None:
+        self.folder, self.home = folder, home or folder / "home"
         self.marker = f"EVENER_TEST={uuid.uuid4()}"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.address, self.token = "", ""
@@ -143,10 +143,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster(*words: str) -> Iterator[Cluster]:
-    """A master; everything that was started is gone afterwards."""
+def cluster(*words: str, home: Path | None = None) -> Iterator[Cluster]:
+    """A master, with a folder of its own or with `home`; everything that was started is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="evener-") as folder:
-        one = Cluster(Path(folder), *words)
+        one = Cluster(Path(folder), *words, home=home)
         try:
             yield one
         finally:

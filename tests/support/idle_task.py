@@ -1,4 +1,7 @@
-"""A task that takes time without computing: faults can be made for minutes while the machine's cores are at rest."""
+"""A task that takes time without computing: faults can be made for minutes while the machine's cores are at rest.
+
+Its option `width` says how large the model is: 11 numbers for each.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
 from evener.task import ThinTask
 
-def thin_task(pause: float = 0.0, epochs: int = 20) -> ThinTask:
+def thin_task(pause: float = 0.0, width: int = 8, epochs: int = 20) -> ThinTask:
     def loss(outputs, targets):
         time.sleep(pause)
         return F.cross_entropy(outputs, targets)
 
     return ThinTask(
         name="pausing",
-        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)),
+        model=lambda: nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 4)),
         loss=loss,
         train_data=lambda: blobs(240, 1),
         validation_data=lambda: blobs(48, 2),
@@ -47,11 +50,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from evener import Task
 
-def task(pause: float = 0.0, epochs: int = 20) -> Task:
+def task(pause: float = 0.0, width: int = 8, epochs: int = 20) -> Task:
     read = lambda *words: TensorDataset(*map(torch.from_numpy, blobs(*words)))
     return Task(
         name="pausing",
-        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)),
+        model=lambda: nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 4)),
         loss=nn.functional.cross_entropy,
         train_data=lambda: read(240, 1),
         validation_data=lambda: read(48, 2),
