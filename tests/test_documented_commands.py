@@ -17,16 +17,16 @@ from evener.program import calling, script
 from evener.run import commands, doctor_command, page, plan_command, ps_invite, ps_master, ps_node, ps_train
 from evener.search import command as search
 from support.commands import evener
-from support.documented import documented_commands, documented_task
+from support.documented import documented_commands, documented_file
 
 COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 """Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
 _OF_A_MASTER = ("up", "join", "nodes", "stop", "down")
-_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener run ", "evener experiment ")
+_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener experiment ")
 RUN_HERE = [
     line for line in COMMANDS if line.split()[1] not in _OF_A_MASTER and not any(word in line for word in _ELSEWHERE)
 ]
-"""Others need a master, MNIST, torchvision or a program: run/test_ps_commands.py, experiments/, tasks/, program/."""
+"""Others need a master, MNIST or torchvision: run/test_ps_commands.py, experiments/, tasks/."""
 
 
 def test_the_pages_hold_commands() -> None:
@@ -60,9 +60,10 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader of README types: with the task that it shows."""
+    """Where a reader types: with the task that README shows, and the program that its page does."""
     made = tmp_path_factory.mktemp("reader")
-    (made / "my_task.py").write_text(documented_task())
+    (made / "my_task.py").write_text(documented_file("README.md", "my_task.py"))
+    (made / "train.py").write_text(documented_file("docs/programs.md", "train.py"))
     return made
 
 

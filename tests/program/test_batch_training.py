@@ -36,7 +36,7 @@ def rank_of_all(env: RankEnvironment, work: tuple[str, str, list[str]]) -> None:
     shares, folder, kinds = work
     group = join_world(env)
     for kind in kinds:
-        config = RunConfig(task=kind, precision="fp64", shares=shares)
+        config = RunConfig(task=kind, precision="fp64", shares=shares, output=Path(folder) / kind)
         run = Run(env, group, ScriptConfig(script=Path(kind), shares=shares))
         found: Any
         try:
@@ -126,9 +126,8 @@ def test_the_command_trains_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"resume": True}, "--resume does not go with a BatchTask: its batches are divided, and nothing else"),
-        ({"accumulate": 2}, "--accumulate does not go with a BatchTask"),
-        ({"elastic": True}, "--elastic does not go with a BatchTask"),
+        ({"accumulate": 2}, "--accumulate does not go with a BatchTask: its batches are divided, and nothing else"),
+        ({"elastic": True}, "--elastic does not go with a BatchTask: its optimiser may change weights several times"),
         ({"strategy": "pipeline"}, "--strategy pipeline does not go with a BatchTask"),
         ({"precision": "fp16"}, "--precision fp16 does not go with a BatchTask: take bf16"),
     ],

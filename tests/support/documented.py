@@ -1,4 +1,4 @@
-"""The lines that README and docs tell people to type, and the task that README tells them to write."""
+"""The lines that README and docs tell people to type, and the files that they tell them to write."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _commands(text: str) -> Iterator[str]:
                 yield words
 
 
-def documented_task() -> str:
-    """`my_task.py` as README has it."""
-    found = re.search(r"```python\n(# my_task\.py\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def documented_file(page: str, name: str) -> str:
+    """The file `name` as `page` has it."""
+    found = re.search(rf"```python\n(# {re.escape(name)}\n.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert found is not None
     return found[1]

@@ -51,6 +51,27 @@ class Stream(IterableDataset[Any]):
         yield from (self.data[index] for index in range(len(self.data)))
 
 
+class LongStream(Stream):
+    """One that says how long it is."""
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+class Noisy(Dataset[Any]):
+    """Numbers under a random transform."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.data = numbers(count, seed)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.data[index]
+        return x + 0.1 * torch.randn(5), y
+
+
 def regressor() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
 
@@ -123,6 +144,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "clip_norm": 0.5,
     },
     "stream": {**_NUMBERS, "train_data": lambda: Stream(26, 1), "validation_data": lambda: Stream(11, 2)},
+    "long stream": {**_NUMBERS, "train_data": lambda: LongStream(26, 1)},
+    "noisy": {
+        **_NUMBERS,
+        "train_data": lambda: Noisy(26, 1),
+        "optimizer": lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
+    },
     "closure": {
         **_NUMBERS,
         "model": smooth,

@@ -1,29 +1,34 @@
 """The training of a BatchTask: a program of five lines, written once, on nodes that divide every batch.
 
-for epoch in run.epochs(n):
+for epoch in range(first, n):              # the first, or that of the checkpoint to go on from
     for batch in loader:
         optimizer.step(closure)            # clears gradients, computes the loss, goes backward, clips
         scheduler.step()
-    validate; ends here?
+        checkpoint due? asked to stop?
+    validate, write a checkpoint; ends here?
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from evener.data.loader import seed_all, to_device
+from evener.data.loader import sample_seeds, seed_all, to_device
+from evener.data.seeded_samples import SeededSamples
 from evener.errors import InvalidInput
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
 from evener.program.batch_loss import BatchLoss
+from evener.program.batch_saving import saving_of
 from evener.program.batch_validation import validate
 from evener.program.joining import end_copy, finish
 from evener.program.options import ScriptConfig
@@ -32,6 +37,7 @@ from evener.run.config import RunConfig, require_samples
 from evener.run.conflicts import refuse_options
 from evener.run.context import Arithmetic, join_run
 from evener.run.rank import write_weights
+from evener.run.saving import Saving
 from evener.task import BatchTask
 from evener.tasks.load import load_any_task
 
@@ -63,14 +69,18 @@ def train_batches(env: RankEnvironment, config: RunConfig, task: BatchTask | Non
 
 _NOT_FOR_BATCHES = (
     "replicas", "micro_batches", "schedule", "rematerialise", "plan", "compile", "accumulate", "stationary",
-    "checkpoint", "checkpoint_every", "resume",
 )  # fmt: skip
+_NOT_ELASTIC = (
+    "its optimiser may change weights several times a step, so that a step that was broken off cannot be done again; "
+    "--resume goes on from the last checkpoint"
+)
 
 
 def refuse_batches(config: RunConfig) -> None:
     """Raise InvalidInput for what does not go with a BatchTask."""
     advice = "its batches are divided, and nothing else; a Task may have it"
-    refuse_options(config, _NOT_FOR_BATCHES + (("elastic",) if config.elastic else ()), "a BatchTask", advice)
+    refuse_options(config, _NOT_FOR_BATCHES, "a BatchTask", advice)
+    refuse_options(config, ("elastic",) if config.elastic else (), "a BatchTask", _NOT_ELASTIC)
     if config.strategy not in ("auto", "data"):
         raise InvalidInput(f"--strategy {config.strategy} does not go with a BatchTask: {advice}")
     if config.precision == "fp16":
@@ -95,52 +105,128 @@ class BatchTraining:
         batch_size, self.epochs = config.sizes_of(task)
         seed_all(config.seed)
         model = self._arithmetic.prepare_model(without_synchronised(task.model()))
-        train, validation = task.train_data(), task.validation_data() if task.validation_data else None
-        loaders = [self._loader(train, batch_size, True)]
+        self._samples, validation = task.train_data(), task.validation_data() if task.validation_data else None
+        if not isinstance(self._samples, IterableDataset | TensorDataset):
+            self._samples = SeededSamples(self._samples, config.seed)
+        self._draw = torch.Generator()
+        loaders = [self._loader(self._samples, batch_size, self._draw)]
         if validation is not None:
-            loaders.append(self._loader(validation, batch_size, False))
+            loaders.append(self._loader(validation, batch_size, None))
         optimizer = task.optimizer(model) if task.optimizer else SGD(model.parameters(), lr=0.1, momentum=0.9)
         prepared = run.prepare(model, optimizer, *loaders, count=task.count)  # type: ignore[arg-type]
         self.model: nn.Module = prepared[0]
         self._optimizer: Optimizer = prepared[1]
         self._batches, self._validation = prepared[2], prepared[3:]
         self._loss = BatchLoss(run, task, self.model, self._arithmetic, batch_size)
-        self._scheduler = task.scheduler(self._optimizer, self._num_steps()) if task.scheduler else None
+        self._steps_per_epoch = self._known_steps()
+        self._scheduler = self._make_scheduler()
+        self._saving = run.steps.saving = self._make_saving(batch_size)
 
     def train(self) -> None:
-        """Go through all epochs, or to the end of the one that whoever watches calls the last."""
-        for _ in self._run.epochs(self.epochs):
-            self.model.train()
-            for batch in self._batches:
-                self._optimizer.step(self._closure(self._placed(batch)))
-                if self._scheduler is not None and not self._follows_validation:
-                    self._scheduler.step()
-            loss = validate(self._run, self._task, self.model, self._validation, self._placed, self._loss)
-            if self._scheduler is not None and self._follows_validation:
-                self._scheduler.step(self._run.steps.last_loss() if loss is None else loss)
-            if self._run.steps.is_over():
-                return
+        """Go through all epochs, or to the end of the one that whoever watches calls the last.
+
+        Raises:
+            InvalidInput: all of them are done, or the checkpoint to go on from is of another run.
+            Interrupted: a rank was asked to stop.
+        """
+        done = self._saving.resume() if self._saving else 0
+        first, skipped = divmod(done, self._steps_per_epoch or 1)
+        if first >= self.epochs:
+            raise InvalidInput(f"all {self.epochs} epochs are done: --epochs says how many there are to be")
+        self._run.steps.number = done
+        with self._writing():
+            for epoch in range(first, self.epochs):
+                self._begin_epoch(epoch, skipped if epoch == first else 0)
+                self._one_epoch()
+                self._end_epoch(epoch)
+                if self._run.steps.is_over():
+                    return
+
+    def _begin_epoch(self, epoch: int, skipped: int) -> None:
+        """Its order, and all else that is random in it, follows seed and epoch: so it does after a checkpoint."""
+        self._run.begin_epoch(epoch)
+        self._draw.manual_seed(int(sample_seeds(self._config.seed, epoch, np.zeros(1, dtype=np.int64))[0]))
+        if isinstance(self._samples, SeededSamples):
+            self._samples.epoch = epoch
+        self._batches.skip = skipped
+
+    def _one_epoch(self) -> None:
+        steps = self._run.steps
+        self.model.train()
+        for batch in self._batches:
+            seed_all(self._config.seed, steps.number, self._run.rank, device=self._run.device)
+            self._optimizer.step(self._closure(self._placed(batch)))
+            if self._scheduler is not None and not self._follows_validation:
+                self._scheduler.step()
+            if self._steps_per_epoch and steps.number % self._steps_per_epoch:  # else the epoch's end follows first
+                steps.save_if_due()
+
+    def _end_epoch(self, epoch: int) -> None:
+        steps = self._run.steps.number - epoch * (self._steps_per_epoch or 0)
+        if self._saving and steps != self._steps_per_epoch:
+            raise InvalidInput(
+                f"the data say by their length that an epoch has {self._steps_per_epoch} steps, and it had {steps}: "
+                "a checkpoint could not say where to go on; correct their __len__, or leave it out"
+            )
+        loss = validate(self._run, self._task, self.model, self._validation, self._placed, self._loss)
+        if self._scheduler is not None and self._follows_validation:
+            self._scheduler.step(self._run.steps.last_loss() if loss is None else loss)
+        self._run.steps.save()
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return self._saving.writing() if self._saving else nullcontext()
+
+    def _make_scheduler(self) -> Any:
+        if self._task.scheduler is None:
+            return None
+        return self._task.scheduler(self._optimizer, self.epochs * self._steps_for("BatchTask.scheduler"))
+
+    def _make_saving(self, batch_size: int) -> Saving | None:
+        """What checkpoints are written by; None for a stream of unknown length, unless they are asked for."""
+        asked = self._config.checkpoint or self._config.checkpoint_every or self._config.resume
+        if self._steps_per_epoch is None and not asked:
+            return None
+        self._steps_for("--checkpoint")
+        return saving_of(
+            self._run,
+            self._config,
+            self._task,
+            model=self.model,
+            optimizer=self._optimizer,
+            scheduler=self._scheduler,
+            arithmetic=self._arithmetic,
+            batch_size=batch_size,
+            samples=len(self._batches.dataset),
+        )
 
     @property
     def _follows_validation(self) -> bool:
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
-    def _num_steps(self) -> int:
+    def _known_steps(self) -> int | None:
+        """Of an epoch; None of a stream without a length."""
         try:
-            return self.epochs * len(self._batches)
-        except TypeError as error:
-            raise InvalidInput(
-                "BatchTask.scheduler needs the number of steps, and the data are a stream without a length: "
-                "give their class a __len__"
-            ) from error
+            return len(self._batches)
+        except TypeError:
+            return None
 
-    def _loader(self, data: Dataset[Any], batch_size: int, is_training: bool) -> DataLoader[Any]:
+    def _steps_for(self, what: str) -> int:
+        """Of an epoch. Raises InvalidInput: it is not known, and `what` needs it."""
+        if self._steps_per_epoch is None:
+            raise InvalidInput(
+                f"{what} needs the number of steps, and the data are a stream without a length: "
+                "give their class a __len__"
+            )
+        return self._steps_per_epoch
+
+    def _loader(self, data: Dataset[Any], batch_size: int, draw: torch.Generator | None) -> DataLoader[Any]:
+        """Of training data, in an order that `draw` gives; None: of a validation."""
         words: dict[str, Any] = {"batch_size": batch_size, "num_workers": self._config.workers}
         if not isinstance(data, IterableDataset):
-            require_samples(batch_size if is_training else 1, len(data))  # type: ignore[arg-type]
-            words["shuffle"] = is_training
-        draw = torch.Generator().manual_seed(self._config.seed)
-        return DataLoader(data, collate_fn=self._task.collate, generator=draw, **words)
+            require_samples(1 if draw is None else batch_size, len(data))  # type: ignore[arg-type]
+            words["shuffle"] = draw is not None
+        generator = torch.Generator().manual_seed(self._config.seed) if draw is None else draw
+        return DataLoader(data, collate_fn=self._task.collate, generator=generator, **words)
 
     def _placed(self, batch: Any) -> Any:
         return self._arithmetic.prepare(to_device(batch, self._run.device))

@@ -65,12 +65,16 @@ class DividedLoader:
         divider: the run.
         count: what the loss of a batch is a mean over.
 
+    Attributes:
+        skip: batches at the beginning of the next pass that are left out, as they were trained on before.
+
     Raises:
         InvalidInput: its batches cannot be divided.
     """
 
     def __init__(self, loader: DataLoader[Any], divider: Divider, count: Count) -> None:
         self.loader, self.count = loader, count
+        self.skip = 0
         self._divider = divider
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         _refuse_indivisible(loader)
@@ -94,6 +98,7 @@ class DividedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         limit = self._divider.begin(self)
+        self._order.skip, self.skip = self.skip, 0
         if limit is not None:
             return self._through(self._small_batches(limit))
         self._order.is_training = self._divider.is_training()
@@ -115,7 +120,7 @@ class DividedLoader:
         if not self._is_stream:
             yield from inner
             return
-        for samples in inner:
+        for samples in islice(inner, self._order.skip, None):
             require_alike(self._divider.group, float(len(samples)), "the nodes read batches of different sizes")
             require_alike(self._divider.group, print_of(samples[:1]), "a stream must be the same on all nodes: seed it")
             yield self._part_of_samples(samples)
@@ -127,7 +132,7 @@ class DividedLoader:
             while some := list(islice(samples, limit)):
                 yield self._part_of_samples(some)
             return
-        self._order.is_training, self._order.limit = True, limit
+        self._order.is_training, self._order.limit, self._order.skip = True, limit, 0
         fetch = _FetchPart(self.loader.dataset, self.loader.collate_fn)
         for chosen in self._order:
             yield fetch.__getitems__(chosen)
@@ -144,19 +149,21 @@ class _Order:
     Attributes:
         is_training: otherwise no rank is without samples, as programs count what they evaluate.
         limit: samples of a batch; None for all.
+        skip: batches that are left out at the beginning.
     """
 
     def __init__(self, loader: DataLoader[Any], divider: Divider) -> None:
         self._loader, self._divider = loader, divider
         self.is_training = True
         self.limit: int | None = None
+        self.skip = 0
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[BatchPart, list[Any]]]:
         group = self._divider.group
-        told = _told(group, self._loader.batch_sampler)
+        told = islice(_told(group, self._loader.batch_sampler), self.skip, None)
         for indices in told if self.is_training else _large_enough(told, group.size):
             chosen = indices[: self.limit]
             part = part_of(group.rank, self._divider.sizes(len(chosen), self.is_training))

@@ -21,6 +21,7 @@ from evener.program.prepared import rate_of, sampled_weight
 from evener.record import Event, TrainRecord, Validation
 from evener.run.monitor import Monitor
 from evener.run.rank import node_summaries
+from evener.run.saving import Saving
 from evener.run.step import StepResult
 
 _WARM_UP = 2
@@ -39,6 +40,7 @@ class Steps:
     Attributes:
         number: of steps that have begun.
         epoch: from 0.
+        saving: of checkpoints, by whoever trains, who also ends the run when a rank was asked to stop; None: nobody.
     """
 
     def __init__(self, env: RankEnvironment, group: Group, shares: Sequence[float] | None) -> None:
@@ -55,6 +57,7 @@ class Steps:
         self._optimizers: list[Optimizer] = []
         self._notes: list[Event] = []
         self._begin = time.time()
+        self.saving: Saving | None = None
 
     def follow(self, optimizer: Optimizer) -> None:
         """Look whether `optimizer` does the same on all ranks."""
@@ -90,6 +93,31 @@ class Steps:
         if self._loss is None:
             self._loss = own
 
+    def save_if_due(self) -> None:
+        """The step is over: write a checkpoint if it is time.
+
+        Raises:
+            Interrupted: a rank was asked to stop; a checkpoint is written.
+        """
+        if self._monitor is None or self.saving is None:
+            return
+        self._group.timer.pause()
+        self.end(self._owner)
+        self.saving.tell()
+        if self._monitor.is_saving or self.saving.is_due(self.number) or self._monitor.is_stopping:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint after this step. Raises Interrupted, as above."""
+        if self._monitor is None or self.saving is None:
+            return
+        self._monitor.settle()
+        if self._monitor.is_stopping:
+            self.saving.stop(self.number)
+        self.saving.save(self.number)
+        self._monitor.is_saving = False
+        self._monitor.restart_clock()
+
     def end(self, owner: object) -> None:
         """`owner` goes on to the next batch: the step is over that its last one began.
 
@@ -111,7 +139,7 @@ class Steps:
                 weight=self._probe(),
             ),
         )
-        if self._monitor.is_stopping:
+        if self._monitor.is_stopping and self.saving is None:
             self._monitor.settle()
             raise Interrupted(f"stopped after step {self.number} as asked")
 
@@ -168,8 +196,8 @@ class Steps:
         return sampled_weight(self._optimizers[self.number % len(self._optimizers)], self.number)
 
     def _start(self, part: BatchPart, check: Check | None) -> None:
-        sizes = self.division.sizes(1, part.total)
-        workers = self.division.workers(1)
+        first = self.number + 1
+        sizes, workers = self.division.sizes(first, part.total), self.division.workers(first)
         balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if self._shares is None else None
         self._monitor = Monitor(
             self._env,
@@ -177,13 +205,15 @@ class Steps:
             division=self.division,
             balance=balance if self._group.size > 1 else None,
             warm_up=_WARM_UP,
+            advice=self.saving.last_good if self.saving else str,
+            is_due=self.saving.is_time if self.saving else bool,
         )
         self._plan = self._plan_of(part.total, sizes, check)
         if self._group.is_leader:
             self._env.notify(self._plan)
         self.tell(())
         self._begin = time.time()
-        self._monitor.start(1)
+        self._monitor.start(first)
 
     def _plan_of(self, total: int, sizes: Sequence[int], check: Check | None) -> Plan:
         why = "equal at first: shares follow what the first steps take" if self._shares is None else "as was asked for"

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -27,14 +27,37 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.atomic import atomic_draft
-from evener.errors import InvalidFile, InvalidInput, MissingFile, TrainingFailed, first_line
-from evener.parallel.optimizer import ModelOptimizer
-from evener.parallel.parallel_model import ParallelModel
+from evener.errors import InvalidFile, InvalidInput, MissingFile, first_line
+from evener.run.plain_state import flatten, plain, revived, unflatten
 from evener.schema import Noun, read_noun, write_noun
 
 _KEPT = 2
 _FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 _SUMS = "SHA256SUMS"
+
+
+class WholeModel(Protocol):
+    """A model, whatever part of it a rank holds, for checkpoints."""
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """State dict of the whole model, on the ranks that write one; every rank calls this."""
+        ...
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the state dict of the whole model. Raises InvalidInput: it is of another one."""
+        ...
+
+
+class WholeOptimizer(Protocol):
+    """Likewise its optimiser."""
+
+    def gather(self) -> dict[str, Any]:
+        """State dict of an optimiser of the whole model; every rank calls this."""
+        ...
+
+    def load(self, whole: dict[str, Any]) -> None:
+        """Take over such a state dict."""
+        ...
 
 
 class CheckpointState(Noun, frozen=True, kw_only=True):
@@ -99,20 +122,20 @@ class Checkpoint:
         Raises:
             TrainingFailed: the state of one of them is no plain value.
         """
-        tensors, numbers = _flatten(optimizer["state"])
+        tensors, numbers = flatten(optimizer["state"])
         full = msgspec.structs.replace(
             state,
-            groups=[_plain(group, "the optimiser") for group in optimizer["param_groups"]],
-            numbers=_plain(numbers, "the optimiser"),
-            scheduler=None if scheduler is None else _plain(scheduler.state_dict(), "the learning-rate schedule"),
-            scaler=_plain(scaler.state_dict(), "the loss scaler"),
+            groups=[plain(group, "the optimiser") for group in optimizer["param_groups"]],
+            numbers=plain(numbers, "the optimiser"),
+            scheduler=None if scheduler is None else plain(scheduler.state_dict(), "the learning-rate schedule"),
+            scaler=plain(scaler.state_dict(), "the loss scaler"),
         )
         return Checkpoint(state=full, weights=_copies(weights), optimizer=_copies(tensors))
 
     def restore(
         self,
-        model: ParallelModel,
-        optimizer: ModelOptimizer,
+        model: WholeModel,
+        optimizer: WholeOptimizer,
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
     ) -> None:
@@ -122,9 +145,9 @@ class Checkpoint:
             {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in g.items()}
             for g in self.state.groups
         ]
-        optimizer.load({"state": _unflatten(self.optimizer, self.state.numbers), "param_groups": groups})
+        optimizer.load({"state": unflatten(self.optimizer, self.state.numbers), "param_groups": groups})
         if scheduler is not None and self.state.scheduler is not None:
-            scheduler.load_state_dict(self.state.scheduler)
+            scheduler.load_state_dict(revived(self.state.scheduler))
         scaler.load_state_dict(self.state.scaler)
 
 
@@ -146,7 +169,7 @@ class Checkpoints:
         with atomic_draft(target) as draft:
             draft.mkdir()
             save_weights(checkpoint.weights, draft / "model.safetensors")
-            save_file(dict(checkpoint.optimizer), draft / "optimizer.safetensors")
+            save_weights(checkpoint.optimizer, draft / "optimizer.safetensors")
             write_noun(checkpoint.state, draft / "state.json")
             (draft / _SUMS).write_text("".join(f"{_sum_of(draft / name)}  {name}\n" for name in _FILES))
         for old in self._complete()[:-_KEPT]:
@@ -180,8 +203,8 @@ class Checkpoints:
         self,
         folder: Path,
         state: CheckpointState,
-        model: ParallelModel,
-        optimizer: ModelOptimizer,
+        model: WholeModel,
+        optimizer: WholeOptimizer,
         scheduler: LRScheduler | None,
         scaler: torch.amp.GradScaler,
     ) -> None:
@@ -242,35 +265,6 @@ def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.detach().clone() if place in seen else tensor.detach().contiguous()
         seen.add(place)
     return found
-
-
-def _flatten(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and other values of an optimiser's state, by `<parameter index>.<name>`."""
-    items = [(f"{i}.{name}", value) for i, values in state.items() for name, value in values.items()]
-    tensors = {key: value.contiguous() for key, value in items if isinstance(value, Tensor)}
-    return tensors, {key: value for key, value in items if not isinstance(value, Tensor)}
-
-
-def _unflatten(tensors: Mapping[str, Tensor], numbers: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in (*tensors.items(), *numbers.items()):
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = value
-    return state
-
-
-def _plain(value: Any, owner: str) -> Any:
-    """`value` as JSON holds it. Raises TrainingFailed if it cannot."""
-    try:
-        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_number))
-    except (TypeError, ValueError) as error:
-        raise TrainingFailed(f"cannot write a checkpoint: the state of {owner} holds {error}") from error
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    raise TypeError(f"a {type(value).__name__}, which is no plain value")
 
 
 def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path) -> None:

@@ -77,7 +77,7 @@ class ElasticLoop:
             self._first = self._loop.start()
         self._ranks.start(() if self._is_late else tuple(self._training.group.nodes))
         self._begin = self._mark = time.perf_counter()
-        with self._loop.writing():
+        with self._loop.saving.writing():
             is_over = False
             while not is_over:
                 try:
@@ -90,7 +90,7 @@ class ElasticLoop:
                     self._ranks.require_broken(error)
 
     def _finish(self, finish: Callable[[Training, History], None]) -> None:
-        self._loop.await_checkpoints()  # the record tells of them
+        self._loop.saving.settle()  # the record tells of them
         history = self._loop.monitor.history
         history.wall_seconds = time.perf_counter() - self._begin
         finish(replace(self._training, plan=self._whole.plan), history)

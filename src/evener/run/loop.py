@@ -10,19 +10,17 @@ for step in steps:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from evener.data.loader import Loader, seed_all
-from evener.errors import Interrupted, InvalidInput
 from evener.events import Phase
 from evener.history import History
 from evener.oracle.apportion import apportion, weights_to_workers
-from evener.record import Event, Validation
-from evener.run.checkpoint import Checkpoint, Checkpoints, CheckpointState, refuse_other_run
-from evener.run.checkpoint_writer import CheckpointWriter
+from evener.record import Validation
+from evener.run.checkpoint import CheckpointState
 from evener.run.config import RunConfig
 from evener.run.monitor import Monitor
+from evener.run.saving import Saving
 from evener.run.step import TrainStep, evaluate
 from evener.run.training import Training
 
@@ -38,6 +36,7 @@ class Loop:
 
     Attributes:
         last: step that the weights contain.
+        saving: of its checkpoints.
         monitor: of the steps.
     """
 
@@ -52,9 +51,16 @@ class Loop:
         self._group, self._model, self._plan = training.group, training.model, training.plan
         self._step = TrainStep(training, fence)
         self.last = 0
-        self._checkpoints = Checkpoints(config.checkpoint_folder)
-        self._writer = CheckpointWriter(self._checkpoints)
-        self._saved_at = time.monotonic()
+        self.saving = Saving(
+            config,
+            self._group,
+            model=self._model,
+            optimizer=training.optimizer,
+            scheduler=training.scheduler,
+            scaler=self._context.arithmetic.scaler,
+            state=self.state,
+            emit=lambda event: self.monitor.emit(event),
+        )
         self.monitor = Monitor(
             self._context.env,
             self._group,
@@ -62,8 +68,8 @@ class Loop:
             balance=training.balance,
             micro_batches=self._plan.accumulate,
             lead=Loader.lead(config.workers),
-            advice=self._last_good,
-            is_due=self._is_time_to_save,
+            advice=self.saving.last_good,
+            is_due=self.saving.is_time,
             is_followed=is_followed,
         )
 
@@ -89,7 +95,7 @@ class Loop:
         loader = self.loader(first)
         begin = time.perf_counter()
         self.monitor.start(first)
-        with self.writing():
+        with self.saving.writing():
             for step in range(first, self._training.num_steps + 1):
                 self.one_step(step, loader)
                 if self.after_step(step):
@@ -97,33 +103,22 @@ class Loop:
         self.monitor.history.wall_seconds = time.perf_counter() - begin
         return self.monitor.history
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Inside, checkpoints are written; afterwards all of them are."""
-        with self._writer:
-            yield
-            self.await_checkpoints()
-
-    def await_checkpoints(self) -> None:
-        """Wait until all checkpoints are written, and tell of them."""
-        self._emit_all(self._writer.wait())
-
     def after_step(self, step: int) -> bool:
         """What follows `step`, validation and checkpoint; whether whoever watches wants no other one.
 
         Raises:
             Interrupted: a rank was asked to stop.
         """
-        every = self._config.checkpoint_steps
-        self._emit_all(self._writer.finished())
+        self.saving.tell()
         is_over = False
         if step % self._training.sampler.steps_per_epoch == 0:
             is_over = self._end_epoch(step)
-        elif self.monitor.is_saving or (every and step % every == 0):
+        elif self.monitor.is_saving or self.saving.is_due(step):
             self.monitor.settle()
             self._save(step)
         if self.monitor.is_stopping:
-            self._stop(step)
+            self.monitor.settle()
+            self.saving.stop(step)
         return is_over
 
     def loader(self, first: int) -> Loader:
@@ -140,48 +135,13 @@ class Loop:
 
     def start(self) -> int:
         """The first step to do: 1, or the one after the checkpoint to resume from; says how much there is to do."""
-        first, context = self._first_step(), self._context
+        self._model.train()
+        self.last = self.saving.resume()
+        first, context = self.last + 1, self._context
         if self._group.is_leader:
             total, done = context.epochs * context.num_samples, (first - 1) * context.batch_size
             context.env.notify(Phase(what="training", num_samples=total, done=min(done, total), epochs=context.epochs))
         return first
-
-    def _first_step(self) -> int:
-        self._model.train()
-        if not self._config.resume:
-            if not self._checkpoints.is_empty:
-                raise InvalidInput(
-                    f"{self._checkpoints.folder} holds checkpoints of an earlier run; "
-                    "add --resume to go on with it, or name another folder with --checkpoint"
-                )
-            return 1
-        self._set_aside_damaged()
-        folder, state = self._checkpoints.latest()
-        self._refuse_different_checkpoints(state.step)
-        refuse_other_run(state, self.state(state.step), folder)
-        optimizer, scheduler = self._training.optimizer, self._training.scheduler
-        self._checkpoints.load(folder, state, self._model, optimizer, scheduler, self._context.arithmetic.scaler)
-        self.monitor.emit(
-            Event(step=state.step, kind="resumed", message=f"resumed after step {state.step} from {folder}")
-        )
-        self.last = state.step
-        return state.step + 1
-
-    def _set_aside_damaged(self) -> None:
-        """The first rank of all renames damaged checkpoints, before anybody reads one."""
-        for folder in self._checkpoints.set_aside_damaged() if self._group.is_leader else ():
-            self.monitor.emit(Event(step=0, kind="damaged checkpoint", message=f"it is called {folder} now"))
-        self._group.barrier()
-
-    def _refuse_different_checkpoints(self, step: int) -> None:
-        """Raises InvalidInput on every rank if the ranks do not see the same checkpoint."""
-        group = self._group
-        steps = [int(row) for row in group.all_gather_bytes(str(step).encode())]
-        if len(set(steps)) > 1:
-            seen = ", ".join(f"{node} step {s}" for node, s in zip(group.nodes, steps, strict=True))
-            raise InvalidInput(
-                f"the nodes see different checkpoints ({seen}): {self._checkpoints.folder} must be shared"
-            )
 
     def one_step(self, step: int, loader: Loader) -> None:
         """Perform `step`, the loader's next, report it, and receive the reports of the step before."""
@@ -192,11 +152,6 @@ class Loop:
         result = self._step(loader)
         self.last = step
         self.monitor.add(step, result)
-
-    def _last_good(self) -> str:
-        """Where to go on from."""
-        self.await_checkpoints()
-        return "" if self._checkpoints.is_empty else f"; the last good checkpoint is {self._checkpoints.latest()[0]}"
 
     def _end_epoch(self, step: int) -> bool:
         """Validate and save; whether whoever watches ends the run here."""
@@ -223,29 +178,10 @@ class Loop:
         self.monitor.emit(validation)
         self.monitor.restart_clock()
 
-    def _is_time_to_save(self) -> bool:
-        """Whether it is, by the clock of the first rank of all."""
-        seconds = self._config.checkpoint_seconds
-        return self._group.is_leader and seconds is not None and time.monotonic() - self._saved_at >= seconds
-
     def _save(self, step: int) -> None:
-        """The leader copies, and has it written; the others go on and meet it again in the next collective."""
-        weights, optimizer = self._model.gather_weights(), self._training.optimizer.gather()
-        if self._group.is_leader:
-            scheduler, scaler = self._training.scheduler, self._context.arithmetic.scaler
-            self._writer.submit(Checkpoint.of(self.state(step), weights, optimizer, scheduler, scaler))
-        self.monitor.is_saving, self._saved_at = False, time.monotonic()
+        self.saving.save(step)
+        self.monitor.is_saving = False
         self.monitor.restart_clock()
-
-    def _stop(self, step: int) -> None:
-        self.monitor.settle()
-        self._save(step)
-        self.await_checkpoints()
-        self.monitor.emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
-        self._group.barrier()
-        raise Interrupted(
-            f"stopped after step {step} as asked; go on with --resume --checkpoint {self._config.checkpoint_folder}"
-        )
 
     def state(self, step: int) -> CheckpointState:
         """What of a checkpoint after `step` is no tensor."""
@@ -260,7 +196,3 @@ class Loop:
             precision=context.arithmetic.precision,
             parts=None if self._training.division else [a.samples for a in plan.assignments],
         )
-
-    def _emit_all(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self.monitor.emit(event)

@@ -1,0 +1,37 @@
+"""A data set whose random transforms depend on nobody: each sample has random numbers of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from evener.data.loader import read_samples
+
+
+class SeededSamples(Dataset[Any]):
+    """The samples of `dataset`, random transforms drawn from (seed, epoch, index).
+
+    Args:
+        dataset: map-style, with whole numbers as indices.
+        seed: of the run.
+
+    Attributes:
+        epoch: whose samples are read next; a data set with `set_epoch` is told.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset: Any = dataset
+        self.epoch, self._seed = 0, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
+        return read_samples(self.dataset, np.asarray(indices, dtype=np.int64), self._seed, self.epoch)
