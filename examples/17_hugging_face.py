@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, TrainingArguments
 
 from evener.integrations.transformers import EvenerTrainer
 
@@ -42,6 +42,7 @@ def main() -> None:
             use_cpu=True,
         )
         trainer = EvenerTrainer(model, arguments, collate, data)
+        trainer.remove_callback(PrinterCallback)  # which prints times as well
         found = trainer.train()
     if trainer.is_world_process_zero():
         print(f"loss {found.training_loss:.4f}")

@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from evener import BatchTask
-from evener.comm.group import leave_group
+from evener.comm.group import Group, leave_group
 from evener.errors import Interrupted, InvalidInput
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, run_inprocess
@@ -33,8 +33,8 @@ def task(kind: str, **words: Any) -> BatchTask:
     return BatchTask(**{"name": kind, "batch_size": 8, "epochs": 2, **KINDS[kind], **words})
 
 
-def train(env: RankEnvironment, config: RunConfig, made: BatchTask) -> dict[str, torch.Tensor]:
-    run = Run(env, join_world(env), ScriptConfig(script=Path("x"), shares=config.shares))
+def train(env: RankEnvironment, group: Group, config: RunConfig, made: BatchTask) -> dict[str, torch.Tensor]:
+    run = Run(env, group, ScriptConfig(script=Path("x"), shares=config.shares))
     try:
         training = BatchTraining(run, made, config)
         training.train()
@@ -49,9 +49,10 @@ def train(env: RankEnvironment, config: RunConfig, made: BatchTask) -> dict[str,
 
 def rank_of_all(env: RankEnvironment, config: RunConfig) -> None:
     """A rank that trains, or goes on training, a task of every kind."""
+    group = join_world(env)
     for kind in GOING_ON:
         own = replace(config, checkpoint=config.folder / kind)
-        found = train(env, own, task(kind))
+        found = train(env, group, own, task(kind))
         if env.rank == 0:
             torch.save(found, config.folder / f"{kind}.pt")
     leave_group()
@@ -72,7 +73,7 @@ def alone(made: BatchTask, config: RunConfig) -> dict[str, torch.Tensor]:
     found: list[dict[str, torch.Tensor]] = []
 
     def rank(env: RankEnvironment, config: RunConfig) -> None:
-        found.append(train(env, config, made))
+        found.append(train(env, join_world(env), config, made))
 
     run_inprocess(rank, LocalNode(name="a"), config, patience=60, on_event=lambda _: None)
     return found[0]
@@ -112,7 +113,7 @@ def test_who_is_asked_to_stop_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
     def rank(env: RankEnvironment, config: RunConfig) -> None:
         environments.append(env)
-        train(env, config, task("noisy", loss=stopping))
+        train(env, join_world(env), config, task("noisy", loss=stopping))
 
     steps: list[float] = []
     with pytest.raises(Interrupted, match="go on with --resume --checkpoint"):

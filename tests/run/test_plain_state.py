@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from evener.run.plain_state import flatten, plain, revived, unflatten
 
 def test_tensors_of_lists_are_kept_at_their_places() -> None:
     first, second, third = (torch.full((2,), float(i)) for i in range(3))
-    state = {0: {"step": 3, "average": first, "directions": [second, None, third]}, 4: {"none": None}}
+    state: dict[int, dict[str, Any]] = {
+        0: {"step": 3, "average": first, "directions": [second, None, third]},
+        4: {"none": None},
+    }
     tensors, values = flatten(state)
     assert tensors.keys() == {"0.average", "0.directions#0", "0.directions#2"}
     assert values == {"0.step": 3, "0.directions": [None, None, None], "4.none": None}
