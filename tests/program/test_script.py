@@ -48,6 +48,21 @@ def write(folder: Path, more: str = "") -> Path:
 
 
 @pytest.mark.slow
+def test_a_program_with_collectives_of_its_own_is_compared_all_the_same(tmp_path: Path) -> None:
+    own = """
+        if run.size > 1 and torch.distributed.is_initialized():  # as Lightning asks in every batch
+            torch.distributed.broadcast(torch.zeros(1), src=0)
+"""
+    path = write(tmp_path)
+    path.write_text(
+        path.read_text().replace("        optimizer.zero_grad()\n", own + "        optimizer.zero_grad()\n")
+    )
+    evener("run", "program.py", "--local-nodes", "1,0.5", "--run-folder", "out", cwd=tmp_path)
+    check = json.loads((tmp_path / "out" / "record.json").read_text())["plan"]["check"]
+    assert check["off"] < 1e-9
+
+
+@pytest.mark.slow
 def test_a_program_trains_alike_alone_on_uneven_nodes_and_under_torchrun(tmp_path: Path) -> None:
     write(tmp_path)
     alone = subprocess.run(

@@ -147,6 +147,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "long stream": {**_NUMBERS, "train_data": lambda: LongStream(26, 1)},
     "noisy": {
         **_NUMBERS,
+        "model": smooth,  # of a bias before a BatchNorm the gradient is rounding, which Adam makes steps of
         "train_data": lambda: Noisy(26, 1),
         "optimizer": lambda model: torch.optim.Adam(model.parameters(), lr=0.02),
     },

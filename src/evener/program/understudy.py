@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -131,7 +132,9 @@ class Understudy:
     def _regroup(self, env: RankEnvironment, token: str | None) -> None:
         """What was the rank's group is that of the copies."""
         group = self.group
-        self._kept += [group.process_group, group.mesh, group.reports]  # whose threads are not here to end them
+        # their threads are not here, neither to end them nor for collectives of the program's own, such as Lightning's
+        self._kept += [group.process_group, group.mesh, group.reports, dist.GroupMember.WORLD]
+        dist.GroupMember.WORLD = None
         group.process_group = group.reports = group.mesh = None
         group.timer.pace.speed = 1.0
         if token is None:
