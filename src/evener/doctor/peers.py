@@ -61,8 +61,8 @@ def _check_versions(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
     for peer in peers[1:]:
         for what, theirs, ours in (
             ("Evener", peer.evener, first.evener),
-            ("Python", _minor(peer.python), _minor(first.python)),
-            ("PyTorch", _minor(peer.torch), _minor(first.torch)),
+            ("Python", minor(peer.python), minor(first.python)),
+            ("PyTorch", minor(peer.torch), minor(first.torch)),
         ):
             if theirs != ours:
                 yield found(
@@ -119,7 +119,8 @@ def _check_reach(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _minor(version: str) -> str:
+def minor(version: str) -> str:
+    """`3.12` of `3.12.1`: versions that differ behind that fit together."""
     return ".".join(version.split(".")[:2])
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from evener.doctor.peers import CLOCK_SECONDS, minor
 from evener.ps.config import Versions
 from evener.ps.messages import PROTOCOL, Join
 
-CLOCK_SECONDS = 3.0
-"""By which two clocks may differ without a remark."""
 _LONGEST_NAME = 64
 
 
@@ -51,14 +50,10 @@ def _remarks(join: Join, here: Versions, now: float) -> list[str]:
         remarks.append(f"the clock of node {join.name} is {seconds:.0f} s {relation} the master's: let both follow NTP")
     pairs = {
         "Evener": (join.evener, here.evener),
-        "Python": (_minor(join.python), _minor(here.python)),
-        "PyTorch": (_minor(join.torch), _minor(here.torch)),
+        "Python": (minor(join.python), minor(here.python)),
+        "PyTorch": (minor(join.torch), minor(here.torch)),
     }
     for what, (theirs, ours) in pairs.items():
         if theirs and ours and theirs != ours:
             remarks.append(f"node {join.name} runs {what} {theirs}, the master {ours}")
     return remarks
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
