@@ -6,6 +6,7 @@ The options of a command are the fields of a struct. Each loads what it needs wh
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -45,6 +46,7 @@ def train(config: RunConfig, as_json: bool) -> None:
         command.train(config, as_json=as_json)
         return
     require_task(config.task)
+    _tell_start(as_json, quiet=config.quiet)
     if config.agreement is not None:
         from evener.run.ps_train import train_on_master
 
@@ -89,6 +91,7 @@ def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
     """Measure every device and link, and write a ClusterProfile."""
     if config.task is not None:
         require_task(config.task)
+    _tell_start(as_json)
     from evener.run import commands
 
     commands.benchmark(config, as_json=as_json)
@@ -261,6 +264,15 @@ def main() -> None:
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_start(as_json: bool, *, quiet: bool = False) -> None:
+    """A sign of life before PyTorch is loaded, which takes seconds; of one rank, if torchrun started several."""
+    if quiet or "torch" in sys.modules or os.environ.get("RANK", "0") != "0":
+        return
+    stream = sys.stderr if as_json else sys.stdout
+    stream.write("starting: loading what is needed\n")
+    stream.flush()
 
 
 def _require_program(script: Path) -> None:

@@ -178,6 +178,8 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
             console.print(f"wrote {output}")
             if as_json:
                 print_line(msgspec.json.encode(event).decode())
+        elif isinstance(event, Phase):
+            console.print(f"{event.what}: {event.detail}")
         elif isinstance(event, Event):
             console.print(f"{event.kind}: {event.message}")
 
@@ -190,6 +192,9 @@ def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
 def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
     """Measure this rank's device, the links to the others and, if asked, a task; the leader emits the profile."""
     world = join_world(env, preflight=config.preflight)
+    if world.is_leader:
+        what = f"{world.size} devices and what joins them" if world.size > 1 else "this device"
+        env.notify(Phase(what="measuring", detail=what))
     speed, watch = env.node.speed_at(0), ProcessorWatch(env.node.name, env.node.cores)
     own = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
     links = measure_links(world)
