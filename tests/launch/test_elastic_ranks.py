@@ -14,6 +14,7 @@ from evener.elastic.generation import Beat, Generation, Hello, decode_for_proces
 from evener.errors import NodeLost
 from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
+from evener.launch.ranks import _relay
 
 NODES = [LocalNode(name="a"), LocalNode(name="b")]
 
@@ -98,6 +99,16 @@ def test_when_all_have_ended_the_run_has() -> None:
         rank.has_ended = True
     with pytest.raises(NodeLost, match="nobody is left who holds the state of the training; go on from the last"):
         world.elastic.govern()
+
+
+def test_when_all_have_ended_between_two_looks_the_run_has() -> None:
+    """Who looks for those that are needed sees that all have ended before it has asked what that means."""
+    world = World()
+    for rank in world.ranks:
+        rank.has_ended = True
+    processes: Any = None  # nobody is left to be heard
+    with pytest.raises(NodeLost, match="nobody is left who holds the state of the training"):
+        _relay(processes, world.ranks, lambda _: None, 60.0, world.elastic)
 
 
 def test_when_one_has_done_all_steps_nobody_is_lost_any_more() -> None:

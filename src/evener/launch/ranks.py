@@ -239,6 +239,9 @@ def _relay(
                 if elastic is not None:
                     elastic.is_stopping = True
                 processes.request_stop()
+        else:
+            if elastic is not None:
+                elastic.govern()  # of those who ended since it last did, it may be that nobody is left
     return was_stopped
 
 
