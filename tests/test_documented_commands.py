@@ -21,10 +21,14 @@ from support.documented import documented_commands, documented_file
 
 COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 """Without those of docs/yolo.md, which yolo/ tests where Ultralytics is installed."""
-_OF_A_MASTER = ("up", "join", "nodes", "stop", "down")
+_OF_A_MASTER = ("up", "join", "nodes", "stop", "down", "invite")
+_WITHOUT_END = "dashboard"
+"""Until Ctrl-C: report/live/."""
 _ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener experiment ")
 RUN_HERE = [
-    line for line in COMMANDS if line.split()[1] not in _OF_A_MASTER and not any(word in line for word in _ELSEWHERE)
+    line
+    for line in COMMANDS
+    if line.split()[1] not in (*_OF_A_MASTER, _WITHOUT_END) and not any(word in line for word in _ELSEWHERE)
 ]
 """Others need a master, MNIST or torchvision: run/test_ps_commands.py, experiments/, tasks/."""
 
@@ -51,7 +55,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         monkeypatch.setattr(module, name, ask)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
-    for name in ("my_task.py", "train.py", "bccd.yaml"):
+    for name in ("my_task.py", "my_search.py", "train.py", "bccd.yaml"):
         (tmp_path / name).touch()
     result = CliRunner().invoke(app, with_default_port(shlex.split(line)[1:]))
     assert result.exit_code == 0, result.output
@@ -60,9 +64,10 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader types: with the task that README shows, and the program that its page does."""
+    """Where a reader types: with the files that the pages show."""
     made = tmp_path_factory.mktemp("reader")
     (made / "my_task.py").write_text(documented_file("README.md", "my_task.py"))
+    (made / "my_search.py").write_text(documented_file("docs/tune.md", "my_search.py"))
     (made / "train.py").write_text(documented_file("docs/programs.md", "train.py"))
     return made
 
