@@ -30,10 +30,11 @@ class Imitation:
     has_finished: bool = False
     failure: Any = None
     ending: str = "was killed by signal 9 (SIGKILL)"
+    is_unread: bool = False
 
     @property
     def is_silent(self) -> bool:
-        return self.has_ended
+        return self.has_ended and not self.is_unread
 
     @property
     def has_failed(self) -> bool:
@@ -74,6 +75,18 @@ def test_the_others_are_told_at_once_and_the_lost_node_is_given_another_process(
     assert not world.elastic.may_speak(first)
     assert not world.elastic.may_speak(world.started[0])  # it takes no part yet
     assert world.elastic.is_needed(second)
+
+
+def test_who_has_ended_is_not_replaced_before_all_that_it_said_is_read_and_the_others_know() -> None:
+    world = World()
+    first, second = world.ranks
+    first.has_ended = first.is_unread = True
+    world.elastic.govern()
+    assert (world.started, second.generations()) == ([], [[0, 1]])
+    first.is_unread = False
+    world.elastic.govern()
+    assert second.generations() == [[0, 1], [1]]
+    assert [one.number for one in world.started] == [2]
 
 
 def test_a_process_that_ends_again_and_again_is_started_after_pauses() -> None:

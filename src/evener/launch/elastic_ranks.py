@@ -155,8 +155,9 @@ class ElasticRanks:
             )
 
     def _replace(self, post: _Post, now: float) -> None:
-        """Start another process on a node whose last one has ended, soon."""
-        if not self._ranks[post.rank].has_ended or self._ranks[post.rank].has_finished:
+        """Start another process on a node whose last one has ended, and is known to be lost, soon."""
+        rank = self._ranks[post.rank]
+        if not rank.has_ended or rank.has_finished or not self._authority.has_given_up(post.number):
             return
         if not post.due:
             pause = _FIRST_PAUSE * 2**post.failures if post.failures else 0.0
