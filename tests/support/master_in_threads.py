@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import tempfile
@@ -121,8 +122,8 @@ class Plane:
     def stop_master(self) -> None:
         """As Ctrl-C does."""
         self._stopping.set()
-        with socket.socket(socket.AF_UNIX) as caller:  # so that something happens there
-            caller.connect(self.address.path)
+        with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            caller.connect(self.address.path)  # so that something happens there, unless it has ended already
         self._serving.join(WAIT_SECONDS)
 
     def join(self, name: str, mood: Mood | None = None, data: Path | None = None) -> Stand:
