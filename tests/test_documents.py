@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.sentences import is_said, quoted
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -42,3 +44,14 @@ def test_every_name_that_a_page_looks_for_in_a_file_is_there(page: Path) -> None
     for name, symbol in re.findall(r"`([\w/]+\.py)(?:: |`: `)(\w+)", page.read_text()):
         texts = [(ROOT / file[1:]).read_text() for file in FILES if file.endswith(f"/{name}")]
         assert any(re.search(rf"\b{symbol}\b", text) for text in texts), f"{symbol} in {name}"
+
+
+@pytest.mark.parametrize("sentence", quoted("docs/troubleshooting.md"))
+def test_every_sentence_that_the_page_of_troubles_quotes_is_one_that_the_code_says(sentence: str) -> None:
+    assert len(sentence.replace(".", "")) >= 9, "too short to be looked for"
+    assert is_said(sentence)
+
+
+def test_a_sentence_that_nobody_says_is_noticed() -> None:
+    assert is_said("rank ... did not start within ... s")
+    assert not is_said("rank ... did not begin within ... s")
