@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from test_attacks import joined, log_of, told_until_closed
+from test_attacks import joined, refusals, told_until_closed, welcomed
 from test_job import Sent
 from test_master import SYNC, introduction, stranger
 
@@ -68,17 +68,22 @@ def test_connections_leave_the_files_that_a_master_needs_itself(few_files: int) 
             connection.close()
 
 
-def test_who_asks_for_more_than_it_takes_is_closed(tmp_path: Path) -> None:
-    with plane("a") as ps:
+def test_who_asks_for_more_than_it_takes_is_closed() -> None:
+    with plane("a", patience=2) as ps:
         stream = bytes(4 * 2**20)
         digest = hashlib.sha256(stream).hexdigest()
         ps.home.blobs.mkdir()
         (ps.home.blobs / digest).write_bytes(stream)
-        with stranger(ps) as evil, contextlib.suppress(ConnectionLost):  # closed while it still asks
-            for _ in range(1000):
-                evil.send(m.FetchBlob(digest=digest, offset=0))
-            wait_until(lambda: any("asks for more than it takes: 16" in line["detail"] for line in log_of(ps)))
-        assert MOST_WAITING[m.FetchBlob] == 16
+        with stranger(ps) as evil:
+            welcomed(evil)  # who has not joined is refused for that, whatever it asks for
+            with contextlib.suppress(ConnectionLost):  # closed while it still asks
+                for _ in range(1000):
+                    evil.send(m.FetchBlob(digest=digest, offset=0))
+            wait_until(lambda: refusals(ps))
+        most = MOST_WAITING[m.FetchBlob]
+        detail = f"it asks for more than it takes: {most} answers wait for it"
+        assert [(line["name"], line["detail"]) for line in refusals(ps)] == [("evil", detail)]
+        assert most <= 16
         ps.run(job(SYNC), weights())
 
 
