@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from evener.data.loader import seed_all
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, InvalidValue
 from evener.ps.engine import EngineSetup
 from evener.ps.job import Job
 from evener.ps.torch_backend import TorchBackend
@@ -75,6 +75,13 @@ def server(**changes: Any) -> Any:
 
 def groups(model: Any) -> list[dict[str, Any]]:
     return [{"params": [one]} for one in model]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_refused_with_what_to_do(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(InvalidValue, match=f"dtype of weight must be float32, .* got '{name}'; hold what is trained as"):
+        layout_of_model(torch.nn.Linear(2, 1, dtype=dtype))
 
 
 def test_the_server_does_as_pytorch_s_optimiser_would() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout
+from evener.sync.layout import ArraySpec, Flat, Kind, StateLayout, known_dtype
 
 
 def shared_state(model: nn.Module) -> dict[str, Tensor]:
@@ -33,8 +33,8 @@ def _entry(name: str, tensor: Tensor) -> ArraySpec:
     kind: Kind = "parameter"
     if not isinstance(tensor, nn.Parameter):
         kind = "statistic" if tensor.is_floating_point() else "counter"
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return ArraySpec(name=name, shape=tuple(tensor.shape), dtype=dtype, kind=kind)  # type: ignore[arg-type]  # is checked
+    dtype = known_dtype(name, str(tensor.dtype).removeprefix("torch."))
+    return ArraySpec(name=name, shape=tuple(tensor.shape), dtype=dtype, kind=kind)
 
 
 class TorchState:

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from evener.errors import require
+from evener.errors import InvalidValue, require
 from evener.schema import Part, Whole
 
 Kind = Literal["parameter", "statistic", "counter"]
@@ -135,10 +135,17 @@ def layout_of(arrays: Mapping[str, NDArray[Any]], statistics: Collection[str] = 
 
 
 def _entry(name: str, array: NDArray[Any], is_statistic: bool) -> ArraySpec:
-    dtype = array.dtype.name
-    require(dtype in ("float32", "float64", "int64"), f"dtype of {name}", dtype, "float32, float64 or int64")
+    dtype = known_dtype(name, array.dtype.name)
     kind: Kind = "counter" if dtype == "int64" else "statistic" if is_statistic else "parameter"
-    return ArraySpec(name=name, shape=array.shape, dtype=dtype, kind=kind)  # type: ignore[arg-type]  # just required
+    return ArraySpec(name=name, shape=array.shape, dtype=dtype, kind=kind)
+
+
+def known_dtype(name: str, dtype: str) -> DType:
+    """The `dtype` of the array called `name`. Raises InvalidValue: no layout holds it."""
+    for known, _ in SECTIONS:
+        if known == dtype:
+            return known
+    raise InvalidValue(f"dtype of {name}", dtype, "float32, float64 or int64", "; hold what is trained as float32")
 
 
 class Flat:
