@@ -80,7 +80,9 @@ def groups(model: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_half_precision_is_refused_with_what_to_do(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
-    with pytest.raises(InvalidValue, match=f"dtype of weight must be float32, .* got '{name}'; hold what is trained as"):
+    with pytest.raises(
+        InvalidValue, match=f"dtype of weight must be float32, .* got '{name}'; hold what is trained as"
+    ):
         layout_of_model(torch.nn.Linear(2, 1, dtype=dtype))
 
 
