@@ -166,6 +166,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         goodput: share of `seconds` that was not lost to nodes that were lost or came.
         ending: how it ended before it was complete, a sentence; empty of a complete run. One that was interrupted or
             failed sums unequal numbers of steps in an entry: `step` tells how many.
+        usual: options that came from `evener.toml`, and that file; empty if none did.
     """
 
     task: str
@@ -188,6 +189,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
     bytes_saved: Amount = 0
     goodput: Finite = 1.0
     ending: str = ""
+    usual: str = ""
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "1 or more")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,35 @@ def test_help_shows_headings_and_examples_within_80_columns() -> None:
 def test_the_version_is_one_line(tmp_path: Any) -> None:
     result: subprocess.CompletedProcess[str] = evener("--version", cwd=tmp_path)
     assert (result.stdout, result.returncode) == (f"evener {__version__}\n", 0)
+
+
+@pytest.mark.parametrize("words", [["train", "my_task.py", "--help"], ["tune", "--trials", "3", "my_task.py", "-h"]])
+def test_help_shows_the_options_of_the_task_that_was_typed(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_task.py").write_text("def task(width: int = 64, *, name: str): pass")
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).stdout
+    assert "Options of my_task.py, each as --option NAME=VALUE" in shown
+    assert "width=  <int>  [default: 64]" in shown
+    assert "name=   <str>  [required]" in shown
+
+
+def test_help_without_a_task_shows_none() -> None:
+    assert "--option NAME=VALUE" not in CliRunner().invoke(app, ["train", "--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("evener tr", {"train", "trace"}),
+        ("evener train --micro", {"--micro-batches"}),
+        ("evener train --strategy sp", {"spatial"}),
+        ("evener train --agreement av", {"average"}),
+        ("evener tune --prune h", {"hyperband"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_choices(typed: str, offered: set[str]) -> None:
+    words = {"_EVENER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    result = CliRunner().invoke(app, [], prog_name="evener", env=words)
+    assert set(result.stdout.split()) == offered

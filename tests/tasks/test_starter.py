@@ -9,7 +9,8 @@ import pytest
 from evener.errors import CannotWrite, InvalidInput
 from evener.run.commands import perform
 from evener.run.config import RunConfig
-from evener.tasks.starter import write_task
+from evener.run.usual_options import FILE, usual_options
+from evener.tasks.starter import write_options, write_task
 
 
 def test_the_task_that_is_written_learns(tmp_path: Path) -> None:
@@ -35,3 +36,21 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
         write_task(tmp_path / "gone" / "mine.py")
     with pytest.raises(InvalidInput, match=r"a task is a Python file: name it .*mine\.py"):
         write_task(tmp_path / "mine")
+
+
+def test_the_options_that_are_written_are_such_when_their_mark_is_removed(tmp_path: Path) -> None:
+    assert write_options(tmp_path) == tmp_path / FILE
+    assert write_options(tmp_path) is None
+    text = (tmp_path / FILE).read_text()
+    typed = {"task": str(tmp_path / "mine.py"), "option": {}}
+    with usual_options(typed, ()) as found:
+        assert found.get("usual", "") == ""
+    (tmp_path / FILE).write_text("\n".join(line.removeprefix("# ") for line in text.splitlines()[1:]))
+    with usual_options(typed, ()) as found:
+        config = RunConfig(**found)
+    assert (config.epochs, config.batch_size, config.local_nodes, config.option) == (
+        10,
+        200,
+        "1.0,0.5",
+        {"width": "128"},
+    )

@@ -6,7 +6,6 @@ The options of a command are the fields of a struct. Each loads what it needs wh
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +13,12 @@ from typing import Annotated
 import typer
 
 from evener import __version__
+from evener.cli.before import STARTING, require_program, tell
 from evener.cli.experiments import experiment
 from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, epilog
-from evener.errors import EvenerError, MissingExtra, MissingFile, TrainingFailed
+from evener.cli.task_help import OF_TASKS, TaskCommand
+from evener.errors import EvenerError, MissingExtra
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
 from evener.run.options import (
@@ -33,6 +34,7 @@ from evener.run.options import (
     TraceConfig,
     UpConfig,
 )
+from evener.run.usual_options import usual_options
 from evener.search.options import TuneConfig
 from evener.tasks.load import require_task
 from evener.yolo.words import YoloConfig, is_yolo
@@ -40,13 +42,15 @@ from evener.yolo.words import YoloConfig, is_yolo
 
 def train(config: RunConfig, as_json: bool) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
+    if config.usual:
+        tell(f"options: {config.usual}", as_json, quiet=config.quiet)
     if is_yolo(config):
         from evener.yolo import command
 
         command.train(config, as_json=as_json)
         return
     require_task(config.task)
-    _tell_start(as_json, quiet=config.quiet)
+    tell(STARTING, as_json, quiet=config.quiet)
     if config.agreement is not None:
         from evener.run.ps_train import train_on_master
 
@@ -66,7 +70,7 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
 
 def run(config: ScriptConfig, as_json: bool) -> None:
     """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
-    _require_program(config.script)  # before PyTorch is loaded
+    require_program(config.script)  # before PyTorch is loaded
     from evener.program import script
 
     script.run_program(config, as_json=as_json)
@@ -91,7 +95,7 @@ def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
     """Measure every device and link, and write a ClusterProfile."""
     if config.task is not None:
         require_task(config.task)
-    _tell_start(as_json)
+    tell(STARTING, as_json)
     from evener.run import commands
 
     commands.benchmark(config, as_json=as_json)
@@ -144,11 +148,13 @@ def doctor(config: DoctorConfig, as_json: bool) -> None:
 
 
 def init(path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("my_task.py")) -> None:
-    """Write a task that trains as it is, to make your own of it."""
+    """Write a task that trains as it is, to make your own of it, and evener.toml for its usual options."""
     from evener.tasks import starter
 
     starter.write_task(path)
     sys.stdout.write(f"wrote {path}: try `evener train {path} --local-nodes 1,0.5`\n")
+    if options := starter.write_options(path.parent):
+        sys.stdout.write(f"wrote {options}: for its usual options, none of which is set yet\n")
 
 
 def version() -> None:
@@ -208,7 +214,7 @@ app = typer.Typer(
 app.command(context_settings={"ignore_unknown_options": True})(command_of(ScriptConfig, run))
 
 for _command in (
-    command_of(RunConfig, train, TRAIN),
+    command_of(RunConfig, train, TRAIN, usual_options),
     command_of(TuneConfig, tune, TUNE),
     command_of(YoloConfig, yolo),
     command_of(PlanConfig, plan, PLAN),
@@ -227,7 +233,7 @@ for _command in (
     command_of(StopAccess, stop),
     command_of(MasterAccess, down),
 ):
-    app.command(epilog=epilog(_command.__name__))(_command)
+    app.command(epilog=epilog(_command.__name__), cls=TaskCommand if _command.__name__ in OF_TASKS else None)(_command)
 app.add_typer(experiment, name="experiment")
 
 
@@ -264,25 +270,6 @@ def main() -> None:
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         raise
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _tell_start(as_json: bool, *, quiet: bool = False) -> None:
-    """A sign of life before PyTorch is loaded, which takes seconds; of one rank, if torchrun started several."""
-    if quiet or "torch" in sys.modules or os.environ.get("RANK", "0") != "0":
-        return
-    stream = sys.stderr if as_json else sys.stdout
-    stream.write("starting: loading what is needed\n")
-    stream.flush()
-
-
-def _require_program(script: Path) -> None:
-    """Raise MissingFile or TrainingFailed unless there is a program of Python's there."""
-    if not script.is_file():
-        raise MissingFile(f"{script} is not there: name the file of your program")
-    try:
-        compile(script.read_bytes(), script, "exec")
-    except SyntaxError as error:
-        raise TrainingFailed(f"{script} line {error.lineno}: SyntaxError: {error.msg}") from error
 
 
 def _refuse(sentence: str) -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import typer
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import FieldInfo, fields
 
 from evener.cli.help import Panels
 from evener.errors import require
+from evener.run.option_values import choices_of, description_of, kind_of
 
 _Words = Annotated[list[str] | None, typer.Argument(help="Words for the program itself.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Usual: TypeAlias = Callable[[Mapping[str, Any], set[str]], AbstractContextManager[dict[str, Any]]]
+"""Of values by field, and the fields that were typed: with what a file says in place of defaults, inside of a block."""
 
 
-def command_of(kind: type[Struct], run: Callable[..., None], panels: Panels | None = None) -> Callable[..., None]:
+def command_of(
+    kind: type[Struct], run: Callable[..., None], panels: Panels | None = None, usual: Usual | None = None
+) -> Callable[..., None]:
     """The function of a command whose options are the fields of `kind`, and `--json` if `run` takes `as_json`.
 
     If `kind` has `arguments`, they are the words that are no options of it, in order.
@@ -28,75 +33,77 @@ def command_of(kind: type[Struct], run: Callable[..., None], panels: Panels | No
         kind: fields without a default are arguments, those without a description are left out.
         run: what the command does, with the struct; gives the name and the help.
         panels: in which the options are shown.
+        usual: what is taken where nothing was typed.
     """
-    shown = [one for one in fields(kind) if _description(one)]
-
+    shown = [one for one in fields(kind) if description_of(one)]
     has_arguments = any(one.name == "arguments" for one in fields(kind))
 
-    def command(**words: Any) -> None:
+    def command(context: typer.Context, **words: Any) -> None:
         others = {"arguments": tuple(words.pop("arguments") or ())} if has_arguments else {}
-        config = kind(**{one.name: _value(one, words.pop(one.name)) for one in shown}, **others)
-        run(config, **words)
+        values = {one.name: _value(one, words.pop(one.name)) for one in shown} | others
+        with nullcontext(values) if usual is None else usual(values, _typed(context, values)) as found:
+            run(kind(**found), **words)
 
     heading = {name: title for title, names in (panels or {}).items() for name in names}
-    parameters = [_parameter(one, heading.get(one.name)) for one in shown]
+    parameters = [_keyword("context", inspect.Parameter.empty, typer.Context)]
+    parameters += [_parameter(one, heading.get(one.name), is_deniable=usual is not None) for one in shown]
     if has_arguments:
-        parameters.append(
-            inspect.Parameter("arguments", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Words)
-        )
+        parameters.append(_keyword("arguments", None, _Words))
     if "as_json" in inspect.signature(run).parameters:
-        parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+        parameters.append(_keyword("as_json", False, Json))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     return command
 
 
-def _parameter(one: FieldInfo, panel: str | None) -> inspect.Parameter:
-    annotation: Any = Annotated[_type(one), _option(one, panel)]
+def _typed(context: typer.Context, values: Mapping[str, Any]) -> set[str]:
+    """The fields that stood on the command line, whatever their value."""
+    sources = {name: context.get_parameter_source(name) for name in values}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _parameter(one: FieldInfo, panel: str | None, *, is_deniable: bool) -> inspect.Parameter:
     default = inspect.Parameter.empty if one.required else None if _is_collection(one) else one.default
-    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return _keyword(one.name, default, Annotated[_type(one), _option(one, panel, is_deniable=is_deniable)])
 
 
-def _option(one: FieldInfo, panel: str | None) -> Any:
-    """The option, or the argument, that a field is."""
+def _option(one: FieldInfo, panel: str | None, *, is_deniable: bool) -> Any:
+    """The option, or the argument, that a field is; a flag that a file may set can be denied, too."""
     if one.required:
-        return typer.Argument(help=_description(one))
+        return typer.Argument(help=description_of(one))
     name = one.name.replace("_", "-")
-    can_be_denied = one.default is True or (one.default is None and _type(one) == bool | None)
+    can_be_denied = kind_of(one) is bool and (one.default is not False or is_deniable)
     words = f"--{name}/--no-{name}" if can_be_denied else f"--{name}"
-    return typer.Option(words, help=_description(one), rich_help_panel=panel)
+    choices = choices_of(one)
+    complete = (lambda: list(choices)) if choices else None
+    return typer.Option(words, help=description_of(one), rich_help_panel=panel, autocompletion=complete)
 
 
 def _type(one: FieldInfo) -> Any:
     """What the command line reads: a choice is a word, which the struct itself judges; a collection, words."""
-    inner = get_args(one.type)[0]
-    is_optional = get_origin(inner) in (Union, UnionType)
-    kind = next(part for part in get_args(inner) if part is not NoneType) if is_optional else inner
     if _is_collection(one):
         return list[str] | None
-    word: Any = str if get_origin(kind) is Literal else kind
-    return word | None if is_optional else word
+    word: Any = str if get_origin(kind_of(one)) is Literal else kind_of(one)
+    return word | None if one.default is None else word
 
 
 def _is_collection(one: FieldInfo) -> bool:
-    return get_origin(get_args(one.type)[0]) in (dict, tuple)
+    return get_origin(kind_of(one)) in (dict, tuple)
 
 
 def _value(one: FieldInfo, words: Any) -> Any:
     """The value of a field, of what the command line read."""
     if not _is_collection(one):
         return words
-    if get_origin(get_args(one.type)[0]) is dict:
+    if get_origin(kind_of(one)) is dict:
         return pairs(words)
-    item, _ = get_args(get_args(one.type)[0])
+    item, _ = get_args(kind_of(one))
     return tuple(words or ()) if get_origin(item) is Literal else tuple(item(word) for word in words or ())
-
-
-def _description(one: FieldInfo) -> str:
-    """Empty for a field that is no option."""
-    notes = get_args(one.type)[1:] if get_origin(one.type) is Annotated else ()
-    return next((note.description or "" for note in notes if isinstance(note, Meta)), "")
 
 
 def with_default_port(words: Sequence[str]) -> list[str]:

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
-from msgspec.structs import fields, replace
+from msgspec.structs import FieldInfo, fields, replace
 from safetensors.torch import load_file
 from torch import nn
 
@@ -25,6 +24,7 @@ from evener.run import commands
 from evener.run.callbacks import Callback, watched
 from evener.run.config import RunConfig
 from evener.run.context import Arithmetic, read_plan
+from evener.run.option_values import description_of, field_value
 from evener.run.rank import train_rank
 from evener.run.shipped import shipped
 from evener.task import BatchTask, Task
@@ -124,22 +124,20 @@ def _config_of(options: Mapping[str, Any]) -> RunConfig:
     """What is asked for. Raises InvalidInput."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         raise InvalidInput("evener.train starts its nodes itself: under torchrun use evener.join(), or `evener train`")
-    known = [one.name for one in fields(RunConfig) if one.name not in (*_OF_A_MASTER, "task", "started")]
+    known = {one.name: one for one in fields(RunConfig) if description_of(one) and not one.required}
     for name in options:
         if name in _OF_A_MASTER:
             raise InvalidInput(f"evener.train takes no {name}: a master's nodes are for `evener train --agreement`")
         if name not in known:
-            raise InvalidInput(f"evener.train has no option {name!r}{nearest(name, known)}")
-    words = dict(options)
-    speeds = words.get("local_nodes")
-    if isinstance(speeds, list | tuple):
-        words["local_nodes"] = ",".join(map(str, speeds))
-    words["option"] = {name: str(value) for name, value in words.get("option", {}).items()}
-    paths = {name: str(value) for name, value in words.items() if isinstance(value, Path)}
+            raise InvalidInput(f"evener.train has no option {name!r}{nearest(name, set(known) - set(_OF_A_MASTER))}")
+    return RunConfig(task="task", **{name: _option(known[name], value) for name, value in options.items()})
+
+
+def _option(one: FieldInfo, value: Any) -> Any:
     try:
-        return msgspec.convert({"task": "task", **words, **paths}, RunConfig, dec_hook=lambda _, text: Path(text))
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"evener.train: {error}".replace("$.", "")) from error
+        return field_value(one, value)
+    except InvalidInput as error:
+        raise InvalidInput(f"evener.train: {error} - at `{one.name}`") from error
 
 
 def _trained_model(task: Task | BatchTask, config: RunConfig) -> nn.Module:

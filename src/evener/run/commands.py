@@ -105,7 +105,7 @@ def folder_of(config: RunConfig) -> Path:
 
 def asked_of(config: RunConfig) -> Asked:
     """What the record of a run says that ends before it is complete."""
-    return Asked(Path(config.task).stem, config.seed, config.precision)
+    return Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
 
 
 def launch(

@@ -43,6 +43,10 @@ Protocol = Literal["sync", "async", "bounded", "average", "federated", "diloco"]
 class RunConfig(NodesConfig, frozen=True, kw_only=True):
     """What is asked of a run; travels to every rank. A field without a description is no option.
 
+    Attributes:
+        usual: options that nobody typed, and the file they came from; empty if there are none.
+        started: when, in seconds since 1970.
+
     Raises:
         InvalidValue: a value is not allowed.
         InvalidInput: options do not go together; says what to type.
@@ -55,7 +59,10 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     option: TaskOptions = {}
     strategy: Annotated[
         str,
-        Meta(description="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, or data+ one of them."),
+        Meta(
+            description="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, or data+ one of them.",
+            extra={"choices": STRATEGIES},
+        ),
     ] = "auto"
     replicas: Annotated[
         str | None, Meta(description="Of data+...: nodes that hold one model together, such as 3,2; two halves.")
@@ -128,6 +135,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     master: MasterAddress = None
     token: MasterToken = None
     token_file: TokenFile = None
+    usual: str = ""
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:

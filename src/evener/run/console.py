@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Self
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.status import Status
@@ -118,6 +119,7 @@ class RunView:
             startup=self._trains_since - self._began,
             seconds=time.monotonic() - self._trains_since,
         )
+        record = replace(record, usual=self._asked.usual)
         try:
             write_noun(record, self._output / "record.json")
         except OSError as problem:  # what is to be told is how the run ended
@@ -194,6 +196,8 @@ class RunView:
 
     def _on_record(self, record: TrainRecord) -> None:
         self._close()
+        if self._asked.usual:
+            record = replace(record, usual=self._asked.usual)
         self.record = record
         self.console.print(record_table(record))
         if record.agreement:

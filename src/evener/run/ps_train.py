@@ -32,6 +32,7 @@ from evener.run.console import RunView, print_line, run_folder
 from evener.run.page import page_beside
 from evener.run.ps_backends import load_backend
 from evener.run.ps_master import open_master
+from evener.run.unfinished import Asked
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.task import Task, ThinTask
@@ -59,7 +60,8 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
     blobs = _blobs(config)
     job = _job(config, backend, *config.sizes_of(task), blobs)
     folder = run_folder(config.folder)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr) as view:
+    asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))
         with connect_master(config) as (client, check):

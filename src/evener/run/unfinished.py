@@ -20,6 +20,7 @@ class Asked(NamedTuple):
     task: str
     seed: int = 0
     precision: str = "fp32"
+    usual: str = ""
 
 
 def unfinished_record(

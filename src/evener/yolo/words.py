@@ -119,7 +119,12 @@ def is_yolo(config: RunConfig) -> bool:
 
 def yolo_config(config: RunConfig) -> YoloConfig:
     """The same training in the words of Ultralytics. Raises InvalidInput: an option does not belong to it."""
-    known = {one.name for one in fields(YoloConfig)} | {"started", *_TAKEN, *(_AGREED if config.agreement else ())}
+    known = {one.name for one in fields(YoloConfig)} | {
+        "started",
+        "usual",
+        *_TAKEN,
+        *(_AGREED if config.agreement else ()),
+    }
     for one in fields(RunConfig):
         given = getattr(config, one.name)
         if one.name == "resume" and given:

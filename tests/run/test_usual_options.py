@@ -1,0 +1,133 @@
+"""`evener.toml` beside a task says how it is usually trained: below what is typed, above the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from evener.cli.commands import app
+from evener.errors import InvalidFile, InvalidInput
+from evener.program import calling
+from evener.run.config import RunConfig
+from evener.run.usual_options import FILE, usual_options
+from support.commands import TINY, evener_here, last_json
+
+Asks = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asks:
+    """What `evener train` would do with a task beside a file, of what is typed."""
+    configs: list[RunConfig] = []
+    monkeypatch.setattr(calling, "train_command", lambda config, **_: configs.append(config))
+    (tmp_path / "my_task.py").touch()
+
+    def ask(text: str, *words: str, task: str = "my_task.py") -> RunConfig:
+        (tmp_path / FILE).write_text(text)
+        monkeypatch.chdir(tmp_path)
+        result = CliRunner().invoke(app, ["train", task, *words])
+        if result.exception is not None:
+            raise result.exception
+        return configs[-1]
+
+    return ask
+
+
+def test_what_is_typed_goes_before_the_file_and_that_before_the_default(asked: Asks) -> None:
+    text = "epochs = 3\nbatch-size = 50\ncheck = false\n"
+    config = asked(text, "--epochs", "8", "--check")
+    assert (config.epochs, config.batch_size, config.check, config.seed) == (8, 50, True, 0)
+    assert config.usual == "batch_size=50 (from evener.toml)"
+
+
+def test_an_option_is_typed_even_if_it_is_the_default(asked: Asks) -> None:
+    assert asked("seed = 7", "--seed", "0").seed == 0
+    assert not asked("compile = true", "--no-compile").compile
+    assert asked("compile = true").compile
+
+
+def test_options_of_the_task_are_taken_one_by_one(asked: Asks) -> None:
+    config = asked("[option]\nwidth = 16\nimage = [3, 64, 64]\nnorm = true", "--option", "width=32")
+    assert config.option == {"width": "32", "image": "3x64x64", "norm": "True"}
+    assert config.usual == "option.image=3x64x64, option.norm=True (from evener.toml)"
+
+
+def test_numbers_and_lists_of_them_are_written_as_such(asked: Asks) -> None:
+    config = asked("local_nodes = [1.0, 0.5]\nshares = [2, 1]\npatience = 5\ncheckpoint_every = 100\n")
+    assert (config.local_nodes, config.shares, config.patience, config.checkpoint_every) == ("1.0,0.5", "2,1", 5, "100")
+
+
+def test_paths_are_meant_from_the_folder_of_the_file(asked: Asks, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "my_task.py").touch()
+    (tmp_path / "mine" / FILE).write_text('data = "images"\noutput = "/runs/x"')
+    config = asked("epochs = 2", task="mine/my_task.py")
+    assert (config.data, config.output, config.epochs) == (Path("mine/images"), Path("/runs/x"), None)
+
+
+def test_tasks_of_evener_have_none(asked: Asks) -> None:
+    config = asked("epochs = 3", task="digits")
+    assert (config.epochs, config.usual) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("# mine\nepocs = 3", "evener.toml line 2: evener train has no option 'epocs', did you mean 'epochs'?"),
+        ('task = "digits"', "evener.toml line 1: evener train has no option 'task'"),
+        ('[mine]\nepochs = "3"', "evener.toml line 1: evener train has no option 'mine'"),
+        ('\nepochs = "3"', "evener.toml line 2: epochs: Expected `int | null`, got `str`"),
+        ("data = 3", "evener.toml line 1: data: "),
+        ("epochs = true", "evener.toml line 1: epochs: Expected `int | null`, got `bool`"),
+        ('token = "secret"', "line 1: a token is for no file beside code"),
+        ("epochs 3", "evener.toml: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_its_line(asked: Asks, text: str, sentence: str) -> None:
+    with pytest.raises(InvalidFile) as refused:
+        asked(text)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("seed = 1\nepochs = -1", "--epochs must be positive, got -1; --epochs is from evener.toml line 2"),
+        ('strategy = "filtre"', "did you mean 'filter'?; --strategy is from evener.toml line 1"),
+        ("staleness = 2", "--staleness belongs to --agreement bounded; --staleness is from evener.toml line 1"),
+    ],
+)
+def test_what_is_not_allowed_is_told_with_where_it_came_from(asked: Asks, text: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        asked(text)
+    assert sentence in str(refused.value)
+
+
+def test_a_mistake_that_was_typed_is_not_blamed_on_the_file(asked: Asks) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        asked("epochs = 3", "--batch-size", "0")
+    assert str(refused.value) == "--batch-size must be positive, got 0"
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"\xff")
+    with pytest.raises(InvalidFile, match=r"cannot read .*evener\.toml"), usual_options(_typed(tmp_path), ()):
+        pass
+
+
+def _typed(folder: Path) -> dict[str, Any]:
+    return msgspec.structs.asdict(RunConfig(task=str(folder / "my_task.py")))
+
+
+def test_first_line_and_record_say_what_came_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(Path(TINY).read_text())
+    (tmp_path / FILE).write_text('epochs = 1\ndevices = "cpu"\noutput = "out"\n')
+    result = evener_here("train", "tiny.py", "--json", cwd=tmp_path)
+    assert last_json(result)["task"]
+    told = "epochs=1, devices=cpu, output=out (from evener.toml)"
+    assert f'"usual": "{told}"' in (tmp_path / "out" / "record.json").read_text()
