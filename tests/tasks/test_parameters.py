@@ -45,7 +45,9 @@ def test_every_parameter_has_its_kind_default_and_description(tmp_path: Path) ->
     ("text", "found"),
     [("task = Task(model=f)", []), ("from other import task", None), ("task = other.task", None), ("def task(:", None)],
 )
-def test_what_is_no_function_has_none_or_is_not_known(tmp_path: Path, text: str, found: list[TaskParameter] | None) -> None:
+def test_what_is_no_function_has_none_or_is_not_known(
+    tmp_path: Path, text: str, found: list[TaskParameter] | None
+) -> None:
     (tmp_path / "mine.py").write_text(text)
     assert task_parameters(str(tmp_path / "mine.py")) == found
 
