@@ -12,7 +12,7 @@ import msgspec
 from results import open_results, parser_of
 
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.profiles import imagine
+from evener.oracle.imagined import imagine
 from evener.oracle.search import search
 from evener.profile import ClusterProfile, Throughput
 from evener.zoo.networks import resnet152

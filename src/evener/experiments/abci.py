@@ -25,7 +25,7 @@ from evener.graph import ModelGraph
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.cost.partition import Mode
-from evener.oracle.profiles import NODES, V100
+from evener.oracle.imagined import NODES, V100
 from evener.profile import ClusterProfile, Fabric, Throughput
 from evener.run.console import print_line
 from evener.zoo.networks import resnet50, vgg16

@@ -13,7 +13,8 @@ from evener.graph import ModelGraph
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.profiles import fit_profile, imagine
+from evener.oracle.imagined import imagine
+from evener.oracle.learning import fit_profile
 from evener.oracle.search import EVERY_STRATEGY, search
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord

@@ -17,7 +17,7 @@ from evener.oracle.cost.model import CostModel, TrainingJob
 from evener.oracle.cost.partition import MODES, DividedLayers, ModelSplit
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.rules import Division
-from evener.oracle.profiles import imagine
+from evener.oracle.imagined import imagine
 from evener.zoo.networks import draw
 from evener.zoo.sketch import Sketch
 from support.imagined_machines import convolutions

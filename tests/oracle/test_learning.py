@@ -8,7 +8,7 @@ import pytest
 from evener.errors import InvalidInput
 from evener.oracle.advice import plan_of
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.profiles import fit_profile
+from evener.oracle.learning import fit_profile
 from evener.oracle.search import search
 from evener.plan import Plan
 from evener.profile import ClusterProfile

@@ -6,7 +6,7 @@ import pytest
 
 from evener.errors import InvalidValue
 from evener.oracle.cost.topology import Topology
-from evener.oracle.profiles import NETWORKS, NODES, imagine
+from evener.oracle.imagined import NETWORKS, NODES, imagine
 
 
 def test_machines_are_counted_and_joined() -> None:
