@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evener.errors import InvalidValue
+from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.topology import Topology
 from evener.oracle.imagined import NETWORKS, NODES, imagine
 
@@ -25,20 +26,36 @@ def test_more_of_the_last_kind_are_imagined_if_more_are_asked_for() -> None:
     assert imagine("v100", at_least=1) == imagine("v100")
 
 
-@pytest.mark.parametrize("kind", NODES)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_every_template_is_a_valid_profile(kind: str, network: str) -> None:
-    profile = imagine(f"3x{kind}", network)
-    assert len(profile.devices) == 3 * NODES[kind].devices
+@pytest.mark.parametrize("name", [*NODES, *CARDS])
+def test_every_template_is_a_valid_profile(name: str) -> None:
+    profile = imagine(f"3x{name}")
+    assert len(profile.devices) == 3 * (NODES[name].devices if name in NODES else 1)
     assert all(device.throughput("fp32") and device.bandwidth for device in profile.devices)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_network_joins_machines(network: str) -> None:
+    assert 1 / Topology(imagine("2xt4", network)).ring(range(2)).beta == pytest.approx(1 / NETWORKS[network].beta)
+
+
+def test_cards_of_one_machine_are_joined_by_its_bus_and_others_keep_their_own_links() -> None:
+    profile = imagine("2xrtx3090:4,a100-node")
+    assert [device.node for device in profile.devices] == 4 * ["node-0"] + 4 * ["node-1"] + 8 * ["node-2"]
+    topology = Topology(profile)
+    assert 1 / topology.ring(range(4)).beta == pytest.approx(0.8 * 15.75e9)
+    assert 1 / topology.ring(range(8, 16)).beta == pytest.approx(0.8 * 300e9)
+    assert 1 / topology.ring(range(16)).beta == pytest.approx(0.94 * 1.25e9)
 
 
 @pytest.mark.parametrize(
     ("machines", "network", "message"),
     [
-        ("4xtoaster", "1gbe", r"--machines must be such as 4xv100-node; known are v100, .*, got '4xtoaster'"),
-        ("0xv100", "1gbe", r"--machines must be such as 4xv100-node; .*, got '0xv100'"),
-        ("v100", "token-ring", r"--network must be one of 1gbe, 10gbe, 100gbe, infiniband, got 'token-ring'"),
+        ("4xtoaster", "1gbe", r"a machine of --machines must be one of v100-node, .*, b200, got 'toaster'"),
+        ("rtx309", "1gbe", r"a machine of --machines must be one of .* got 'rtx309', did you mean 'rtx3090'\?"),
+        ("v100-node:2", "1gbe", r"a machine of --machines must be one of gtx1080ti, .*, got 'v100-node'"),
+        ("0xv100", "1gbe", r"--machines must be such as 4xv100-node, .*, got '0xv100'"),
+        ("v100:0", "1gbe", r"--machines must be such as 4xv100-node, .*, got 'v100:0'"),
+        ("v100", "token-ring", r"--network must be one of 1gbe, .*, infiniband, got 'token-ring'"),
     ],
 )
 def test_what_is_not_known_is_refused(machines: str, network: str, message: str) -> None:

@@ -22,10 +22,11 @@ import msgspec
 
 from evener.experiments.results import Row, write_csv
 from evener.graph import ModelGraph
+from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.mesh import price_mesh
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.cost.partition import Mode
-from evener.oracle.imagined import NODES, V100
+from evener.oracle.imagined import NODES
 from evener.profile import ClusterProfile, Fabric, Throughput
 from evener.run.console import print_line
 from evener.zoo.networks import resnet50, vgg16
@@ -80,7 +81,7 @@ class Machine:
     def profile(self, gpus: int) -> ClusterProfile:
         """`gpus` GPUs: nodes filled one after the other, leaves likewise."""
         speed = Throughput(precision="fp32", matmul_flops=self.conv_flops, conv_flops=self.conv_flops)
-        gpu = msgspec.structs.replace(V100, throughputs=(speed,), pass_seconds=self.pass_seconds)
+        gpu = msgspec.structs.replace(CARDS["v100"].profile(), throughputs=(speed,), pass_seconds=self.pass_seconds)
         devices = (
             msgspec.structs.replace(
                 gpu,

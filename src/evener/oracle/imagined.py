@@ -1,9 +1,9 @@
-"""Profiles of machines that one does not have, which nobody measured.
+"""Profiles of machines that one does not have: cards of the catalogue, in machines, on a network.
 
     what is stated     where it comes from
-    FLOP/s             85 % of the data sheet for fp32 without tensor units, 50 to 80 % with them
-    bandwidth          90 % of the data sheet, as large copies reach
+    a card             its maker's sheet, and what training reaches of it (catalogue.py)
     NVLink             80 % of the data sheet, all links of a device together, as rings over a whole node use them
+    PCIe               80 % of 16 lanes of PCIe 3.0: cards without peer access exchange through the host's memory
     Ethernet           94 % of the line rate, which frames, IP and TCP leave; latency of a message through two kernels
     InfiniBand         92 % of the line rate; latency of a message between GPUs of two nodes
 
@@ -13,22 +13,17 @@ These are starting points: `evener benchmark` measures the real ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import msgspec
 
 from evener.errors import InvalidValue, require_one_of
-from evener.profile import ClusterProfile, DeviceProfile, Fabric, Precision, Throughput, WidthEfficiency
+from evener.oracle.catalogue import CARDS, Card
+from evener.profile import ClusterProfile, Fabric, LinkProfile
 
-_GIB = 1 << 30
-_ITEM = re.compile(r"(?:(\d+)\s*x\s*)?([\w-]+)")
-NARROW = (WidthEfficiency(filters=1, efficiency=1 / 32), WidthEfficiency(filters=32, efficiency=1.0))
-"""Matrix kernels work on tiles of at least 32 columns: of fewer filters, the rest of a tile is wasted."""
-SPREAD = 0.013
-"""GPUs of one kind differ by 8 % from the slowest to the fastest (Sinha et al., SC 2022): some six deviations."""
-PASS_SECONDS = 34e-6
-"""Start and end of a pass of a layer under PyTorch, as two networks of unequal depth on a V100 give it (abci.py)."""
+_ITEM = re.compile(r"(?:([1-9]\d*)\s*x\s*)?([a-z][\w-]*)(?::([1-9]\d*))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,30 +32,18 @@ class NodeKind:
 
     Attributes:
         devices: in one.
-        device: what each of them is; the names are filled in.
+        card: what each of them is.
         inside: between its devices.
     """
 
     devices: int
-    device: DeviceProfile
+    card: Card
     inside: Fabric
 
 
-def _gpu(model: str, cores: int, gigabytes: int, bandwidth: float, flops: Mapping[Precision, float]) -> DeviceProfile:
-    """A GPU that reaches `flops` in all large operations; a sixteenth of its memory is the driver's."""
-    return DeviceProfile(
-        node="node",
-        device="cuda:0",
-        model=model,
-        cores=cores,
-        memory_bytes=gigabytes * _GIB,
-        usable_memory_bytes=gigabytes * _GIB * 15 // 16,
-        bandwidth=bandwidth,
-        throughputs=tuple(Throughput(precision=p, matmul_flops=f, conv_flops=f) for p, f in flops.items()),
-        pass_seconds=PASS_SECONDS,
-        widths=NARROW,
-        spread=SPREAD,
-    )
+def _inside(name: str, alpha: float, bandwidth: float) -> Fabric:
+    """Between the devices of a node; `bandwidth` in one direction, bytes per second of the sheet."""
+    return Fabric(name=name, within="node", alpha=alpha, beta=1 / (0.8 * bandwidth))
 
 
 def _network(name: str, alpha: float, bandwidth: float) -> Fabric:
@@ -68,19 +51,21 @@ def _network(name: str, alpha: float, bandwidth: float) -> Fabric:
     return Fabric(name=name, within="leaf", alpha=alpha, beta=1 / bandwidth, shared_bandwidth=bandwidth)
 
 
-V100 = _gpu("Tesla V100-SXM2-16GB", 80, 16, 0.9 * 900e9, {"fp64": 6.6e12, "fp32": 13.3e12, "fp16": 65e12})
-H200 = _gpu("H200-SXM", 132, 140, 0.9 * 4.8e12, {"fp64": 45e12, "fp32": 50e12, "fp16": 600e12, "bf16": 600e12})
-_NVLINK_2 = Fabric(name="NVLink 2", within="node", alpha=3e-6, beta=1 / (0.8 * 150e9))
-_NVLINK_4 = Fabric(name="NVLink 4", within="node", alpha=3e-6, beta=1 / (0.8 * 450e9))
+_PCIE = _inside("PCIe 3.0", 10e-6, 15.75e9)
+_NVLINK_4 = _inside("NVLink 4", 3e-6, 450e9)
 NODES: Mapping[str, NodeKind] = {
-    "v100": NodeKind(devices=1, device=V100, inside=_NVLINK_2),
-    "v100-node": NodeKind(devices=4, device=V100, inside=_NVLINK_2),
-    "h200": NodeKind(devices=1, device=H200, inside=_NVLINK_4),
-    "h200-node": NodeKind(devices=8, device=H200, inside=_NVLINK_4),
+    "v100-node": NodeKind(devices=4, card=CARDS["v100"], inside=_inside("NVLink 2", 3e-6, 150e9)),
+    "a100-node": NodeKind(devices=8, card=CARDS["a100-80"], inside=_inside("NVLink 3", 3e-6, 300e9)),
+    "h100-node": NodeKind(devices=8, card=CARDS["h100"], inside=_NVLINK_4),
+    "h200-node": NodeKind(devices=8, card=CARDS["h200"], inside=_NVLINK_4),
+    "b200-node": NodeKind(devices=8, card=CARDS["b200"], inside=_inside("NVLink 5", 3e-6, 900e9)),
 }
+"""Machines whose GPUs have links of their own; others are `rtx3090:2`, on PCIe."""
 NETWORKS: Mapping[str, Fabric] = {
     "1gbe": _network("1 Gbit/s Ethernet", 50e-6, 0.94 * 0.125e9),
+    "2.5gbe": _network("2.5 Gbit/s Ethernet", 50e-6, 0.94 * 0.3125e9),
     "10gbe": _network("10 Gbit/s Ethernet", 30e-6, 0.94 * 1.25e9),
+    "25gbe": _network("25 Gbit/s Ethernet", 20e-6, 0.94 * 3.125e9),
     "100gbe": _network("100 Gbit/s Ethernet", 15e-6, 0.94 * 12.5e9),
     "infiniband": _network("InfiniBand EDR", 7e-6, 0.92 * 12.5e9),
 }
@@ -90,7 +75,7 @@ def imagine(machines: str, network: str = "10gbe", at_least: int = 0) -> Cluster
     """The profile of machines that are named, not measured.
 
     Args:
-        machines: such as `4xv100-node,h200-node`.
+        machines: such as `4xv100-node,rtx3090:2,rtx4090`: four machines of a kind, one with two cards, one with one.
         network: that joins them, a key of `NETWORKS`.
         at_least: devices; if the machines have fewer, there are more of the last kind.
 
@@ -101,20 +86,37 @@ def imagine(machines: str, network: str = "10gbe", at_least: int = 0) -> Cluster
     missing = at_least - sum(kind.devices for kind in kinds)
     kinds += max(0, -(-missing // kinds[-1].devices)) * [kinds[-1]]
     require_one_of("--network", network, NETWORKS)
-    inside = max((kind.inside for kind in kinds), key=lambda fabric: fabric.beta)
+    slowest = max((kind.inside for kind in kinds), key=lambda fabric: fabric.beta)
     return ClusterProfile(
         devices=tuple(
-            msgspec.structs.replace(kind.device, node=f"node-{index}", device=f"cuda:{device}")
+            msgspec.structs.replace(kind.card.profile(), node=f"node-{index}", device=f"cuda:{device}")
             for index, kind in enumerate(kinds)
             for device in range(kind.devices)
         ),
-        fabrics=(inside, NETWORKS[network]),
+        links=tuple(_faster_links(kinds, slowest)),
+        fabrics=(slowest, NETWORKS[network]),
         environment={"source": f"imagined: {machines} on {network}"},
     )
 
 
+def _faster_links(kinds: Sequence[NodeKind], slowest: Fabric) -> Iterator[LinkProfile]:
+    """Of every pair of devices inside of a node that is joined by more than `slowest`, which the profile states."""
+    first = 0
+    for kind in kinds:
+        if kind.inside != slowest:
+            for source, target in combinations(range(first, first + kind.devices), 2):
+                yield LinkProfile(source=source, target=target, alpha=kind.inside.alpha, beta=kind.inside.beta)
+        first += kind.devices
+
+
 def _nodes(item: str) -> list[NodeKind]:
+    """The machines of one item of `--machines`."""
     match = _ITEM.fullmatch(item)
-    if match is None or match[2] not in NODES or match[1] == "0":
-        raise InvalidValue("--machines", item, f"such as 4xv100-node; known are {', '.join(NODES)}")
-    return int(match[1] or 1) * [NODES[match[2]]]
+    if match is None:
+        raise InvalidValue(
+            "--machines", item, "such as 4xv100-node, or 2xrtx3090:4 for two machines with four cards each"
+        )
+    machines, cards, name = int(match[1] or 1), int(match[3] or 0), match[2]
+    require_one_of("a machine of --machines", name, CARDS if cards else (*NODES, *CARDS))
+    kind = NODES.get(name) or NodeKind(devices=max(1, cards), card=CARDS[name], inside=_PCIE)
+    return machines * [kind]

@@ -213,7 +213,9 @@ class PlanConfig(Part, frozen=True, kw_only=True):
     model: Annotated[str, Meta(description="resnet152, vgg16 ... (see docs/oracle.md), graph.json, or a task.")]
     option: Annotated[dict[str, str], Meta(description="key=value for the network or task; may be repeated.")] = {}
     profile: Annotated[Path | None, Meta(description=f"A ClusterProfile; {PROFILE} by default.")] = None
-    machines: Annotated[str | None, Meta(description="Machines to imagine instead, such as 4xv100-node,h200.")] = None
+    machines: Annotated[
+        str | None, Meta(description="Machines to imagine instead, such as 4xv100-node,rtx3090:2,rtx4090.")
+    ] = None
     network: Annotated[str, Meta(description="That joins them: 1gbe, 10gbe, 100gbe or infiniband.")] = "10gbe"
     devices: Annotated[str, Meta(description="Nodes of the profile to take, such as ada,bob; all by default.")] = ""
     batch_size: Annotated[int | None, Meta(description="Samples of one step; the task's, or 32 a device.")] = None

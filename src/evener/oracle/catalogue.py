@@ -1,0 +1,163 @@
+"""GPUs that are common, as their maker's data sheets state them, and how much of it training reaches.
+
+A sheet states peaks, of dense operands that are accumulated in fp32. What training reaches of them is learned, for
+each architecture, from published measurements of whole networks (tests/oracle/test_catalogue.py has them all):
+
+    Tesla V100   ResNet-50 at fp32 and fp16                             NVIDIA, DeepLearningExamples, container 21.03
+    A100         ResNet-50 at fp32 (TF32) and fp16                      likewise
+    RTX 3090     ResNet-50, ResNet-152, VGG-16 at fp16, trained         timm's results, PyTorch 1.12, channels last
+    RTX 4090     the same, forward only                                 timm's results, PyTorch 2.4, channels last
+    RTX 5090     the same, forward only                                 timm's results, PyTorch 2.9
+
+so that the forecast of each is within 10 % where a training was published and within 25 % where a forward pass was.
+What has no point of its own takes the numbers of its relatives: cards before Ampere those of the V100; cards for data
+centres and workstations, whose tensor units accumulate in fp32 at full rate, those of the A100; TF32 of GeForce cards
+is a guess. Matrix products reach more than convolutions do: 80 %, as on a H200. No point is of AMD's cards.
+
+At fp32, PyTorch's convolutions use TF32 where there is such a unit, and its matrix products do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evener.profile import DeviceProfile, Precision, Throughput, WidthEfficiency
+
+_TERA, _GIGA, _GIB = 1e12, 1e9, 1 << 30
+_BANDWIDTH = 0.9
+"""Of the sheet's, that a large copy reaches."""
+_DRIVER = 16
+"""One part in so many of the memory is the driver's."""
+NARROW = (WidthEfficiency(filters=1, efficiency=1 / 32), WidthEfficiency(filters=32, efficiency=1.0))
+"""Matrix kernels work on tiles of at least 32 columns: of fewer filters, the rest of a tile is wasted."""
+SPREAD = 0.013
+"""GPUs of one kind differ by 8 % from the slowest to the fastest (Sinha et al., SC 2022): some six deviations."""
+PASS_SECONDS = 34e-6
+"""Start and end of a pass of a layer under PyTorch, as two networks of unequal depth on a V100 give it (abci.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Fractions of a sheet's peaks that training reaches on one architecture.
+
+    Attributes:
+        plain: of fp64 and fp32 without tensor units.
+        tf32: of convolutions at fp32 on tensor units; 0 where there are none.
+        half: of convolutions at fp16 and bf16.
+        matmul: of matrix products at fp16 and bf16.
+        has_bf16: as fast as fp16.
+    """
+
+    plain: float = 0.85
+    tf32: float = 0.0
+    half: float
+    matmul: float = 0.8
+    has_bf16: bool = True
+
+
+_VOLTA = Reached(half=0.57, has_bf16=False)
+_AMPERE = Reached(tf32=0.23, half=0.47)
+_GEFORCE_30 = Reached(tf32=0.6, half=0.85)
+_GEFORCE_40 = Reached(tf32=0.6, half=0.75)
+_GEFORCE_50 = Reached(tf32=0.6, half=0.6)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as its data sheet has it.
+
+    Attributes:
+        model: its name.
+        units: multiprocessors.
+        gib: memory, in GiB.
+        bandwidth: of the memory, GB/s.
+        fp64, fp32: TFLOP/s without tensor units.
+        tf32: TFLOP/s of dense TF32; 0 where there is none.
+        half: TFLOP/s of dense fp16, accumulated in fp32.
+        reached: what training gets of it.
+    """
+
+    model: str
+    units: int
+    gib: int
+    bandwidth: float
+    fp64: float
+    fp32: float
+    tf32: float
+    half: float
+    reached: Reached
+
+    def profile(self) -> DeviceProfile:
+        """As a device, `cuda:0` of `node`."""
+        return DeviceProfile(
+            node="node",
+            device="cuda:0",
+            model=self.model,
+            cores=self.units,
+            memory_bytes=self.gib * _GIB,
+            usable_memory_bytes=self.gib * _GIB * (_DRIVER - 1) // _DRIVER,
+            bandwidth=_BANDWIDTH * self.bandwidth * _GIGA,
+            throughputs=self._throughputs(),
+            pass_seconds=PASS_SECONDS,
+            widths=NARROW,
+            spread=SPREAD,
+        )
+
+    def _throughputs(self) -> tuple[Throughput, ...]:
+        reached = self.reached
+        fp64, fp32 = self.fp64 * reached.plain, self.fp32 * reached.plain
+        half = self.half * reached.matmul, self.half * reached.half
+        rates: dict[Precision, tuple[float, float]] = {
+            "fp64": (fp64, fp64),
+            "fp32": (fp32, max(fp32, self.tf32 * reached.tf32)),
+            "fp16": half,
+        }
+        if reached.has_bf16:
+            rates["bf16"] = half
+        return tuple(
+            Throughput(precision=precision, matmul_flops=matmul * _TERA, conv_flops=conv * _TERA)
+            for precision, (matmul, conv) in rates.items()
+        )
+
+
+# fmt: off
+CARDS: Mapping[str, Card] = {
+    #                  model                  units  GiB  GB/s   fp64   fp32    tf32    half  reached
+    "gtx1080ti": Card("GeForce GTX 1080 Ti",     28,  11,  484,  0.35,  11.3,    0.0,   0.18, _VOLTA),
+    "p100":      Card("Tesla P100-SXM2-16GB",    56,  16,  732,  5.3,   10.6,    0.0,   21.2, _VOLTA),
+    "v100":      Card("Tesla V100-SXM2-16GB",    80,  16,  900,  7.8,   15.7,    0.0,  125.0, _VOLTA),
+    "v100-32":   Card("Tesla V100-SXM2-32GB",    80,  32,  900,  7.8,   15.7,    0.0,  125.0, _VOLTA),
+    "t4":        Card("Tesla T4",                40,  16,  320,  0.25,   8.1,    0.0,   65.0, _VOLTA),
+    "rtx2060":   Card("GeForce RTX 2060",        30,   6,  336,  0.2,    6.5,    0.0,   25.8, _VOLTA),
+    "rtx2070":   Card("GeForce RTX 2070",        36,   8,  448,  0.23,   7.5,    0.0,   29.9, _VOLTA),
+    "rtx2080ti": Card("GeForce RTX 2080 Ti",     68,  11,  616,  0.42,  13.4,    0.0,   53.8, _VOLTA),
+    "rtx3060":   Card("GeForce RTX 3060",        28,  12,  360,  0.2,   12.7,   12.7,   25.5, _GEFORCE_30),
+    "rtx3070":   Card("GeForce RTX 3070",        46,   8,  448,  0.32,  20.3,   20.3,   40.6, _GEFORCE_30),
+    "rtx3080":   Card("GeForce RTX 3080",        68,  10,  760,  0.47,  29.8,   29.8,   59.5, _GEFORCE_30),
+    "rtx3090":   Card("GeForce RTX 3090",        82,  24,  936,  0.56,  35.6,   35.6,   71.0, _GEFORCE_30),
+    "a4000":     Card("RTX A4000",               48,  16,  448,  0.3,   19.2,   38.3,   76.7, _AMPERE),
+    "a5000":     Card("RTX A5000",               64,  24,  768,  0.43,  27.8,   55.6,  111.1, _AMPERE),
+    "a6000":     Card("RTX A6000",               84,  48,  768,  0.6,   38.7,   77.4,  154.8, _AMPERE),
+    "a10":       Card("A10",                     72,  24,  600,  0.49,  31.2,   62.5,  125.0, _AMPERE),
+    "a30":       Card("A30",                     56,  24,  933,  5.2,   10.3,   82.0,  165.0, _AMPERE),
+    "a40":       Card("A40",                     84,  48,  696,  0.58,  37.4,   74.8,  149.7, _AMPERE),
+    "a100":      Card("A100-SXM4-40GB",         108,  40, 1555,  9.7,   19.5,  156.0,  312.0, _AMPERE),
+    "a100-80":   Card("A100-SXM4-80GB",         108,  80, 2039,  9.7,   19.5,  156.0,  312.0, _AMPERE),
+    "rtx4060":   Card("GeForce RTX 4060",        24,   8,  272,  0.24,  15.1,   15.1,   30.2, _GEFORCE_40),
+    "rtx4070":   Card("GeForce RTX 4070",        46,  12,  504,  0.46,  29.1,   29.1,   58.3, _GEFORCE_40),
+    "rtx4080":   Card("GeForce RTX 4080",        76,  16,  717,  0.76,  48.7,   48.7,   97.5, _GEFORCE_40),
+    "rtx4090":   Card("GeForce RTX 4090",       128,  24, 1008,  1.3,   82.6,   82.6,  165.2, _GEFORCE_40),
+    "l4":        Card("L4",                      58,  24,  300,  0.47,  30.3,   60.5,  121.0, _AMPERE),
+    "l40s":      Card("L40S",                   142,  48,  864,  1.4,   91.6,  183.0,  362.0, _AMPERE),
+    "a6000-ada": Card("RTX 6000 Ada",           142,  48,  960,  1.4,   91.1,  182.0,  364.0, _AMPERE),
+    "h100-pcie": Card("H100-PCIe-80GB",         114,  80, 2000, 26.0,   51.0,  378.0,  756.0, _AMPERE),
+    "h100":      Card("H100-SXM5-80GB",         132,  80, 3352, 34.0,   67.0,  494.0,  989.0, _AMPERE),
+    "h200":      Card("H200-SXM",               132, 140, 4800, 34.0,   67.0,  494.0,  989.0, _AMPERE),
+    "rtx5070":   Card("GeForce RTX 5070",        48,  12,  672,  0.48,  30.9,   30.9,   61.7, _GEFORCE_50),
+    "rtx5080":   Card("GeForce RTX 5080",        84,  16,  960,  0.88,  56.3,   56.3,  112.6, _GEFORCE_50),
+    "rtx5090":   Card("GeForce RTX 5090",       170,  32, 1792,  1.6,  104.8,  104.8,  209.5, _GEFORCE_50),
+    "b200":      Card("B200-SXM",               148, 179, 8000, 37.0,   75.0, 1125.0, 2250.0, _AMPERE),
+}
+# fmt: on
+"""By the name that `evener plan --machines` takes."""
