@@ -38,7 +38,7 @@ PASS_SECONDS = 34e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
+class Attained:
     """Fractions of a sheet's peaks that training reaches on one architecture.
 
     Attributes:
@@ -56,11 +56,11 @@ class Reached:
     has_bf16: bool = True
 
 
-_VOLTA = Reached(half=0.57, has_bf16=False)
-_AMPERE = Reached(tf32=0.23, half=0.47)
-_GEFORCE_30 = Reached(tf32=0.6, half=0.85)
-_GEFORCE_40 = Reached(tf32=0.6, half=0.75)
-_GEFORCE_50 = Reached(tf32=0.6, half=0.6)
+_VOLTA = Attained(half=0.57, has_bf16=False)
+_AMPERE = Attained(tf32=0.23, half=0.47)
+_GEFORCE_30 = Attained(tf32=0.6, half=0.85)
+_GEFORCE_40 = Attained(tf32=0.6, half=0.75)
+_GEFORCE_50 = Attained(tf32=0.6, half=0.6)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Card:
         fp64, fp32: TFLOP/s without tensor units.
         tf32: TFLOP/s of dense TF32; 0 where there is none.
         half: TFLOP/s of dense fp16, accumulated in fp32.
-        reached: what training gets of it.
+        attained: what training gets of it.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Card:
     fp32: float
     tf32: float
     half: float
-    reached: Reached
+    attained: Attained
 
     def profile(self) -> DeviceProfile:
         """As a device, `cuda:0` of `node`."""
@@ -105,15 +105,15 @@ class Card:
         )
 
     def _throughputs(self) -> tuple[Throughput, ...]:
-        reached = self.reached
-        fp64, fp32 = self.fp64 * reached.plain, self.fp32 * reached.plain
-        half = self.half * reached.matmul, self.half * reached.half
+        attained = self.attained
+        fp64, fp32 = self.fp64 * attained.plain, self.fp32 * attained.plain
+        half = self.half * attained.matmul, self.half * attained.half
         rates: dict[Precision, tuple[float, float]] = {
             "fp64": (fp64, fp64),
-            "fp32": (fp32, max(fp32, self.tf32 * reached.tf32)),
+            "fp32": (fp32, max(fp32, self.tf32 * attained.tf32)),
             "fp16": half,
         }
-        if reached.has_bf16:
+        if attained.has_bf16:
             rates["bf16"] = half
         return tuple(
             Throughput(precision=precision, matmul_flops=matmul * _TERA, conv_flops=conv * _TERA)
@@ -123,7 +123,7 @@ class Card:
 
 # fmt: off
 CARDS: Mapping[str, Card] = {
-    #                  model                  units  GiB  GB/s   fp64   fp32    tf32    half  reached
+    #                  model                  units  GiB  GB/s   fp64   fp32    tf32    half  attained
     "gtx1080ti": Card("GeForce GTX 1080 Ti",     28,  11,  484,  0.35,  11.3,    0.0,   0.18, _VOLTA),
     "p100":      Card("Tesla P100-SXM2-16GB",    56,  16,  732,  5.3,   10.6,    0.0,   21.2, _VOLTA),
     "v100":      Card("Tesla V100-SXM2-16GB",    80,  16,  900,  7.8,   15.7,    0.0,  125.0, _VOLTA),
