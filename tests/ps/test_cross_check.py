@@ -19,7 +19,6 @@ from evener.ps.cross_check import CrossCheck, SliceAnswer
 from evener.ps.messages import Validated
 from evener.ps.validation import Validations
 from evener.sync.protocol import Sgd, synchronous
-from evener.sync.worker_record import MOST_CLAIM, SpeedEstimate
 from evener.wire.errors import ConnectionLost
 from support.linear_engine import RATE, SAMPLES, TRUTH, VALIDATION, Mood, data, job, serial, weights
 from support.master_in_threads import plane, unpack, wait_until
@@ -195,11 +194,3 @@ def test_beats_without_work_stop_nobody() -> None:
     assert time.monotonic() - began < 20
     assert sum(step.samples for step in record.steps) == 4 * SAMPLES
     assert any("evil" in event.message for event in record.events if event.kind == "benched")
-
-
-def test_a_claim_is_believed_up_to_a_factor_and_a_measurement_whatever_it_is() -> None:
-    claimed, measured = SpeedEstimate(), SpeedEstimate(1e-6)
-    claimed.benchmark(1e-6)
-    for one in (claimed, measured):
-        one.bound_claim(1e-3)
-    assert (claimed.seconds, measured.seconds) == (1e-3 / MOST_CLAIM, 1e-6)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from evener.sync.data_assigner import KeptDivision
-from evener.sync.worker_record import SpeedEstimate, WorkerRecord, seconds_of
+from evener.sync.worker_record import MOST_RISE, SpeedEstimate, WorkerRecord, seconds_of
 
 BATCH, UNIT = 400, 0.01
 """Samples of a round; seconds that one of them takes an honest node of usual speed."""
@@ -89,6 +89,22 @@ def test_who_says_to_take_no_time_gets_twice_what_is_usual_at_most() -> None:
         assert shares_of([honest(1), honest(1), honest(1), Imagined(UNIT, 2e-5)], rounds, noise=0.3)[3] <= 200
     two = shares_of([honest(1), Imagined(UNIT, 2e-5)])
     assert two[1] <= 270  # two of three
+
+
+def test_whatever_it_says_a_node_begins_with_a_middling_share_and_rises_by_a_factor_a_round() -> None:
+    liar = Imagined(2e-6, 2e-5)  # it answers at once, with rubbish
+    first = [shares_of([honest(1), honest(1), honest(1), liar], rounds)[3] for rounds in range(1, 12)]
+    assert first[:9] == [BATCH // 4] * 9  # for as long as a division is kept
+    most = [BATCH * times / (3 + times) for times in (MOST_RISE**k for k in range(11))]
+    assert all(share <= bound + 3 for share, bound in zip(first, most, strict=True))  # three others have whole samples
+    assert first[-1] > 0.9 * BATCH  # nobody can see that it is not so fast: that is for what it sends to show
+
+
+@pytest.mark.parametrize("times", [2, 4, 10, 50])
+def test_a_node_that_is_fast_has_its_share_within_a_few_rounds(times: int) -> None:
+    expected = shares_of([honest(1), honest(1), honest(1), honest(times)], 100)
+    assert shares_of([honest(1), honest(1), honest(1), honest(times)], 10) == pytest.approx(expected, abs=2)
+    assert expected[3] == pytest.approx(BATCH * times / (3 + times), abs=2)
 
 
 def test_who_is_slow_and_says_to_be_fast_gets_a_middling_share_at_most() -> None:

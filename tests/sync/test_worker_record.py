@@ -6,7 +6,7 @@ from math import inf, nan
 
 import pytest
 
-from evener.sync.worker_record import MOST_SLOWING, SpeedEstimate
+from evener.sync.worker_record import MOST_RISE, MOST_SLOWING, SpeedEstimate
 from evener.sync.worker_record import seconds_of as of_all
 
 
@@ -59,3 +59,31 @@ def test_who_was_stopped_once_is_not_slow_for_good() -> None:
     speed = SpeedEstimate(1.0)
     assert speed.observe(10, 1000.0) == MOST_SLOWING * 10
     assert seconds_of(speed) == [1.75]
+
+
+def test_who_has_shown_nothing_begins_in_the_middle_and_rises_to_what_it_shows_by_a_factor_a_lease() -> None:
+    claimed, measured, slower = SpeedEstimate(), SpeedEstimate(1e-6), SpeedEstimate()
+    claimed.benchmark(0.1)
+    slower.benchmark(3.0)
+    for one in (claimed, measured, slower):
+        one.bound_claim(1.0)
+    assert seconds_of(claimed, measured, slower) == [1.0, 1e-6, 3.0]
+    risen = []
+    for _ in range(5):
+        claimed.observe(10, 1.0)
+        claimed.bound_claim(1.0)  # somebody else has come
+        risen += seconds_of(claimed)
+    assert risen == [1.0 / MOST_RISE, 1.0 / MOST_RISE**2, 1.0 / MOST_RISE**3, 0.1, 0.1]
+
+
+def test_a_first_slow_lease_does_not_end_the_rise() -> None:
+    speed = SpeedEstimate()
+    speed.benchmark(0.1)
+    speed.bound_claim(1.0)
+    speed.observe(10, 20.0)  # it had to warm up
+    assert seconds_of(speed) == [1.25]
+    for _ in range(4):
+        speed.observe(10, 1.0)
+    assert seconds_of(speed) == [0.1]
+    speed.observe(10, 0.5)
+    assert seconds_of(speed) == [pytest.approx(0.1 - 0.25 * 0.05)]

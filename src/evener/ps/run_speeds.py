@@ -51,7 +51,7 @@ class RunSpeeds:
         return found
 
     def bound_claims(self, workers: Sequence[WorkerRecord]) -> None:
-        """Believe nobody who has shown nothing yet to be much faster than the others."""
+        """Believe nobody who has shown nothing yet to be faster than the middle of all."""
         usual = median(seconds_of([one.speed for one in workers]))
         for one in workers:
             one.speed.bound_claim(usual)

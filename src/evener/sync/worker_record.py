@@ -30,8 +30,8 @@ NEWEST = 0.25
 """Weight of the newest measurement: one slow report moves a share by a quarter of what a slow worker would lose."""
 MOST_SLOWING = 4.0
 """By which one measurement may exceed what is known of a node's seconds a sample: it may have been stopped once."""
-MOST_CLAIM = 10.0
-"""How much faster than the median of all a node can be by its own word; each measurement then adds a third at most."""
+MOST_RISE = 2.0
+"""By which a lease can make a node faster that began as a middling one, against its own word."""
 MOST_AHEAD = 2.0
 """By which a node's word may exceed how often faster than is usual it was seen to be."""
 _MOST_GIVEN = 8
@@ -54,7 +54,7 @@ class SpeedEstimate:
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
         self.seen: float | None = None
-        self._is_measured = seconds is not None
+        self._is_measured, self._is_rising = seconds is not None, False
 
     def benchmark(self, seconds: float) -> None:
         """Take the node's own benchmark for true, if it makes sense and nothing was measured yet."""
@@ -62,9 +62,9 @@ class SpeedEstimate:
             self.seconds = seconds
 
     def bound_claim(self, usual: float) -> None:
-        """Take a node of which nothing was measured yet for no more than `MOST_CLAIM` times as fast as is usual."""
-        if not self._is_measured and self.seconds is not None:
-            self.seconds = max(self.seconds, usual / MOST_CLAIM)
+        """Take a node that has shown nothing yet for no faster than is usual; it rises to what it shows."""
+        if not self._is_measured and self.seconds is not None and self.seconds < usual:
+            self.seconds, self._is_rising = usual, True
 
     def observe(self, num_samples: int, seconds: float, seen: float | None = None) -> float:
         """Learn that `num_samples` took `seconds` by the node's word; returns the seconds that can be believed.
@@ -79,8 +79,17 @@ class SpeedEstimate:
             self.seen = _smoothed(self.seen, seen / num_samples)
         if num_samples <= 0 or not 0 < seconds < inf:
             return 0.0 if known is None else num_samples * known
-        self.seconds, self._is_measured = _smoothed(known, seconds / num_samples), True
+        self.seconds, self._is_measured = self._learned(seconds / num_samples), True
         return seconds if known is None else min(seconds, num_samples * MOST_SLOWING * known)
+
+    def _learned(self, measured: float) -> float:
+        """Seconds a sample after another measurement."""
+        known = self.seconds
+        if not self._is_rising or known is None or measured >= known:
+            return _smoothed(known, measured)
+        risen = max(measured, known / MOST_RISE)
+        self._is_rising = risen > measured
+        return risen
 
     def was_late(self) -> None:
         """The node has not done a step in the time in which it was expected to."""
