@@ -72,3 +72,36 @@ def test_a_stopped_heartbeat_says_nothing() -> None:
     time.sleep(0.5)
     assert all(thread.name != "evener-heartbeat" for thread in threading.enumerate())
     assert not lost
+
+
+@pytest.mark.parametrize("word", ["left", "heard"])
+def test_who_keeps_the_store_outlasts_those_who_need_it(word: str) -> None:
+    store, ended = memory_store(), threading.Event()
+    keeper = RankHeartbeat(store, rank=0, nodes=["a", "b", "c"], patience=60.0, on_lost=print, keeps_store=True)
+    store.set("left/2", "1")
+
+    def stop() -> None:
+        keeper.stop()
+        ended.set()
+
+    ending = threading.Thread(target=stop, daemon=True)
+    ending.start()
+    assert not ended.wait(0.3)
+    store.set(f"{word}/1", "1")
+    assert ended.wait(30)
+    ending.join()
+
+
+def test_who_keeps_the_store_does_not_wait_for_the_silent() -> None:
+    keeper = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=print, keeps_store=True)
+    keeper.stop()
+
+
+def test_who_hears_of_a_failure_says_so() -> None:
+    store, lost = memory_store(), list[str]()
+    heartbeat = RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=2.0, on_lost=lost.append)
+    store.set("failure", "node a (rank 0) failed: why")
+    heartbeat.start()
+    heartbeat.join(timeout=10)
+    assert lost == ["node a (rank 0) failed: why"]
+    assert store.check(["heard/1"])

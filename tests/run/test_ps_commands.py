@@ -21,6 +21,7 @@ from evener.record import TrainRecord
 from evener.schema import read_noun
 from support.command_cluster import cluster, wait_until
 from support.commands import TINY, evener
+from support.sockets import free_port
 
 pytestmark = pytest.mark.slow
 TASKS = Path(TINY).parent
@@ -197,12 +198,6 @@ def test_who_cannot_join_is_told_why_within_ten_seconds(
             assert stop.value.code in (2, 4)
             assert re.search(sentence, said := capsys.readouterr().err), said
         ps.down()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def test_a_token_of_another_master_is_refused() -> None:

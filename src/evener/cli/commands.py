@@ -6,6 +6,7 @@ The options of a command are the fields of a struct. Each loads what it needs wh
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, epilog
 from evener.cli.task_help import OF_TASKS, TaskCommand
 from evener.errors import EvenerError, MissingExtra
+from evener.launch.slurm import adopt_slurm
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
 from evener.run.options import (
@@ -42,6 +44,8 @@ from evener.yolo.words import YoloConfig, is_yolo
 
 def train(config: RunConfig, as_json: bool) -> None:
     """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
+    if config.agreement is None:
+        adopt_slurm(os.environ)
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
     if is_yolo(config):
@@ -63,6 +67,7 @@ def train(config: RunConfig, as_json: bool) -> None:
 
 def yolo(config: YoloConfig, as_json: bool) -> None:
     """Train a model of Ultralytics: `evener yolo detect train model=yolov8n.pt data=coco8.yaml epochs=100`."""
+    adopt_slurm(os.environ)
     from evener.yolo import command
 
     command.run(config, as_json=as_json)
@@ -71,6 +76,7 @@ def yolo(config: YoloConfig, as_json: bool) -> None:
 def run(config: ScriptConfig, as_json: bool) -> None:
     """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
     require_program(config.script)  # before PyTorch is loaded
+    adopt_slurm(os.environ)
     from evener.program import script
 
     script.run_program(config, as_json=as_json)
@@ -95,6 +101,7 @@ def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
     """Measure every device and link, and write a ClusterProfile."""
     if config.task is not None:
         require_task(config.task)
+    adopt_slurm(os.environ)
     tell(STARTING, as_json)
     from evener.run import commands
 

@@ -1,5 +1,4 @@
 """What a rank finds when it starts, how its program is run there, and how it notices that another is lost.
-
 Every rank writes a growing number and its step to the store that all share, several times a second, from a thread of
 its own: it works when the main thread waits inside a collective for ever. The rule is that of `evener.heartbeat`.
 """
@@ -48,6 +47,7 @@ class RankHeartbeat:
         nodes: name of every rank's node.
         patience: seconds of silence after which a rank is lost.
         on_lost: called once, in this thread, with one sentence about who is lost.
+        keeps_store: whether the store is kept by this process, and gone with it.
 
     Attributes:
         step: that this rank works on.
@@ -61,11 +61,12 @@ class RankHeartbeat:
         nodes: Sequence[str],
         patience: float,
         on_lost: Callable[[str], None],
+        keeps_store: bool = False,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="evener-heartbeat", daemon=True)
         self.step = 0
         self._store, self._rank, self._nodes = store, rank, nodes
-        self._patience, self._on_lost = patience, on_lost
+        self._patience, self._on_lost, self._keeps_store = patience, on_lost, keeps_store
         self._done = threading.Event()
         now = time.monotonic()
         self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
@@ -79,15 +80,28 @@ class RankHeartbeat:
         self._thread.join(timeout)
 
     def stop(self) -> None:
-        """End the heartbeat; this rank counts as having left, not as lost."""
+        """End the heartbeat; this rank counts as having left, not as lost. Who keeps the store, outlasts the others."""
         self._done.set()
         self._leave(_left(self._rank), "1")
         if self._thread.ident is not None:
             self.join(timeout=self._patience)
+        if self._keeps_store:
+            self._outlast_others()
 
     def report_failure(self, sentence: str) -> None:
         """Publish this rank's own failure, so that the others need not wait to name it."""
         self._leave(_FAILURE, sentence)
+
+    def _outlast_others(self) -> None:
+        """Return when every other rank has left, has heard of a failure, or is silent for too long."""
+        pause = threading.Event()
+        while any(self._needs_store(other, time.monotonic()) for other in self._others):
+            pause.wait(interval(self._patience))
+
+    def _needs_store(self, other: int, now: float) -> bool:
+        if self._store.check([_left(other)]) or self._store.check([_heard(other)]):
+            return False
+        return self._others[other].idle_seconds(read_beat(self._store, other)[0], now=now) <= self._patience
 
     def _run(self) -> None:
         count = 0
@@ -109,6 +123,7 @@ class RankHeartbeat:
         try:
             self._store.set(_key(self._rank), f"{count}:{self.step}")
             if self._store.check([_FAILURE]):
+                self._store.set(_heard(self._rank), "1")
                 return str(self._store.get(_FAILURE).decode())
             return self._find_lost(time.monotonic())
         except NodeLost as error:
@@ -138,6 +153,10 @@ def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
 
 def _left(rank: int) -> str:
     return f"left/{rank}"
+
+
+def _heard(rank: int) -> str:
+    return f"heard/{rank}"
 
 
 def _key(rank: int) -> str:

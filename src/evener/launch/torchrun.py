@@ -1,9 +1,9 @@
-"""Finds a rank's place in a run that torchrun started (Slurm, Kubernetes, Ray through it), by what it left."""
+"""Finds a rank's place in a run that torchrun started, or whoever sets its variables (slurm.py), by what it left."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,14 +31,16 @@ def torchrun_environment(
     rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
     local = _number(variables, "LOCAL_RANK")
     host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT")
-    device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
+    device = _device(local)
     agent = variables.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
     prefix = f"evener/{variables.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     secret, file = launcher_secret(variables)
     open_store = partial(connect_store, host, port, secret, patience=patience)
-    kept = keep_store(host, port, secret)[0] if rank == 0 and not agent else open_store()
+    is_keeper = rank == 0 and not agent
+    kept = keep_store(host, port, secret)[0] if is_keeper else open_store()
     store = kept.under(prefix)
-    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {local} {device}", patience)
+    machine = variables.get("GROUP_RANK") or variables.get("NODE_RANK") or "-"
+    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {machine} {local} {device}", patience)
     if rank == 0 and file is not None:
         file.unlink()  # all ranks have signed something by now
     env = RankEnvironment(
@@ -54,8 +56,15 @@ def torchrun_environment(
             nodes=env.names,
             patience=patience,
             on_lost=lambda sentence: env.end(NodeLost(sentence)),
+            keeps_store=is_keeper,
         )
     return env
+
+
+def _device(local: int) -> str:
+    """Of this rank: its own GPU, also where a launcher shows it no other one."""
+    count = torch.cuda.device_count()
+    return f"cuda:{local if count > 1 else 0}" if count else "cpu"
 
 
 def _introduce(
@@ -67,14 +76,33 @@ def _introduce(
 ) -> list[LocalNode]:
     """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
     store.set(f"name/{rank}", name)
-    nodes, limit = [], max(patience, LEAST_START_SECONDS)
+    rows, limit = [], max(patience, LEAST_START_SECONDS)
     for other in range(size):
         try:
             store.wait([f"name/{other}"], timedelta(seconds=limit))
         except RuntimeError as error:
             raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
-        host, local, device = store.get(f"name/{other}").decode().split(" ")
-        nodes.append(LocalNode(name=f"{host}/{local}", host=host, device=device))
+        rows.append(store.get(f"name/{other}").decode().split(" "))
+    return named_nodes(rows)
+
+
+def named_nodes(rows: Sequence[Sequence[str]]) -> list[LocalNode]:
+    """One node a rank; a machine that is called as an earlier one is called `NAME-2`.
+
+    Args:
+        rows: for every rank its machine's name, the launcher's number of that machine or `-`, its number there, and its
+            device.
+    """
+    machines: dict[str, list[str]] = {}
+    nodes: list[LocalNode] = []
+    for host, machine, local, device in rows:
+        times = sum(row[0] == host and row[2] == local for row in rows[: len(nodes)])
+        known = machines.setdefault(host, [])
+        key = f"time {times}" if machine == "-" else machine
+        if key not in known:
+            known.append(key)
+        name = host if key == known[0] else f"{host}-{known.index(key) + 1}"
+        nodes.append(LocalNode(name=f"{name}/{local}", host=name, device=device))
     return nodes
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from evener.data.loader import random_state_kept
 from evener.errors import InvalidInput, nearest
 from evener.launch.rank_environment import Program
+from evener.launch.slurm import adopt_slurm
 from evener.parallel.op_registry import without_synchronised
 from evener.program.batch_training import refuse_batches, train_batches
 from evener.record import TrainRecord
@@ -122,6 +123,7 @@ def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> Progr
 
 def _config_of(options: Mapping[str, Any]) -> RunConfig:
     """What is asked for. Raises InvalidInput."""
+    adopt_slurm(os.environ)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         raise InvalidInput("evener.train starts its nodes itself: under torchrun use evener.join(), or `evener train`")
     known = {one.name: one for one in fields(RunConfig) if description_of(one) and not one.required}

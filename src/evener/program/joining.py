@@ -1,4 +1,4 @@
-"""How a program finds the run that it belongs to: one that `evener run` or torchrun started, or none.
+"""How a program finds the run that it belongs to: one that `evener run`, torchrun or srun started, or none.
 
 What a program calls is here: `evener.join` and `evener.gather` are these functions.
 """
@@ -22,6 +22,7 @@ from evener.errors import EvenerError, explain
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
+from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import torchrun_environment
 from evener.program.options import ScriptConfig
 from evener.program.session import Run
@@ -74,6 +75,7 @@ def _joined() -> Run:
     if _waiting:
         env, config = _waiting.pop()
         return Run(env, join_world(env, preflight=config.preflight), config)
+    adopt_slurm(os.environ)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _join_torchrun()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,6 +125,7 @@ class _Ending:
             sys.__excepthook__(kind, error, trace)
         if self._env.heartbeat is not None:
             self._env.heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
+            self._env.heartbeat.stop()
         sys.stderr.flush()
         os._exit(code)
 

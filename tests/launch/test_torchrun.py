@@ -1,0 +1,22 @@
+"""Ranks that a launcher started are named by their machines, also where two of these have one name."""
+
+from __future__ import annotations
+
+import pytest
+
+from evener.launch.torchrun import named_nodes
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "hosts"),
+    [
+        (["a 0 0", "a 0 1", "b 1 0"], ["a/0", "a/1", "b/0"], ["a", "a", "b"]),
+        (["pc 0 0", "pc 1 0", "pc 1 1"], ["pc/0", "pc-2/0", "pc-2/1"], ["pc", "pc-2", "pc-2"]),
+        (["pc - 0", "pc - 1", "pc - 0"], ["pc/0", "pc/1", "pc-2/0"], ["pc", "pc", "pc-2"]),
+        (["pc 3 0", "b 0 0", "pc 1 0"], ["pc/0", "b/0", "pc-2/0"], ["pc", "b", "pc-2"]),
+    ],
+)
+def test_machines_of_one_name_are_told_apart(rows: list[str], names: list[str], hosts: list[str]) -> None:
+    nodes = named_nodes([[*row.split(), "cpu"] for row in rows])
+    assert [node.name for node in nodes] == names
+    assert [node.host for node in nodes] == hosts
