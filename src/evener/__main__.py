@@ -1,6 +1,17 @@
 """`python -m evener` is the command `evener`; this is also what torchrun starts with `-m evener`."""
 
-from evener.cli.commands import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C while it is loaded ends it as Ctrl-C does later."""
+    try:
+        from evener.cli import commands
+    except KeyboardInterrupt:
+        sys.stderr.write("evener: stopped\n")
+        sys.exit(130)
+    commands.main()
+
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ from evener.cli.experiments import experiment
 from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, epilog
 from evener.cli.task_help import OF_TASKS, TaskCommand
-from evener.errors import EvenerError, MissingExtra
+from evener.errors import EvenerError, Interrupted, MissingExtra
 from evener.launch.slurm import adopt_slurm
 from evener.program.options import ScriptConfig
 from evener.run.config import RunConfig
@@ -271,11 +271,13 @@ def main() -> None:
             raise
         _fail("this needs PyTorch, which is not installed: pip install 'evener[torch]'", MissingExtra.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped", 130)
+        _fail("stopped", Interrupted.exit_code)
     except Exception as error:
         if type(error).__module__.startswith(("click", "typer")):
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         raise
+    if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
+        _fail("stopped", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

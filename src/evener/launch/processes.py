@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from types import ModuleType
@@ -103,6 +104,9 @@ class LocalProcesses:
     def __init__(self, preload: Sequence[str]) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preload))
+        resource_tracker.ensure_running()  # here, for it lets Ctrl-C through when it has started
+        with _ctrl_c_is_held_back(), _without_main():
+            forkserver.ensure_running()  # it ignores Ctrl-C itself, but only when it has loaded all that
         self._started: list[LocalProcess] = []
 
     def start(
@@ -180,6 +184,7 @@ def _main(
 ) -> None:
     """What a process runs. Ctrl-C is for the command that the user typed: this process ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what this process starts
     parent, error = Parent(pipe), None
     try:
         exit_with_parent()
@@ -198,6 +203,16 @@ def _main(
 def _needs_main(values: Sequence[Any]) -> bool:
     """Whether one of these functions, or objects, is of the program that was started."""
     return any(getattr(value, "__module__", "") == "__main__" for value in values)
+
+
+@contextmanager
+def _ctrl_c_is_held_back() -> Iterator[None]:
+    """Inside, Ctrl-C waits; in a program that is started here, as long as that does not say otherwise."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -185,6 +185,7 @@ class RankEnvironment:
         end: ends this process at once by an error, from any thread: the main one may wait in a collective for ever.
         answer: what whoever was notified of the end of an epoch says to it; None where `notify` returns that itself.
         line: to the authority of an elastic run; None in others.
+        step: that this rank works on; 0 before the first.
         stop_requested: whether a signal asked this process to stop.
     """
 
@@ -199,6 +200,7 @@ class RankEnvironment:
     end: Callable[[EvenerError], None] = end_process
     answer: Callable[[Epoch], bool] | None = None
     line: Line | None = None
+    step: int = 0
     stop_requested: bool = field(default=False)
 
     @property
@@ -232,6 +234,7 @@ class RankEnvironment:
 
     def at_step(self, step: int) -> None:
         """Note the step that this rank works on."""
+        self.step = step
         if self.heartbeat is not None:
             self.heartbeat.step = step
 
@@ -242,9 +245,19 @@ Program = Callable[[RankEnvironment, Any], None]
 def run_inprocess(
     program: Program, node: LocalNode, config: Any, *, patience: float, on_event: Callable[[RunEvent], object]
 ) -> None:
-    """Run `program` on `node` here. Ctrl-C asks it to stop after its step, a second one stops it at once."""
+    """Run `program` on `node` here. Ctrl-C asks it to stop after its step, a second one stops it at once.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps.
+    """
     env = RankEnvironment(rank=0, nodes=[node], device=torch.device(node.device), patience=patience, notify=on_event)
-    with first_request(env.request_stop):
+
+    def stop() -> None:
+        if not env.step:
+            raise KeyboardInterrupt
+        env.request_stop()
+
+    with first_request(stop):
         run_rank(env, program, config)
 
 

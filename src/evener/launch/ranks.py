@@ -68,6 +68,7 @@ def run_local(
     Raises:
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
+        KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps; all processes have ended.
     """
     preload = [*_PRELOAD, *(_PRELOAD_ELASTIC if is_elastic else ())]
     with sigterm_is_ctrl_c(), LocalProcesses(preload) as processes:
@@ -92,12 +93,16 @@ def _run_once(
     """A run to its end; or who was lost before the first step, so that nothing is lost if it begins again."""
     ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
     elastic = ElasticRanks(ranks, nodes, patience, starter.start) if is_elastic else None
-    was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic)
+
+
+    def has_begun() -> bool:
+        return any(read_beat(store, rank)[1] for rank in range(len(nodes)))
+
+    was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic, has_begun)
     try:
         raise_first(ranks, store, nodes, was_stopped, elastic)
     except NodeLost as lost:
-        has_begun = any(read_beat(store, rank)[1] for rank in range(len(nodes)))
-        if was_stopped or has_begun or elastic is None or elastic.has_begun:
+        if was_stopped or has_begun() or elastic is None or elastic.has_begun:
             raise
         for rank in ranks:
             processes.end(rank)
@@ -213,6 +218,7 @@ def _relay(
     show: Callable[[RunEvent], None],
     patience: float,
     elastic: ElasticRanks | None,
+    has_begun: Callable[[], bool],
 ) -> bool:
     """Pass on what the ranks say until all have ended, or had the time for it. Whether they were asked to stop."""
     deadline: float | None = None
@@ -235,6 +241,8 @@ def _relay(
             if len(requests) > 1:
                 raise Interrupted("stopped at once; the last checkpoint is kept")
             if requests and not was_stopped:
+                if not has_begun():
+                    raise KeyboardInterrupt
                 was_stopped, deadline = True, time.monotonic() + max(patience, _GRACE)
                 if elastic is not None:
                     elastic.is_stopping = True
