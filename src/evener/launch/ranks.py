@@ -94,15 +94,15 @@ def _run_once(
     ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
     elastic = ElasticRanks(ranks, nodes, patience, starter.start) if is_elastic else None
 
-
     def has_begun() -> bool:
-        return any(read_beat(store, rank)[1] for rank in range(len(nodes)))
+        is_governed = elastic is not None and elastic.has_begun
+        return is_governed or any(read_beat(store, rank)[1] for rank in range(len(nodes)))
 
     was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic, has_begun)
     try:
         raise_first(ranks, store, nodes, was_stopped, elastic)
     except NodeLost as lost:
-        if was_stopped or has_begun() or elastic is None or elastic.has_begun:
+        if was_stopped or elastic is None or has_begun():
             raise
         for rank in ranks:
             processes.end(rank)
