@@ -20,7 +20,7 @@ BOUND = 2.0
 """Seconds from Ctrl-C to the end of a command, as documented."""
 _TRIES = 3
 ENDED = (130, -signal.SIGINT)
-"""Exit codes, of which a shell makes 130: Python takes the second if it was interrupted amid an `exec`, as of imports."""
+"""Exit codes, of which a shell makes 130; Python takes the second if it was interrupted amid an `exec` of an import."""
 
 NODES = ("--local-nodes", "1,0.5")
 TUNE = ("tune", "digits", "--trials", "4", "--vary", "channels=8..64:log", *NODES)
