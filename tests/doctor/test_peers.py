@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from evener.doctor.finding import faults
-from evener.doctor.peers import PeerFacts, Unreached, check_peers
-from evener.doctor.probe import Listeners, probe
+from evener.doctor.peers import DataFacts, Link, PeerFacts, Unreached, check_peers
+from evener.doctor.probe import Listeners, measure_link, probe
 from support.machine_facts import SOUND, interface
 
 ADA = PeerFacts(machine="ada", evener="0.2.0", python="3.12.1", torch="2.13.0", ahead=0.0, network=SOUND.network)
@@ -39,12 +39,25 @@ SMALL = replace(SOUND.network, interfaces=(interface("lo", "127.0.0.1"), interfa
             {"unreached": (Unreached(machine="ada", address="10.0.0.5", port=4711, reason="no answer"),)},
             "port", "error", "bob cannot connect to ada at 10.0.0.5, port 4711 (no answer); let the firewall of ada",
         ),
+        (
+            {"is_rank": False, "unreached": (Unreached(machine="ada", address="::1", port=4711, reason="no answer"),)},
+            "port", "warning", "(no answer); a master's runs need no such link, those under torchrun do: let the",
+        ),
+        (
+            {"data": DataFacts(samples=60, fingerprint="NumPy:1")}, "data", "error",
+            "bob: its training data are not those of ada: 60 samples, and there 50; give both the same files",
+        ),
+        (
+            {"data": DataFacts(samples=50, fingerprint="NumPy:1")}, "data", "error",
+            "bob: its training data are not those of ada: other samples; give both the same files",
+        ),
     ],
 )  # fmt: skip
 def test_a_planted_fault_between_machines_is_named(
     planted: dict[str, Any], what: str, severity: str, words: str
 ) -> None:
-    [fault] = faults(check_peers([ADA, replace(BOB, **planted)]))
+    first = replace(ADA, data=DataFacts(samples=50, fingerprint="NumPy:0"))
+    [fault] = faults(check_peers([first, replace(BOB, **planted)]))
     assert (fault.what, fault.severity) == (what, severity)
     assert words in fault.words
     assert fault.cure
@@ -54,6 +67,28 @@ def test_machines_that_fit_have_no_faults() -> None:
     assert faults(check_peers([ADA, BOB, replace(BOB, machine="eve")])) == []
     by_nccl = replace(BOB, uses_gloo=False, network=replace(SOUND.network, host_addresses=()))
     assert faults(check_peers([ADA, by_nccl])) == []
+
+
+def test_data_that_different_libraries_read_are_not_compared_and_nodes_may_lack_pytorch() -> None:
+    by = {name: DataFacts(samples=50, fingerprint=f"{name}:0") for name in ("NumPy", "PyTorch")}
+    thin = replace(BOB, torch="", is_rank=False, data=by["NumPy"])
+    assert faults(check_peers([replace(ADA, is_rank=False, data=by["PyTorch"]), thin])) == []
+
+
+def test_links_are_told_with_latency_and_rate() -> None:
+    link = Link(machine="bob", seconds=0.0004, bytes_per_second=117.5e6)
+    [finding] = [one for one in check_peers([replace(ADA, links=(link,)), BOB]) if one.what == "link"]
+    assert (finding.machine, finding.severity) == ("ada, bob", "ok")
+    assert finding.sentence == "ada reaches bob in 0.4 ms, and 940 Mbit/s came"
+
+
+def test_a_link_is_measured_for_as_long_as_is_wanted() -> None:
+    with Listeners(("127.0.0.1",)) as listeners:
+        [(address, port)] = listeners.places
+        found = measure_link("bob", address, port, time.monotonic() + 20, seconds=0.05)
+    assert isinstance(found, Link)
+    assert (found.machine, found.seconds > 0, found.bytes_per_second > 1e5) == ("bob", True, True)
+    assert measure_link("bob", address, port, time.monotonic() + 20, 0.05) == "Connection refused"
 
 
 def test_a_connection_tells_the_other_clock_and_that_large_packets_pass() -> None:

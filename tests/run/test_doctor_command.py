@@ -9,8 +9,8 @@ import pytest
 
 from evener.doctor.machine_checks import check_machine
 from evener.run.console import open_console
-from evener.run.doctor_command import print_findings, task_problem
-from evener.run.options import DoctorConfig
+from evener.run.doctor_command import print_findings
+from evener.run.task_look import look_at_task
 from support.commands import evener
 from support.machine_facts import SOUND
 
@@ -33,8 +33,8 @@ def test_a_missing_module_is_an_error_that_names_file_and_line(tmp_path: Path) -
 
 
 def test_data_that_are_not_there_are_a_problem_of_the_task(tmp_path: Path) -> None:
-    assert "mnist" in task_problem(DoctorConfig(task="mnist", data=tmp_path)).lower()
-    assert task_problem(DoctorConfig(task="digits")) == ""
+    assert "mnist" in look_at_task("mnist", tmp_path).problem.lower()
+    assert look_at_task("digits").problem == ""
 
 
 def test_the_table_fits_80_columns_and_counts_the_faults(

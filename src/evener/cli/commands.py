@@ -146,7 +146,7 @@ def dashboard(
 
 
 def doctor(config: DoctorConfig, as_json: bool) -> None:
-    """Say what is wrong with this machine, and what to do about it; ends with 2 if a run would fail."""
+    """Say what is wrong with this machine, or a master's nodes, and what to do; ends with 2 if a run would fail."""
     if config.task is not None:
         require_task(config.task)
     from evener.run import doctor_command

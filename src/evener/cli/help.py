@@ -62,7 +62,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "join": ("evener join 192.168.1.20:7117 --token-file token --name attic",),
     "invite": ("evener invite", "evener invite --nodes 5 --hours 2", "evener invite --submitter alice"),
     "stop": ("evener stop", "evener stop --master 192.168.1.20:7117 --token-file token"),
-    "doctor": ("evener doctor", "evener doctor --task my_task.py"),
+    "doctor": (
+        "evener doctor",
+        "evener doctor --task my_task.py",
+        "evener doctor --master 192.168.1.20:7117 --token-file token --task my_task.py",
+    ),
     "dashboard": ("evener dashboard runs",),
     "report": ("evener report runs/*/record.json --output report.html",),
 }

@@ -25,6 +25,13 @@ def gloo_interface(network: NetworkFacts) -> Interface | None:
     return next(filter(None, map(network.at, network.host_addresses)), None)
 
 
+def listening_addresses(network: NetworkFacts, *, uses_gloo: bool = True) -> tuple[str, ...]:
+    """Addresses at which the others have to reach a machine: of its way to them, and of what Gloo takes."""
+    taken = gloo_interface(network) if uses_gloo else None
+    others = taken.addresses[:1] if taken is not None and not taken.is_loopback else ()
+    return tuple(dict.fromkeys((network.route_address, *others)))
+
+
 def nccl_interfaces(network: NetworkFacts) -> tuple[str, ...]:
     """The interfaces among which NCCL takes one; empty if there is none."""
     wish = network.nccl_interfaces

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from evener.doctor.facts import NetworkFacts
 from evener.doctor.finding import Finding, found
@@ -29,6 +29,38 @@ class Unreached(Part, frozen=True, kw_only=True):
     reason: Name
 
 
+class Link(Part, frozen=True, kw_only=True):
+    """A connection to another machine that was made, and what it carried.
+
+    Attributes:
+        machine: of the other one.
+        seconds: that connecting took: there and back once.
+        bytes_per_second: that came from there; 0 if it was not measured.
+    """
+
+    machine: Name
+    seconds: Finite
+    bytes_per_second: Finite = 0.0
+
+
+class DataFacts(Part, frozen=True, kw_only=True):
+    """The training data of a task, as a machine finds them.
+
+    Attributes:
+        samples: how many.
+        fingerprint: what reads them, a colon, and what is another for other samples: data that PyTorch reads and those
+            that NumPy reads cannot be compared.
+    """
+
+    samples: Count
+    fingerprint: Name
+
+    @property
+    def kind(self) -> str:
+        """What reads them."""
+        return self.fingerprint.partition(":")[0]
+
+
 class PeerFacts(Part, frozen=True, kw_only=True):
     """What a machine says of itself to those that it is to train with.
 
@@ -38,7 +70,11 @@ class PeerFacts(Part, frozen=True, kw_only=True):
         ahead: seconds by which its clock is ahead of the first machine's.
         network: how it is reached.
         uses_gloo: whether Gloo carries tensors.
+        is_rank: whether the others have to connect to it; a master's nodes connect out to the master alone, with or
+            without PyTorch.
+        links: to the others, where they were measured.
         unreached: the others that it could not connect to.
+        data: of the task, if it has looked for them.
     """
 
     machine: Name
@@ -48,7 +84,10 @@ class PeerFacts(Part, frozen=True, kw_only=True):
     ahead: Finite
     network: NetworkFacts
     uses_gloo: bool = True
+    is_rank: bool = True
+    links: tuple[Link, ...] = ()
     unreached: tuple[Unreached, ...] = ()
+    data: DataFacts | None = None
 
 
 def check_peers(peers: Sequence[PeerFacts]) -> list[Finding]:
@@ -57,17 +96,14 @@ def check_peers(peers: Sequence[PeerFacts]) -> list[Finding]:
 
 
 def _check_versions(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
-    first = peers[0]
-    for peer in peers[1:]:
-        for what, theirs, ours in (
-            ("Evener", peer.evener, first.evener),
-            ("Python", minor(peer.python), minor(first.python)),
-            ("PyTorch", minor(peer.torch), minor(first.torch)),
-        ):
+    for what, version in _VERSIONS.items():
+        known = [peer for peer in peers if peer.is_rank or version(peer)]  # nodes of a master may have no PyTorch
+        for peer in known[1:]:
+            theirs, ours = version(peer), version(known[0])
             if theirs != ours:
                 yield found(
-                    peer.machine, "versions", "error" if what == "Evener" else "warning",
-                    f"it runs {what} {theirs or '(none)'}, {first.machine} {ours or '(none)'}",
+                    peer.machine, "versions", "error" if what == "Evener" and peer.is_rank else "warning",
+                    f"it runs {what} {theirs or '(none)'}, {known[0].machine} {ours or '(none)'}",
                     "install the same version on both",
                 )  # fmt: skip
 
@@ -110,12 +146,42 @@ def _check_interfaces(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
 def _check_reach(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
     for peer in peers:
         for other in peer.unreached:
+            firewall = (
+                f"let the firewall of {other.machine} pass TCP from {peer.machine} to all ports, for the system "
+                "chooses them; or is the address the wrong interface's?"
+            )
             yield found(
-                f"{peer.machine}, {other.machine}"[:256], "port", "error",
+                f"{peer.machine}, {other.machine}"[:256], "port", "error" if peer.is_rank else "warning",
                 f"{peer.machine} cannot connect to {other.machine} at {other.address}, port {other.port} "
                 f"({other.reason})",
-                f"let the firewall of {other.machine} pass TCP from {peer.machine} to all ports, for the system "
-                "chooses them; or is the address the wrong interface's?",
+                firewall if peer.is_rank else f"a master's runs need no such link, those under torchrun do: {firewall}",
+            )  # fmt: skip
+
+
+def _check_links(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
+    for peer in peers:
+        for link in peer.links:
+            rate = f", and {link.bytes_per_second * 8 / 1e6:.3g} Mbit/s came" if link.bytes_per_second else ""
+            yield found(
+                f"{peer.machine}, {link.machine}"[:256], "link", "ok",
+                f"{peer.machine} reaches {link.machine} in {link.seconds * 1e3:.1f} ms{rate}",
+            )  # fmt: skip
+
+
+def _check_data(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
+    """Each is held against the first whose data were read in the same way."""
+    first: dict[str, tuple[str, DataFacts]] = {}
+    for peer in peers:
+        if (data := peer.data) is None:
+            continue
+        machine, ours = first.setdefault(data.kind, (peer.machine, data))
+        if data != ours:
+            are = "other samples"
+            if data.samples != ours.samples:
+                are = f"{data.samples} samples, and there {ours.samples}"
+            yield found(
+                peer.machine, "data", "error", f"its training data are not those of {machine}: {are}",
+                "give both the same files, and seed what splits or shuffles them",
             )  # fmt: skip
 
 
@@ -124,10 +190,17 @@ def minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+_VERSIONS: Mapping[str, Callable[[PeerFacts], str]] = {
+    "Evener": lambda peer: peer.evener,
+    "Python": lambda peer: minor(peer.python),
+    "PyTorch": lambda peer: minor(peer.torch),
+}
 _CHECKS: Sequence[Callable[[Sequence[PeerFacts]], Iterator[Finding]]] = (
     _check_versions,
     _check_clocks,
     _check_mtu,
     _check_interfaces,
+    _check_data,
+    _check_links,
     _check_reach,
 )

@@ -1,7 +1,7 @@
 """Whether a machine can be connected to: who listens says its clock and sends 64 KB, who connects reads both.
 
 The kilobytes fill packets to the largest size: where one on the way is too large and dropped without a word, the clock
-arrives and they do not.
+arrives and they do not. Who connects and says a byte then is sent as much as goes through, for at most half a second.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
+from evener.doctor.peers import Link
+
 _CLOCK = struct.Struct("<d")
 _LARGE = bytes(1 << 16)
 _POLL_SECONDS = 0.05
 _SEND_SECONDS = 5.0
+_MORE, _STREAM_SECONDS = b"+", 0.5
+_RATE_BLOCK = 1 << 18
 
 
 class Listeners:
@@ -80,6 +84,45 @@ def probe(address: str, port: int, until: float) -> float | str:
         return (error.strerror or type(error).__name__)[:200]
 
 
+def measure_link(machine: str, address: str, port: int, until: float, seconds: float) -> Link | str:
+    """Connect to another machine's listener, and measure how fast bytes come from there.
+
+    Args:
+        machine: its name.
+        address: of it.
+        port: likewise.
+        until: as `time.monotonic` counts.
+        seconds: for which bytes are taken.
+
+    Returns:
+        The link; or in words why nothing came.
+    """
+    try:
+        began = time.monotonic()
+        with socket.create_connection((address, port), timeout=max(0.1, until - began)) as sock:
+            connected = time.monotonic()
+            _read(sock, _CLOCK.size + len(_LARGE), until)
+            rate = _rate(sock, min(seconds, _STREAM_SECONDS))
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return (error.strerror or type(error).__name__)[:200]
+    return Link(machine=machine, seconds=connected - began, bytes_per_second=rate)
+
+
+def _rate(sock: socket.socket, seconds: float) -> float:
+    """Bytes a second that come within so many seconds; 0 if none do."""
+    sock.settimeout(seconds)
+    sock.sendall(_MORE)
+    received, began, memory = 0, time.monotonic(), bytearray(_RATE_BLOCK)
+    while (took := time.monotonic() - began) < seconds:
+        with suppress(TimeoutError):
+            if not (came := sock.recv_into(memory)):
+                break
+            received += came
+    return received / took
+
+
 def _read(sock: socket.socket, nbytes: int, until: float) -> bytes:
     """Exactly so many bytes."""
     parts, left = [], nbytes
@@ -108,3 +151,7 @@ class _Answer(socketserver.BaseRequestHandler):
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.request.sendall(_CLOCK.pack(time.time()))
         self.request.sendall(_LARGE)
+        if self.request.recv(len(_MORE)) == _MORE:
+            until = time.monotonic() + _STREAM_SECONDS
+            while time.monotonic() < until:
+                self.request.sendall(_LARGE)

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from evener.comm.signed_store import SignedStore
 from evener.doctor.finding import Finding, faults
-from evener.doctor.interface_checks import gloo_interface
+from evener.doctor.interface_checks import listening_addresses
 from evener.doctor.network import network_facts
 from evener.doctor.peers import PeerFacts, Unreached, check_peers
 from evener.doctor.probe import Listeners, probe
@@ -102,9 +102,8 @@ def own_facts(env: RankEnvironment) -> PeerFacts:
 def _look(env: RankEnvironment, store: SignedStore, heads: Sequence[int]) -> None:
     """Leave what this machine is, and which of the others it reaches, in the store."""
     facts = own_facts(env)
-    taken = gloo_interface(facts.network) if facts.uses_gloo else None
-    others = taken.addresses[:1] if taken is not None and not taken.is_loopback else ()
-    with Listeners(tuple(dict.fromkeys((env.address, *others)))) as listeners:
+    own = replace(facts.network, route_address=env.address)
+    with Listeners(listening_addresses(own, uses_gloo=facts.uses_gloo)) as listeners:
         hello = _Hello(machine=facts.machine, places=listeners.places)
         store.set(f"hello/{env.rank}", msgspec.json.encode(hello))
         greetings = {head: _hello_of(env, store, head) for head in heads if head != env.rank}

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from evener.ps import examination_messages as e
 from evener.ps import messages as m
 from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 
 FromNode: TypeAlias = (
     m.Join | m.Profiled | m.Heartbeat | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated
+    | e.Examined | e.Probed
 )  # fmt: skip
 FromCommand: TypeAlias = (
     m.GetStatus | m.ShutDown | m.ExpelNode | m.ForgetNode | Invite | RevokeInvitation
-    | m.SubmitRun | m.WatchRun | m.StopRun
+    | m.SubmitRun | m.WatchRun | m.StopRun | e.ExamineNodes
 )  # fmt: skip
 ToMaster: TypeAlias = FromNode | FromCommand | m.FetchBlob | m.BlobChunk
 ToNode: TypeAlias = (
     m.Welcome | m.Dismiss | m.Quarantine | m.Heartbeat | m.Prepare | m.ServerReply | m.Validate | m.Release
-    | m.FetchBlob | m.BlobChunk
+    | m.FetchBlob | m.BlobChunk | e.Examine | e.ProbeNodes
 )  # fmt: skip
 ToCommand: TypeAlias = (
     m.StatusReply | m.RunAccepted | m.RunRejected | m.RunEvents | m.RunFinished | m.Heartbeat | m.FetchBlob
-    | m.BlobChunk | Invited
+    | m.BlobChunk | Invited | e.NodesExamined
 )  # fmt: skip

@@ -14,19 +14,20 @@ from msgspec.structs import replace
 
 from evener.errors import InvalidValue
 from evener.profile import ClusterProfile
+from evener.ps import examination_messages as e
 from evener.ps import messages as m
-from evener.ps.blob import CHUNK_BYTES
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
+from evener.ps.examinations import Examinations, look_here
 from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.joining import Joining
 from evener.ps.messages import Header, Join
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.quotas import IDLE_PATIENCES, MOST_WAITING, MOST_WAITING_IN_ALL
+from evener.ps.quotas import IDLE_PATIENCES, MOST_WAITING, require_room, require_size
 from evener.ps.rights import AUDITED, may_send
-from evener.ps.run_status import status_of
+from evener.ps.run_status import cluster_status
 from evener.ps.scheduler import Scheduler
-from evener.ps.status import ClusterStatus, encode_status
+from evener.ps.status import encode_status
 from evener.schema import shown, write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
@@ -58,6 +59,7 @@ class Handlers:
         self._heard: dict[int, float] = {}
         self._grants: dict[int, Grant] = {}
         self._joining = Joining(config, nodes, effects)
+        self._examinations = Examinations(nodes, server.send, lambda: look_here(config.home))
         self.address = ""
         self.is_ending = False
 
@@ -82,15 +84,18 @@ class Handlers:
         self._heard.pop(peer, None)
         self._grants.pop(peer, None)
         self._scheduler.disconnected(peer)
+        self._examinations.left(peer)
         node = self._nodes.disconnect(peer)
         if node is not None:
             self._effects.of("disconnected", node)
 
     def tick(self, now: float) -> None:
-        """Leave those who say nothing and hear nothing: connections are few."""
+        """Go on with what time makes due; leave those who say nothing and hear nothing: connections are few."""
+        self._examinations.tick(now)
         most = IDLE_PATIENCES * self._config.patience
         for peer, heard in list(self._heard.items()):
-            if now - heard > most and self._nodes.at(peer) is None and not self._scheduler.is_watching(peer):
+            waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer)
+            if now - heard > most and self._nodes.at(peer) is None and not waits:
                 self._server.disconnect(peer, f"it said nothing for {most:g} s")
 
     def who(self, peer: int) -> tuple[str, str]:
@@ -115,8 +120,7 @@ class Handlers:
         self._require_role(peer, type(header))
         if type(header) is m.SubmitRun:
             return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
-        if lengths and not (type(header) is m.BlobChunk and len(lengths) == 1 and lengths[0] <= CHUNK_BYTES):
-            raise BadFrame(f"{type(header).__name__} brings {sum(lengths)} bytes too many")
+        require_size(type(header), lengths)
         return allocate(header, lengths)
 
     def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
@@ -147,7 +151,7 @@ class Handlers:
             detail = shown(repr(header))
             self._effects.audit.write(AUDITED[kind], name=role, address=self._origins[peer], detail=detail)
         if (most := MOST_WAITING.get(kind)) is not None:
-            self._require_room(peer, most)
+            require_room(self._server, peer, most)
         if handler is not None and (node is not None or type(header) in FROM_ANYBODY):
             handler(self, peer, node, header, buffers)
         elif not isinstance(header, m.Heartbeat):
@@ -160,13 +164,6 @@ class Handlers:
         if not may_send(role, kind):
             raise BadFrame(f"the token of a {role} does not allow {kind.__name__}")
         return role
-
-    def _require_room(self, peer: int, most: int) -> None:
-        """Raise BadFrame if somebody asks for more than it takes, or all do."""
-        if self._server.num_waiting(peer) >= most:
-            raise BadFrame(f"it asks for more than it takes: {most} answers wait for it")
-        if self._server.num_waiting() >= MOST_WAITING_IN_ALL:
-            raise BadFrame("too many answers wait for others to take them: try again")
 
     def _join(self, peer: int, node: NodeRecord | None, join: Join, _: object) -> None:
         if node is not None:  # else that node would be waited for, though nobody is there any more
@@ -254,16 +251,19 @@ class Handlers:
         self._get_status(peer, None, m.GetStatus(), None)
 
     def _get_status(self, peer: int, _: object, __: m.GetStatus, ___: object) -> None:
-        run = self._scheduler.run
-        nodes = self._nodes.status(run.journal.history.totals if run else {}, self._config.clock())
-        folder = self._config.home.runs
-        status = ClusterStatus(
-            address=self.address,
-            nodes=nodes,
-            run=status_of(run, folder) if run else None,
-            invitations=self._effects.invitations.status(),
-        )
+        invitations = self._effects.invitations.status()
+        status = cluster_status(self.address, self._nodes, self._scheduler.run, self._config, invitations)
         self._send(peer, m.StatusReply(), (encode_status(status),))
+
+    def _examine(self, peer: int, _: object, header: e.ExamineNodes, buffers: Sequence[memoryview]) -> None:
+        run, submitter = self._scheduler.run, self._effects.invitations.submitter_of(self._grants[peer])
+        self._examinations.ask(peer, header, buffers, submitter, run.job.run if run else "", self._config.clock())
+
+    def _examined(self, _: int, node: NodeRecord, header: e.Examined, buffers: Sequence[memoryview]) -> None:
+        self._examinations.examined(node, header, buffers)
+
+    def _probed(self, _: int, node: NodeRecord, header: e.Probed, buffers: Sequence[memoryview]) -> None:
+        self._examinations.probed(node, header, buffers)
 
     def _shut_down(self, _: int, __: object, ___: m.ShutDown, ____: object) -> None:
         self.is_ending = True
@@ -281,6 +281,7 @@ FROM_ANYBODY: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]]
     m.ShutDown: Handlers._shut_down,
     Invite: Handlers._invite,
     RevokeInvitation: Handlers._revoke,
+    e.ExamineNodes: Handlers._examine,
 }
 """What a command sends, and how a node joins."""
 HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = FROM_ANYBODY | {
@@ -292,5 +293,7 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = F
     m.NotReady: Handlers._not_ready,
     m.Contribution: Handlers._contribution,
     m.Validated: Handlers._validated,
+    e.Examined: Handlers._examined,
+    e.Probed: Handlers._probed,
 }
 """Who deals with a message: of anybody, or of a node that has joined."""

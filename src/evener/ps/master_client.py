@@ -14,6 +14,14 @@ from evener.ps.blob import Blob
 from evener.ps.blob_transfer import BlobSender
 from evener.ps.config import StateDir
 from evener.ps.directions import ToCommand
+from evener.ps.examination_messages import (
+    Examination,
+    ExamineNodes,
+    NodesExamined,
+    TaskQuestion,
+    decode_part,
+    encode_part,
+)
 from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
@@ -101,6 +109,20 @@ class MasterClient:
         invited = self._await(Invited).header
         assert isinstance(invited, Invited)
         return invited
+
+    def examine(self, seconds: float, question: TaskQuestion | None = None, code: bytes = b"") -> Examination:
+        """Have all nodes looked at, and the links between them, within so many seconds.
+
+        Raises:
+            InvalidInput: not now; says why.
+            ConnectionLost: this token does not allow it.
+        """
+        self._connection.send(ExamineNodes(seconds=seconds), (encode_part(question), code) if question else ())
+        frame = self._await(NodesExamined)
+        assert isinstance(frame.header, NodesExamined)
+        if frame.header.reason:
+            raise InvalidInput(frame.header.reason)
+        return decode_part(frame.buffers[0], Examination)
 
     def down(self) -> None:
         """End the master and its nodes; returns when the master has gone."""

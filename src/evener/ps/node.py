@@ -20,6 +20,7 @@ from typing import Any
 
 from evener.errors import EvenerError, NodeLost
 from evener.profile import DeviceProfile
+from evener.ps.examination_messages import Examine, ProbeNodes
 from evener.ps.job import decode_job
 from evener.ps.messages import (
     PROTOCOL,
@@ -38,11 +39,12 @@ from evener.ps.messages import (
     Validate,
     Welcome,
 )
+from evener.ps.node_examination import NodeExaminer
 from evener.ps.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
 from evener.ps.worker_session import NodeConfig, WorkerSession
 from evener.schema import shown
 from evener.wire.errors import ConnectionLost
-from evener.wire.frame import Buffer
+from evener.wire.frame import Buffer, Frame
 
 Buffers = tuple[memoryview, ...]
 """Of a frame."""
@@ -76,7 +78,9 @@ class Node:
             Quarantine: self._on_quarantine,
         }
         self._client = ReconnectingClient(dial, self._introduction, self._heartbeat, self._log_break)
-        self._inbox: Inbox | ThreadedInbox = Inbox(self._client)
+        self._examiner = NodeExaminer(config.look, config.cache, config.accepts, self._client.send)
+        self._handlers |= {Examine: self._examiner.examine, ProbeNodes: self._examiner.probe}
+        self._inbox: Inbox | ThreadedInbox = Inbox(self._client, self._aside)
 
     def serve(self) -> None:
         """Be a node until the master dismisses it.
@@ -101,9 +105,17 @@ class Node:
             self._client.send_last(Leave())
             raise
         finally:
+            self._examiner.close()
             self._end_session()
             self._client.close()
             self._inbox.close()
+
+    def _aside(self, frame: Frame[Header]) -> bool:
+        """Deal with what does not disturb the work, and need not wait for its end; whether that was so."""
+        if not isinstance(frame.header, Examine | ProbeNodes):
+            return False
+        self._handlers[type(frame.header)](frame.header, frame.buffers)
+        return True
 
     def _work(self) -> None:
         """Do what there is to do, a lease at a time, until the next frame is needed or waits."""
@@ -156,7 +168,7 @@ class Node:
             return
         self._log(f"preparing for {job.title}")
         if job.agreement.is_overlapped and isinstance(self._inbox, Inbox):
-            self._inbox = ThreadedInbox(self._client, self._inbox.waiting)
+            self._inbox = ThreadedInbox(self._client, self._inbox.waiting, self._aside)
         self._session = WorkerSession(job, self._config, self._send, self._between_steps)
         self._advance(self._session, self._session.start)
 

@@ -31,7 +31,7 @@ from evener.wire.frame import Buffer, Frame, Limits, allocate
 from evener.wire.reader import Place
 
 Dial = Callable[[float, float], Connection[Header]]
-
+Aside = Callable[[Frame[Header]], bool]
 
 REFUSED_PATIENCES = 8
 """For which a node that was in tries on, though who answers in the master's place does not know the secret."""
@@ -178,10 +178,11 @@ class Inbox:
 
     Args:
         client: over which they come.
+        aside: deals with a frame that does not wait for the end of the work; false for any other.
     """
 
-    def __init__(self, client: ReconnectingClient) -> None:
-        self._client = client
+    def __init__(self, client: ReconnectingClient, aside: Aside = lambda _: False) -> None:
+        self._client, self._aside = client, aside
         self.waiting: deque[Frame[Header]] = deque()
         """Frames that came amid work."""
         self._weights: NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -198,7 +199,7 @@ class Inbox:
         """
         while self._client.has_frame():
             frame = self._client.receive()
-            if not isinstance(frame.header, Heartbeat):
+            if not isinstance(frame.header, Heartbeat) and not self._aside(frame):
                 self.waiting.append(frame)
         if any(isinstance(frame.header, Release | Dismiss) for frame in self.waiting):
             raise RunEnded
@@ -225,10 +226,13 @@ class ThreadedInbox:
     Args:
         client: over which they go.
         waiting: those that have come already.
+        aside: as for `Inbox`.
     """
 
-    def __init__(self, client: ReconnectingClient, waiting: Iterable[Frame[Header]] = ()) -> None:
-        self._client = client
+    def __init__(
+        self, client: ReconnectingClient, waiting: Iterable[Frame[Header]] = (), aside: Aside = lambda _: False
+    ) -> None:
+        self._client, self._aside = client, aside
         self._arrived: deque[_Arrived] = deque(waiting)
         self._changed = threading.Condition()
         self._leaving: queue.SimpleQueue[tuple[Header, Sequence[Buffer]] | None] = queue.SimpleQueue()
@@ -269,8 +273,9 @@ class ThreadedInbox:
         arrived: _Arrived | None = None
         while not isinstance(arrived, Exception):
             try:
-                arrived = self._client.receive()
-            except (CannotJoin, ConnectionLost) as error:
+                if self._aside(arrived := self._client.receive()):
+                    continue
+            except (CannotJoin, ConnectionLost, BadFrame) as error:
                 arrived = error
             with self._changed:
                 self._arrived.append(arrived)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evener.ps import messages as m
+from evener.ps.examination_messages import ExamineNodes
 from evener.ps.invitation_messages import Invite, RevokeInvitation
 from evener.ps.messages import Header
 from evener.wire.identity import Role
@@ -15,6 +16,7 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
     m.BlobChunk: _SUBMITTERS,
     m.WatchRun: _SUBMITTERS,
     m.StopRun: _SUBMITTERS,
+    ExamineNodes: _SUBMITTERS,
     m.ExpelNode: ("admin",),
     m.ForgetNode: ("admin",),
     m.ShutDown: ("admin",),
@@ -25,6 +27,7 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
 AUDITED: dict[type[Header], str] = {
     m.SubmitRun: "submitted",
     m.StopRun: "asked to stop",
+    ExamineNodes: "had the nodes looked at",
     m.ExpelNode: "asked to expel",
     m.ForgetNode: "forgot",
     m.ShutDown: "ended",

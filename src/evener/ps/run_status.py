@@ -1,10 +1,12 @@
-"""How the run in progress stands, for `evener nodes`."""
+"""How the nodes and the run in progress stand, for `evener nodes`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from evener.ps.status import RunStatus
+from evener.ps.config import MasterConfig
+from evener.ps.nodes import Nodes
+from evener.ps.status import ClusterStatus, InvitationStatus, RunStatus
 from evener.ps.training_run import TrainingRun
 
 
@@ -22,4 +24,20 @@ def status_of(run: TrainingRun, folder: Path) -> RunStatus:
         accuracy=validations[-1].accuracy if validations else None,
         folder=str(folder / run.job.run),
         submitter=run.job.submitter,
+    )
+
+
+def cluster_status(
+    address: str,
+    nodes: Nodes,
+    run: TrainingRun | None,
+    config: MasterConfig,
+    invitations: tuple[InvitationStatus, ...],
+) -> ClusterStatus:
+    """How everything stands at the master of this address."""
+    return ClusterStatus(
+        address=address,
+        nodes=nodes.status(run.journal.history.totals if run else {}, config.clock()),
+        run=status_of(run, config.home.runs) if run else None,
+        invitations=invitations,
     )

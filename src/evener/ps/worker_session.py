@@ -22,6 +22,7 @@ from evener.ps.config import Versions
 from evener.ps.engine import Build, EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
+from evener.ps.node_examination import Look, look_at_machine
 from evener.schema import summable
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat
@@ -45,6 +46,7 @@ class NodeConfig(NamedTuple):
         key: by which a master knows it again; empty for none.
         is_named: whether its user chose its name.
         accepts: whose runs it takes part in.
+        look: gives the facts of its machine, for the doctor.
     """
 
     name: str
@@ -58,6 +60,7 @@ class NodeConfig(NamedTuple):
     key: str = ""
     is_named: bool = True
     accepts: Acceptance = Acceptance()
+    look: Look = look_at_machine
 
 
 class SendToMaster(Protocol):

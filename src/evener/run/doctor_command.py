@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -15,24 +11,26 @@ from rich.table import Table
 
 from evener.doctor.examine import examine
 from evener.doctor.finding import Finding, faults, has_error
-from evener.doctor.machine_checks import SHARED, check_machine
-from evener.errors import EvenerError, InvalidInput
-from evener.host import version_of
-from evener.ps.config import default_cache
+from evener.doctor.machine_checks import check_machine
+from evener.errors import InvalidInput
 from evener.report.text import grid
 from evener.run.console import open_console
+from evener.run.doctor_nodes import look_at_nodes, question_of
+from evener.run.node_look import folders
 from evener.run.options import DoctorConfig
-from evener.schema import shown
-from evener.tasks.load import blaming, has_thin_task, is_path, load_any_task, load_thin_task
+from evener.run.ps_master import open_master
+from evener.run.task_look import look_at_task
 
-_SHARED_MEMORY = Path("/dev/shm")
 _MARKS = {"ok": "ok", "warning": "!", "error": "X"}
 
 
 def doctor(config: DoctorConfig, *, as_json: bool) -> int:
-    """Look at this machine and print what is found; the exit code, 2 where some run would fail."""
-    facts = examine(folders(config.output), task_problem=None if config.task is None else task_problem(config))
-    findings = check_machine(facts)
+    """Look at this machine, or at a master's nodes, and print what is found; 2 where some run would fail, else 0.
+
+    Raises:
+        EvenerError: the master cannot be reached, or asked.
+    """
+    findings = _findings_of_nodes(config) if config.looks_at_nodes else _findings_here(config)
     if as_json:
         sys.stdout.write(msgspec.json.encode({"findings": findings}).decode() + "\n")
     else:
@@ -40,28 +38,15 @@ def doctor(config: DoctorConfig, *, as_json: bool) -> int:
     return InvalidInput.exit_code if has_error(findings) else 0
 
 
-def folders(output: Path) -> dict[str, Path]:
-    """Where runs write, by what lies there."""
-    shared = {SHARED: _SHARED_MEMORY} if _SHARED_MEMORY.is_dir() else {}
-    return {
-        "runs": output,
-        "cache": default_cache(os.environ),
-        "temporary files": Path(tempfile.gettempdir()),
-        **shared,
-    }
+def _findings_here(config: DoctorConfig) -> list[Finding]:
+    look = None if config.task is None else look_at_task(config.task, config.data, config.option)
+    return check_machine(examine(folders(config.output), task_problem=None if look is None else look.problem))
 
 
-def task_problem(config: DoctorConfig) -> str:
-    """Why a task cannot be loaded here, or its data cannot; empty if they can."""
-    assert config.task is not None
-    is_thin = not version_of("torch") and has_thin_task(config.task)
-    load = load_thin_task if is_thin else load_any_task
-    try:
-        with blaming(Path(config.task).resolve()) if is_path(config.task) else nullcontext():
-            load(config.task, config.data, config.option).train_data()
-    except EvenerError as error:
-        return shown(str(error))
-    return ""
+def _findings_of_nodes(config: DoctorConfig) -> list[Finding]:
+    asked = () if config.task is None else question_of(config.task, config.data, config.option)
+    with open_master(config) as client:
+        return look_at_nodes(client, *asked)
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:

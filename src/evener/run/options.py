@@ -169,13 +169,22 @@ class StopAccess(MasterAccess, frozen=True, kw_only=True):
     run: Annotated[str | None, Meta(description="Its name; the one that goes on if none is said.")] = None
 
 
-class DoctorConfig(Part, frozen=True, kw_only=True):
-    """What `evener doctor` looks at."""
+class DoctorConfig(MasterAccess, frozen=True, kw_only=True):
+    """What `evener doctor` looks at: this machine, or the nodes of a master."""
+
+    nodes: Annotated[
+        bool, Meta(description="Look at every node of a master, and at the links between them; so does --master.")
+    ] = False
 
     task: Annotated[str | None, Meta(description="Also load this task and look for its data.")] = None
     data: DataFolder = None
     option: TaskOptions = {}
     output: Annotated[Path, Meta(description="Folder in which runs will be written.")] = Path("runs")
+
+    @property
+    def looks_at_nodes(self) -> bool:
+        """Whether a master is asked."""
+        return self.nodes or self.master is not None or self.home is not None
 
 
 class InviteConfig(MasterAccess, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from evener.ps.messages import Header
 from evener.ps.node import Node
 from evener.ps.reconnecting_client import Dial
 from evener.ps.worker_session import NodeConfig
+from evener.run.node_look import look_here
 from evener.run.options import JoinConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.sandbox import join_confined
@@ -82,6 +83,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                     built_in_only=config.built_in_only,
                     submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
                 ),
+                look=partial(look_here, config),
             )
             Node(node, dial, print_notice).serve()
 

@@ -25,10 +25,11 @@ from evener.ps.engine import ModelBackend
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
 from evener.ps.status import NodeStatus
-from evener.record import TrainRecord
+from evener.record import Event, TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
 from evener.run.console import RunView, print_line, run_folder
+from evener.run.doctor_nodes import look_before_run
 from evener.run.page import page_beside
 from evener.run.ps_backends import load_backend
 from evener.run.ps_master import open_master
@@ -65,6 +66,10 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))
         with connect_master(config) as (client, check):
+            if config.preflight and config.local_nodes is None:
+                view(Phase(what="preflight", detail="looking at the machines of all nodes"))
+                for finding in look_before_run(client):
+                    view(Event(step=0, kind="preflight", message=finding.words))
             if config.keeps_data:
                 parts = parts_of(config.shares, client.ask().nodes, backend.num_samples)
                 job = replace(job, workload=replace(job.workload, parts=parts))
