@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests wait more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 
-.PHONY: demo test test-slow test-yolo test-integrations check coverage docs clean
+.PHONY: demo test test-slow test-gpu test-yolo test-integrations check coverage docs clean
 
 # $(call install,EXTRAS,STAMP)
 define install
@@ -27,11 +27,15 @@ demo: $(VENV)/.demo
 	$(BIN)/evener demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not alone"
-	$(BIN)/python -m pytest -m "not slow and alone"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not alone and not cuda"
+	$(BIN)/python -m pytest -m "not slow and alone and not cuda"
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow --timeout 600
+	$(BIN)/python -m pytest -m "slow and not cuda" --timeout 600
+
+# On the first GPU (EVENER_TEST_DEVICE=cpu: the same tests on the processor); those that want two are skipped beside one.
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m cuda --timeout 600
 
 # Ultralytics is under the AGPL-3.0 and takes 450 MB: who works on evener.yolo installs it, and nobody else has to.
 $(VENV)/.yolo: $(VENV)/.dev

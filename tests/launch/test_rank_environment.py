@@ -4,8 +4,10 @@ import threading
 import time
 
 import pytest
+import torch
 
-from evener.launch.rank_environment import RankHeartbeat, read_beat
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment, RankHeartbeat, read_beat
 from support.stores import memory_store
 
 
@@ -105,3 +107,24 @@ def test_who_hears_of_a_failure_says_so() -> None:
     heartbeat.join(timeout=10)
     assert lost == ["node a (rank 0) failed: why"]
     assert store.check(["heard/1"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (("cpu", "cpu"), "gloo"),
+        (("cuda:0", "cpu"), "gloo"),
+        (("cuda:0", "cuda:1"), "nccl"),
+        (("cuda:0", "cuda:1", "cuda:0"), "gloo"),  # NCCL refuses two ranks on one GPU
+    ],
+)
+def test_nccl_is_for_ranks_with_a_gpu_each(devices: tuple[str, ...], backend: str) -> None:
+    nodes = [LocalNode(name=f"node-{rank}", device=device) for rank, device in enumerate(devices)]
+    env = RankEnvironment(rank=0, nodes=nodes, device=torch.device("cpu"), patience=1.0, notify=print)
+    assert env.backend == backend
+
+
+def test_gpus_of_one_name_on_two_machines_are_two() -> None:
+    nodes = [LocalNode(name=host, host=host, device="cuda:0") for host in ("ada", "bob")]
+    env = RankEnvironment(rank=0, nodes=nodes, device=torch.device("cpu"), patience=1.0, notify=print)
+    assert env.backend == "nccl"

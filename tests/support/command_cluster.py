@@ -56,9 +56,9 @@ class Cluster:
         self.address, self.token = said["address"], said["token"]
         assert said["pid"] == self.master.pid
 
-    def join(self, name: str, *words: str, has_torch: bool = True) -> None:
+    def join(self, name: str, *words: str, has_torch: bool = True, device: str = "cpu") -> None:
         """Start a node; or one that cannot import PyTorch."""
-        own = ("--name", name, "--device", "cpu", "--cache", str(self.folder / f"cache-{name}"))
+        own = ("--name", name, "--device", device, "--cache", str(self.folder / f"cache-{name}"))
         words = ("join", self.address, "--token", self.token, *own, *words)
         typed = command(*words) if has_torch else [sys.executable, "-c", _WITHOUT_TORCH, *words]
         self.nodes[name] = self._start(typed, output=f"{name}.out")

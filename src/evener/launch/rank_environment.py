@@ -215,8 +215,10 @@ class RankEnvironment:
 
     @property
     def backend(self) -> str:
-        """For tensors: NCCL if every rank has a GPU, else Gloo."""
-        return "nccl" if all(node.device.startswith("cuda") for node in self.nodes) else "gloo"
+        """For tensors: NCCL if every rank has a GPU of its own, else Gloo: NCCL refuses two ranks on one GPU."""
+        places = {(node.host, node.device) for node in self.nodes}
+        on_gpus = all(node.device.startswith("cuda") for node in self.nodes)
+        return "nccl" if on_gpus and len(places) == len(self.nodes) else "gloo"
 
     def request_stop(self) -> None:
         """Stop after the current step."""

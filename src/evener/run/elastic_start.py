@@ -37,7 +37,7 @@ def why_fixed(training: Training, config: RunConfig) -> str:
         f"with strategy {strategy} every node holds what no other one has": strategy != "data",
         "data that stays where it is (--stationary) is lost with its node": config.stationary,
         "--compile would compile again for other shares": config.compile,
-        "collectives of GPUs cannot be left": env.backend != "gloo",
+        "collectives of GPUs cannot be left": any(node.device != "cpu" for node in env.nodes),
     }
     return next((words for words, is_so in reasons.items() if is_so), "")
 

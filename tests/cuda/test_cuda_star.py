@@ -1,0 +1,122 @@
+"""A master and nodes with GPUs, beside nodes with a processor and nodes without PyTorch: one model, learned alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
+
+from evener.ps.merges import merge_of
+from evener.record import TrainRecord
+from evener.run.commands import perform
+from evener.run.config import RunConfig
+from evener.schema import read_noun
+from evener.sync.layout import Flat, flat_of, layout_of
+from evener.sync.protocol import Merge, averaging
+from evener.sync.threads import ThreadPool
+from evener.sync.update import Merging
+from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, distance
+from support.command_cluster import Cluster, cluster, wait_until
+from support.commands import TINY
+
+pytestmark = [*NEEDS_DEVICE, pytest.mark.timeout(300)]
+SMOOTH = str(Path(TINY).with_name("smooth.py"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """One process on the processor."""
+    folder = tmp_path_factory.mktemp("alone")
+    perform(RunConfig(task=SMOOTH, seed=3, precision="fp64", devices="cpu", output=folder, check=False))
+    return load_file(folder / "model.safetensors")
+
+
+def trained(ps: Cluster, *words: str) -> tuple[TrainRecord, dict[str, torch.Tensor]]:
+    ps.train(SMOOTH, "--seed", "3", "--output", "run", *words)
+    folder = ps.folder / "run"
+    return read_noun(folder / "record.json", TrainRecord), load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("others", [(), ("cpu",), ("gpu",), ("gpu", "cpu", "cpu")])
+def test_synchronous_updates_equal_one_process(alone: dict[str, torch.Tensor], others: tuple[str, ...]) -> None:
+    with cluster() as ps:
+        for index, kind in enumerate(("gpu", *others)):
+            ps.join(f"{kind}-{index}", device=DEVICE if kind == "gpu" else "cpu")
+        ps.wait_for_nodes()
+        record, weights = trained(ps, "--agreement", "sync", "--precision", "fp64")
+        ps.down()
+    assert distance(alone, weights) < TOLERANCE
+    assert {node.device for node in record.nodes} <= {DEVICE, "cpu"}
+
+
+@pytest.mark.parametrize("agreement", ["async", "bounded", "average", "diloco"])
+def test_other_agreements_learn(agreement: str) -> None:
+    with cluster() as ps:
+        ps.join("gpu", device=DEVICE)
+        ps.join("cpu")
+        ps.wait_for_nodes()
+        record, _ = trained(ps, "--agreement", agreement, "--epochs", "6")
+        ps.down()
+    assert (record.validation_accuracy or 0) > 0.5
+
+
+def test_a_gpu_and_a_thin_node_serve_one_run(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 255, (400, 28, 28), np.uint8)
+    labels = draw.integers(0, 10, 400, np.uint8)
+    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+        head = bytes([0, 0, 8, array.ndim]) + np.asarray(array.shape, ">u4").tobytes()
+        (tmp_path / f"train-{name}-ubyte").write_bytes(head + array.tobytes())
+    words = ("nfnn", "--data", str(tmp_path), "--agreement", "sync", "--batch-size", "100", "--epochs", "5")
+    with cluster() as ps:
+        ps.join("gpu", "--data", str(tmp_path), device=DEVICE)
+        ps.wait_for_nodes()
+        ps.train(*words, "--output", "alone")
+        ps.join("thin", "--data", str(tmp_path), "--thin")
+        ps.wait_for_nodes()
+        ps.train(*words, "--output", "together")
+        weights = [load_file(ps.folder / name / "model.safetensors") for name in ("alone", "together")]
+        ps.down()
+    assert distance(*weights) < 1e-4  # single precision
+
+
+def test_the_gpu_is_killed_and_another_comes(tmp_path: Path) -> None:
+    words = ("--seed", "3", "--precision", "fp64", "--epochs", "60")
+    perform(RunConfig(task=SMOOTH, seed=3, precision="fp64", epochs=60, devices="cpu", output=tmp_path, check=False))
+    with cluster() as ps:
+        ps.join("gpu", device=DEVICE)
+        ps.join("cpu")
+        ps.wait_for_nodes()
+        process = ps.start_training(SMOOTH, "--agreement", "sync", "--output", "run", *words)
+        wait_until(lambda: ps.version() > 10, "that the run makes steps")
+        ps.nodes["gpu"].kill()
+        ps.join("late", device=DEVICE)
+        assert process.wait(timeout=120) == 0, ps.said("train.out")
+        record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
+        weights = load_file(ps.folder / "run" / "model.safetensors")
+        ps.down()
+    assert distance(load_file(tmp_path / "model.safetensors"), weights) < TOLERANCE
+    assert {"gpu", "cpu"} <= {node.name for node in record.nodes}
+
+
+@pytest.mark.parametrize("merge", ["cores", "threads", "device"])
+def test_merges_agree(merge: Merge) -> None:
+    draw = np.random.default_rng(0)
+    arrays: list[dict[str, Any]] = [{f"w{i}": draw.standard_normal((i + 1, 3)) for i in range(7)} for _ in range(4)]
+    layout = layout_of(arrays[0], statistics=())
+    flats, weights = [flat_of(layout, one) for one in arrays], [5.0, 2.0, 1.0, 3.0]
+    found, wanted = Flat(layout), Flat(layout)
+    with ThreadPool(1) as cores:
+        Merging(wanted, flats, weights, cores).finish()
+        whole = merge_of(replace(averaging(batch=1, local_steps=2), merge=merge))
+        if whole is None:
+            Merging(found, flats, weights, cores).finish()
+        else:
+            whole(found, flats, weights)
+    for name, value in wanted.views().items():
+        np.testing.assert_allclose(found.views()[name], value, rtol=1e-14)

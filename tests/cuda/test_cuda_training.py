@@ -1,0 +1,177 @@
+"""On a GPU, beside others on it or beside the processor: the weights of one process, however work is divided."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, devices, distance, record, train
+from support.commands import TINY, command, evener
+
+pytestmark = [*NEEDS_DEVICE, pytest.mark.timeout(300)]
+PLAIN = {"batch_norm": "false", "image": "3x8x8", "width": "6", "samples": "70", "classes": "3"}
+"""A network without BatchNorm, whose micro-batches are like the whole batch."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """One process on the processor."""
+    return train(tmp_path_factory.mktemp("alone") / "run", "cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The same of a network without BatchNorm."""
+    return stages(tmp_path_factory.mktemp("plain") / "run", "cpu")
+
+
+def stages(folder: Path, on: str, **words: Any) -> dict[str, torch.Tensor]:
+    return train(folder, on, task="synthetic", option=PLAIN, batch_size=15, epochs=2, **words)
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        (("gpu",), {}),
+        (("gpu",), {"accumulate": 3}),
+        (("gpu", "gpu"), {"shares": "1,1"}),
+        (("gpu", "gpu"), {"shares": "7,3"}),
+        (("gpu", "gpu"), {"shares": "1,0"}),
+        (("gpu", "gpu", "gpu"), {"shares": "5,3,2"}),
+        (("gpu", "gpu", "gpu"), {"shares": "5,0,2", "accumulate": 2}),
+        (("gpu", "cpu"), {"shares": "9,1"}),
+        (("cpu", "gpu"), {"shares": "1,3"}),
+        (("gpu", "cpu"), {"shares": "measured"}),
+    ],
+)
+def test_samples_are_divided(
+    tmp_path: Path, alone: dict[str, torch.Tensor], on: tuple[str, ...], words: dict[str, Any]
+) -> None:
+    if "accumulate" in words:
+        alone = train(tmp_path / "alone", "cpu", accumulate=words["accumulate"])
+    assert distance(alone, train(tmp_path / "run", devices(*on), **words)) < TOLERANCE
+    assert {node.device for node in record(tmp_path / "run").nodes} <= set(devices(*on).split(","))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "on", "words"),
+    [
+        ("filter", ("gpu", "gpu"), {"shares": "2,1"}),
+        ("channel", ("gpu", "gpu"), {"shares": "3,1"}),
+        ("hybrid", ("gpu", "gpu"), {"shares": "1,1"}),
+        ("sharded", ("gpu", "gpu"), {"shares": "1,0"}),
+        ("sharded", ("gpu", "gpu", "gpu"), {"shares": "5,3,2"}),
+        ("sharded", ("gpu", "cpu"), {"shares": "3,1"}),
+        ("sharded", ("gpu", "gpu"), {"rematerialise": "always", "accumulate": 3, "shares": "1,2"}),
+        ("spatial", ("gpu", "gpu"), {"shares": "2,1"}),
+        ("spatial", ("gpu", "cpu"), {"shares": "2,1"}),
+        ("data+sharded", ("gpu", "gpu", "gpu"), {"shares": "2,1,4", "replicas": "2,1"}),
+        ("data+sharded", ("gpu", "gpu", "cpu"), {"shares": "2,1,1", "replicas": "2,1"}),
+        ("data+spatial", ("gpu", "gpu", "gpu"), {"shares": "1,2,3"}),
+        ("data+filter", ("gpu", "gpu", "gpu", "gpu"), {"replicas": "2,2"}),
+    ],
+)
+def test_layers_are_divided(
+    tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str, on: tuple[str, ...], words: dict[str, Any]
+) -> None:
+    if "accumulate" in words:
+        alone = train(tmp_path / "alone", "cpu", accumulate=words["accumulate"])
+    assert distance(alone, train(tmp_path / "run", devices(*on), strategy=strategy, **words)) < TOLERANCE
+    assert record(tmp_path / "run").plan.strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("strategy", "on", "words"),
+    [
+        ("pipeline", ("gpu", "gpu"), {"micro_batches": 4, "schedule": "1f1b"}),
+        ("pipeline", ("gpu", "gpu", "gpu"), {"micro_batches": 4, "schedule": "gpipe", "rematerialise": "always"}),
+        ("pipeline", ("gpu", "cpu"), {"micro_batches": 3}),
+        ("pipeline", ("cpu", "gpu"), {"micro_batches": 3, "rematerialise": "always"}),
+        ("data+pipeline", ("gpu", "gpu", "gpu"), {"shares": "1,1,1", "replicas": "2,1", "micro_batches": 3}),
+    ],
+)
+def test_the_model_is_cut_into_stages(
+    tmp_path: Path, plain: dict[str, torch.Tensor], strategy: str, on: tuple[str, ...], words: dict[str, Any]
+) -> None:
+    assert distance(plain, stages(tmp_path / "run", devices(*on), strategy=strategy, **words)) < TOLERANCE
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("strategy", ["data", "sharded", "spatial", "filter"])
+def test_over_nccl(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
+    found = train(tmp_path / "run", "cuda:0,cuda:1", strategy=strategy, shares="2,1")
+    assert distance(alone, found) < TOLERANCE
+
+
+def test_draws_of_divided_layers_are_those_of_one_process_on_the_device(tmp_path: Path) -> None:
+    option = {"dropout": "0.5"}
+    one = train(tmp_path / "one", DEVICE, option=option)
+    two = train(tmp_path / "two", devices("gpu", "gpu"), option=option, strategy="sharded", shares="2,1")
+    assert distance(one, two) < TOLERANCE
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("on", [("gpu",), ("gpu", "gpu")])
+def test_reduced_precision_learns(tmp_path: Path, precision: str, on: tuple[str, ...]) -> None:
+    if precision == "fp16" and DEVICE == "cpu":
+        pytest.skip("fp16 is for GPUs")
+    train(tmp_path / "run", devices(*on), precision=precision, epochs=8)
+    assert (record(tmp_path / "run").validation_accuracy or 0) > 0.6
+
+
+@pytest.mark.parametrize("strategy", ["data", "sharded"])
+def test_compiled_the_weights_are_the_same(tmp_path: Path, alone: dict[str, torch.Tensor], strategy: str) -> None:
+    found = train(tmp_path / "run", devices("gpu", "gpu"), strategy=strategy, shares="2,1", compile=True)
+    assert distance(alone, found) < TOLERANCE
+
+
+@pytest.mark.parametrize(("first", "second"), [(("gpu", "gpu"), ("cpu",)), (("cpu",), ("gpu", "gpu", "gpu"))])
+def test_a_checkpoint_goes_on_elsewhere(tmp_path: Path, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    whole = train(tmp_path / "whole", "cpu", epochs=4)
+    train(tmp_path / "first", devices(*first), epochs=2, checkpoint=tmp_path / "kept", shares=equal(first))
+    words = {"epochs": 4, "checkpoint": tmp_path / "kept", "resume": True, "shares": equal(second)}
+    assert distance(whole, train(tmp_path / "second", devices(*second), **words)) < TOLERANCE
+
+
+def equal(on: tuple[str, ...]) -> str:
+    return ",".join("1" for _ in on)
+
+
+@pytest.mark.parametrize("strategy", ["data", "sharded", "spatial"])
+def test_the_check_before_the_first_step_passes(tmp_path: Path, strategy: str) -> None:
+    words = ("--devices", devices("gpu", "gpu"), "--strategy", strategy, "--shares", "2,1", "--output", "run")
+    ran = evener("train", TINY, *words, cwd=tmp_path, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_model_that_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    words = ("train", "synthetic", "--devices", DEVICE, "--memory", "1MB", "--output", "run")
+    ran = evener(*words, cwd=tmp_path, timeout=120)
+    assert ran.returncode != 0
+    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr.strip().splitlines()[-1]) < 600
+
+
+def test_ctrl_c_ends_it_and_leaves_a_record(tmp_path: Path) -> None:
+    endless = str(Path(TINY).with_name("endless.py"))
+    words = command("train", endless, "--devices", devices("gpu", "gpu"), "--output", "run")
+    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("step "):
+        assert line or process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert record(tmp_path / "run").steps
+
+
+def test_the_weights_load_in_plain_pytorch_without_a_gpu(tmp_path: Path) -> None:
+    train(tmp_path / "run", DEVICE)
+    assert all(value.device.type == "cpu" for value in load_file(tmp_path / "run" / "model.safetensors").values())

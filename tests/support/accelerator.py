@@ -1,0 +1,52 @@
+"""The device of the tests that are about GPUs, and trainings on it that are held against one process.
+
+make test-gpu                              on the first GPU; skipped where there is none
+EVENER_TEST_DEVICE=cpu make test-gpu       the same tests on the processor: whether the tests themselves are right
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from evener.record import TrainRecord
+from evener.run.commands import perform
+from evener.run.config import RunConfig
+from evener.schema import read_noun
+from support.commands import TINY
+
+DEVICE = os.environ.get("EVENER_TEST_DEVICE", "cuda:0")
+NEEDS_DEVICE = (
+    pytest.mark.cuda,
+    pytest.mark.skipif(DEVICE != "cpu" and not torch.cuda.is_available(), reason="needs a CUDA device"),
+)
+TOLERANCE = 1e-9
+"""In float64: a GPU adds in another order than a processor."""
+
+
+def devices(*names: str) -> str:
+    """As `--devices` has them; `gpu` is the device of the tests."""
+    return ",".join(DEVICE if name == "gpu" else name for name in names)
+
+
+def train(folder: Path, on: str, **words: Any) -> dict[str, torch.Tensor]:
+    """The weights after training `tiny` in float64 on these devices, one node each."""
+    base = {"task": TINY, "precision": "fp64", "seed": 3, "devices": on, "output": folder, "check": False}
+    perform(RunConfig(**{**base, **words}))
+    return load_file(folder / "model.safetensors")
+
+
+def record(folder: Path) -> TrainRecord:
+    """What a training left."""
+    return read_noun(folder / "record.json", TrainRecord)
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of a weight."""
+    assert a.keys() == b.keys()
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
