@@ -38,7 +38,7 @@ def together(size: int, work: Callable[[Mesh], Any], patience: float = 10, longe
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_everybody_hears_everybody_in_order_of_ranks(size: int) -> None:
-    heard = together(size, lambda mesh: mesh.exchange(bytes([mesh.rank])))
+    heard = together(size, lambda mesh: mesh.begin_exchange(bytes([mesh.rank]))())
     assert heard == [[bytes([i]) for i in range(size)]] * size
 
 
@@ -60,7 +60,7 @@ def test_large_messages_of_different_sizes_do_not_block_each_other() -> None:
 
 def test_a_subset_numbers_its_ranks_anew() -> None:
     def work(mesh: Mesh) -> list[bytes] | None:
-        return mesh.subset([1, 2]).exchange(str(mesh.rank).encode()) if mesh.rank else None
+        return mesh.subset([1, 2]).begin_exchange(str(mesh.rank).encode())() if mesh.rank else None
 
     assert together(3, work) == [None, [b"1", b"2"], [b"1", b"2"]]
 
@@ -120,7 +120,7 @@ def test_a_stranger_is_not_listened_to(greeting: bytes) -> None:
 
     def rank(i: int) -> None:
         mesh = join_mesh(rank=i, nodes=["a", "b"], store=store, address="127.0.0.1", patience=10, longest_wait=5)
-        found.append(mesh.exchange(bytes([i])))
+        found.append(mesh.begin_exchange(bytes([i]))())
         mesh.close()
 
     first = threading.Thread(target=rank, args=(0,))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         spoiled_epoch: in which the last rank's first batch has images that are no numbers, once; None for none.
         memory: that every rank's node may use, in bytes; empty for all there is.
         fitness: of every epoch where validation is left out; other ranks than the leader would do better every time.
+        save_seconds: that a checkpoint takes longer.
     """
 
     model: str
@@ -60,6 +62,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     spoiled_epoch: int | None = None
     memory: tuple[int, ...] = ()
     fitness: float = 0.0
+    save_seconds: float = 0.0
 
 
 def train(case: Case, ranks: int) -> list[dict[str, Any]]:
@@ -90,7 +93,8 @@ def train_case(env: RankEnvironment, case: Case) -> None:
             base = spoiled(base, case.spoiled_epoch)
         seat = Seat(env, group, case.shares)
         kind = in_order_of_nodes(base) if case.is_plain else even_trainer(base, seat)
-        trainer = kind(
+        spans: list[float] = []
+        trainer = clocked(kind, case.save_seconds, spans)(
             overrides={
                 "model": case.model,
                 "device": "cpu",
@@ -108,6 +112,8 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         "metrics": {name: float(value) for name, value in (trainer.metrics or {}).items()},
         "outputs": outputs(trainer.ema.ema),
         "epochs": trainer.epoch + 1,
+        "epoch_seconds": sum(spans),
+        "step_seconds": sum(step.seconds for step in seat.history.steps()),
         "shares": [assignment.samples for assignment in seat.plan.assignments] if seat.plan else [],
     }
     torch.save(found, Path(case.out) / f"{env.rank}.pt")
@@ -181,6 +187,24 @@ def spoiled(base: Any, epoch: int) -> type:
         return batch
 
     return type(f"Spoiled{base.__name__}", (base,), {"preprocess_batch": preprocess_batch})
+
+
+def clocked(base: Any, save_seconds: float, spans: list[float]) -> Any:
+    """The trainer `base`, which notes how long the batches of every epoch took, and is slow to save."""
+
+    class Clocked(base):  # type: ignore[misc]
+        def run_callbacks(self, event: str) -> None:
+            if event == "on_train_epoch_start":
+                self.begun = time.perf_counter()
+            super().run_callbacks(event)
+            if event == "on_train_epoch_end":
+                spans.append(time.perf_counter() - self.begun)
+
+        def save_model(self) -> Any:
+            time.sleep(save_seconds)
+            return super().save_model()
+
+    return Clocked
 
 
 def exact(base: Any, fitness: float, rank: int) -> Any:

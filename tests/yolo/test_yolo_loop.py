@@ -71,6 +71,12 @@ def test_all_stop_early_when_the_leaders_validation_does_not_get_better(tmp_path
     assert [rank["epochs"] for rank in train(case, 2)] == [3, 3]
 
 
+def test_what_is_done_between_epochs_is_no_part_of_a_step(tmp_path: Path) -> None:
+    settings = asked(tmp_path, epochs=2, nbs=4)
+    found = train(Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "out"), save_seconds=1.0), 1)[0]
+    assert 0 < found["step_seconds"] <= found["epoch_seconds"]
+
+
 def test_a_node_is_given_no_more_images_than_its_memory_holds(tmp_path: Path) -> None:
     """Of one batch, where Ultralytics' AutoBatch would choose another batch; both nodes are equally fast."""
     settings = asked(tmp_path, batch=8, epochs=1)

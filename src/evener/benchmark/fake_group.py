@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.benchmark.timing import now
-from evener.comm.group import Group, Traffic
+from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
+from evener.comm.traffic import Traffic
 from evener.errors import require
 from evener.oracle.replay import ExchangeKind, TraceEvent
 

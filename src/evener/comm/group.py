@@ -23,38 +23,9 @@ from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_meshes
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
+from evener.comm.traffic import Traffic
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
-
-
-@dataclass
-class Traffic:
-    """What this rank handed to collectives, by kind, in bytes that cross its link in a ring algorithm.
-
-    Attributes:
-        sent: bytes.
-        received: bytes.
-        seconds: that this rank waited for them to end; on a GPU, until they were queued.
-    """
-
-    sent: dict[str, float] = field(default_factory=dict)
-    received: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def count(self, kind: str, sent: float, received: float) -> None:
-        """Add one call of `kind`."""
-        self.sent[kind] = self.sent.get(kind, 0) + sent
-        self.received[kind] = self.received.get(kind, 0) + received
-
-    @property
-    def sent_bytes(self) -> int:
-        """Over all kinds."""
-        return round(sum(self.sent.values()))
-
-    @property
-    def received_bytes(self) -> int:
-        """Over all kinds."""
-        return round(sum(self.received.values()))
 
 
 @dataclass
@@ -148,7 +119,8 @@ class Group:
             return self.sum_later(tensor, kind).wait
         self.count_all_reduce(tensor, kind)
         if self.process_group is None:
-            return lambda: tensor.copy_(self._gather(tensor.flatten()).view(self.size, *tensor.shape).sum(0))
+            gather = self._begin_flat_gather
+            return lambda: tensor.copy_(gather(tensor.flatten())().view(self.size, *tensor.shape).sum(0))
         work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
         assert work is not None
         return lambda: work.wait()
@@ -171,12 +143,24 @@ class Group:
         if self.size == 1:
             return tensor.unsqueeze(0)
         with self.waiting(kind):
-            self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
-            return self._gather(tensor.flatten()).view(self.size, *tensor.shape)
+            return self._begin_gather(tensor, kind)()
 
     def all_sum(self, tensor: Tensor, kind: str) -> Tensor:
         """Sum of every rank's small `tensor`, in the order of ranks, so the same bits on each; computing pauses."""
         return self.all_gather(tensor, kind).sum(0)
+
+    def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
+        """Start what `all_sum` does; the function that is returned waits for it, before anything else is begun."""
+        if self.size == 1:
+            return lambda: tensor
+        self.timer.break_for_others()
+        arrive = self._begin_gather(tensor, kind)
+
+        def finish() -> Tensor:
+            with self.waiting(kind):
+                return arrive().sum(0)
+
+        return finish
 
     @contextmanager
     def waiting(self, kind: str) -> Iterator[None]:
@@ -197,14 +181,23 @@ class Group:
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # copies of a model are of the same ranks
 
-    def _gather(self, flat: Tensor) -> Tensor:
+    def _begin_gather(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
+        self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
+        arrive = self._begin_flat_gather(tensor.flatten())
+        return lambda: arrive().view(self.size, *tensor.shape)
+
+    def _begin_flat_gather(self, flat: Tensor) -> Callable[[], Tensor]:
         if self.mesh is not None and self.prefers_mesh:
-            rows = self.mesh.exchange(flat.detach().cpu().view(torch.uint8).numpy().tobytes())
-            return torch.frombuffer(bytearray(b"".join(rows)), dtype=flat.dtype).to(flat.device)
+            receive = self.mesh.begin_exchange(flat.detach().cpu().view(torch.uint8).numpy().tobytes())
+            return lambda: torch.frombuffer(bytearray(b"".join(receive())), dtype=flat.dtype).to(flat.device)
         gathered = flat.new_empty(self.size * flat.numel())
         work = _all_gather(gathered, flat, group=self.process_group, async_op=True)
-        work.wait()
-        return gathered
+
+        def wait() -> Tensor:
+            work.wait()
+            return gathered
+
+        return wait
 
     def count_all_reduce(self, tensor: Tensor, kind: str) -> None:
         """Count one ring all-reduce of `tensor`: 2 (p-1)/p of its bytes, sent and received."""

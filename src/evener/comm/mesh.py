@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -69,9 +69,12 @@ class Mesh:
             parts[rank] = self._swap(rank, message)
         return parts
 
-    def exchange(self, message: bytes) -> list[bytes]:
-        """Every rank's `message`, of one size on all ranks, in order of ranks."""
-        return self._round(message) if len(message) <= LARGEST_ROUND else self.all_gather(message)
+    def begin_exchange(self, message: bytes) -> Callable[[], list[bytes]]:
+        """Send `message`, of one size on all ranks; what is returned waits for every rank's, in order of ranks."""
+        if len(message) > LARGEST_ROUND:
+            return lambda: self.all_gather(message)
+        self.send(message)
+        return self.receive
 
     def subset(self, ranks: Sequence[int]) -> Mesh:
         """The mesh of `ranks` of this one, over the same connections."""

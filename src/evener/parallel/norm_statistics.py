@@ -6,6 +6,7 @@ which loses no digits where a sum of squares would. The norms (`norms.py`) diffe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -113,18 +114,20 @@ class DataAxis:
         """Every replica's (mean, variance, count) of the own channels, (replicas, 2 C + 1), from this one's."""
         rows = statistics[:-1].view(2, -1)
         rows = torch.cat((rows, statistics[-1].expand(1, rows.shape[1])))
-        gathered = self._gather(rows)
+        gathered = self._begin_gather(rows)()
         return torch.stack([torch.cat((one[0], one[1], _count(one[2]))) for one in gathered.unbind(1)])
 
-    def all_sum(self, sums: Tensor, _kind: str) -> Tensor:
-        """Sum of every replica's two rows (2, C) of the own channels."""
-        return self._gather(sums).sum(1)
+    def begin_all_sum(self, sums: Tensor, _kind: str) -> Callable[[], Tensor]:
+        """Start to sum every replica's two rows (2, C) of the own channels; the function returned waits for it."""
+        arrive = self._begin_gather(sums)
+        return lambda: arrive().sum(1)
 
-    def _gather(self, rows: Tensor) -> Tensor:
+    def _begin_gather(self, rows: Tensor) -> Callable[[], Tensor]:
         """(rows, replicas, own channels) from (rows, own channels)."""
         if self._own is not None:  # all ranks of a replica have all channels: each one gives some
             rows = torch.cat([rows[:, a:b] for a, b in self._own] or [rows[:, :0]], 1)
-        return self._exchanges[len(rows)].all_gather([rows.unsqueeze(1)])[0]
+        arrive = self._exchanges[len(rows)].begin_all_gather([rows.unsqueeze(1)])
+        return lambda: arrive()[0]
 
 
 def _count(row: Tensor) -> Tensor:
@@ -139,6 +142,6 @@ class Gathers(Protocol):
         """Everybody's `tensor`, stacked."""
         ...
 
-    def all_sum(self, tensor: Tensor, kind: str, /) -> Tensor:
-        """The sum of everybody's `tensor`."""
+    def begin_all_sum(self, tensor: Tensor, kind: str, /) -> Callable[[], Tensor]:
+        """Start to sum everybody's `tensor`; the function that is returned waits for it, before the next is begun."""
         ...

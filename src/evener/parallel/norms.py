@@ -183,25 +183,33 @@ class _NormaliseChannels(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, invstd, count = ctx.saved_tensors
         dy = grads[0].contiguous() if grads[0].stride() != x.stride() else grads[0]
-        dx, scaled, total = _own_backward(dy, x, weight, mean, invstd, ctx.eps)
+        scaled, total = _own_sums(dy, x, weight, mean, invstd, ctx.eps)
+        own = torch.stack((total, scaled)).to(mean.dtype)
+        arrive = ctx.group.begin_all_sum(own if ctx.counted else torch.zeros_like(own), "statistics")
+        dx = _scaled(dy, weight, invstd)  # while the sums travel
+        sums = arrive()
         if ctx.counted:
-            sums = ctx.group.all_sum(torch.stack((total, scaled)).to(mean.dtype), "statistics")
             _correct(dx, x, weight, mean, invstd, sums / count)
-        else:
-            ctx.group.all_sum(torch.zeros_like(torch.stack((mean, mean))), "statistics")
         d_weight = scaled.to(weight.dtype) if weight is not None else None
         d_bias = total.to(weight.dtype) if weight is not None else None
         return dx, d_weight, d_bias, None, None, None
 
 
-def _own_backward(
+def _own_sums(
     dy: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What this rank knows alone: dx for fixed statistics, sum of dy * xhat (C,) and sum of dy (C,)."""
+) -> tuple[Tensor, Tensor]:
+    """What this rank knows alone: sum of dy * xhat (C,) and sum of dy (C,)."""
     if x.numel() == 0:
-        return torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
+        return torch.zeros_like(mean), torch.zeros_like(mean)
     given = (dy, x, weight if weight is not None else torch.ones_like(mean), mean, invstd.pow(-2) - eps, mean, invstd)
-    return torch.ops.aten.native_batch_norm_backward(*given, False, eps, [True] * 3)  # type: ignore[no-any-return]
+    _, scaled, total = torch.ops.aten.native_batch_norm_backward(*given, False, eps, [False, True, True])
+    return scaled, total
+
+
+def _scaled(dy: Tensor, weight: Tensor | None, invstd: Tensor) -> Tensor:
+    """dx for fixed statistics: w/std dy."""
+    scale = invstd if weight is None else invstd * weight
+    return (dy * scale.view((1, -1) + (1,) * (dy.dim() - 2))).to(dy.dtype)
 
 
 def _correct(dx: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, means: Tensor) -> None:

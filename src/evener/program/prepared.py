@@ -39,11 +39,11 @@ class WeighedSums:
         """As a Group."""
         return self._group.all_gather(tensor, kind)
 
-    def all_sum(self, tensor: Tensor, kind: str) -> Tensor:
+    def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
         """As a Group, of gradients."""
         weight = self._weight()
-        total = self._group.all_sum(tensor * weight, kind)
-        return total / weight if weight else total
+        arrive = self._group.begin_all_sum(tensor * weight, kind)
+        return lambda: arrive() / weight if weight else arrive()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeighedSums:
         return self  # copies of a model are of the same ranks

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evener.comm.group import Traffic
 from evener.comm.step_timing import StepTimer
+from evener.comm.traffic import Traffic
 from evener.data.loader import collect, seed_all, split_batch, to_device
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.optimizer import ModelOptimizer

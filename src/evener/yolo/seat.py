@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from evener.comm.group import Group, Traffic
+from evener.comm.group import Group
+from evener.comm.traffic import Traffic
 from evener.data.loader import Loader
 from evener.data.sampler import Division, MicroBatch, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
@@ -132,6 +133,12 @@ class Seat:
         parts = class_balanced_shares(image_classes(dataset), shares, seed)
         return StationarySampler(parts=parts, batch_size=batch_size, accumulate=1, seed=seed, rank=self.group.rank)
 
+    def begin_epoch(self) -> None:
+        """Its batches begin now: what was saved since the last one is no part of theirs."""
+        assert self._monitor is not None
+        self.group.timer.discard()
+        self._monitor.restart_clock()
+
     def begin_batch(self, step: int) -> None:
         """Batch `step` of the training, from 1, is computed now."""
         self._step = step
@@ -166,5 +173,3 @@ class Seat:
         seconds = time.perf_counter() - begin
         accuracy = metrics.get("metrics/accuracy_top1")
         self._monitor.emit(Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds))
-        self.group.timer.discard()
-        self._monitor.restart_clock()

@@ -68,7 +68,9 @@ class EvenTrainer(BaseTrainer):
         """What belongs to an event: trackers of experiments on the leader alone, and what ranks do on every one."""
         if self.seat.group.is_leader:
             super().run_callbacks(event)
-        if event == "on_train_batch_start":
+        if event == "on_train_epoch_start":
+            self.seat.begin_epoch()
+        elif event == "on_train_batch_start":
             self._oom_retries = _NO_RETRY
             self.seat.begin_batch(self.train_loader.part.step)
             if self.gradients is not None:
