@@ -58,7 +58,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "evener plan my_task.py --profile cluster.json --save plan.json",
     ),
     "benchmark": ("evener benchmark --task my_task.py --output cluster.json",),
-    "up": ("evener up --listen :7117",),
+    "up": ("evener up --listen :7117", "evener up --ssh gpu1,me@gpu2 --ssh-join '~/venv/bin/evener join --data /data'"),
     "join": ("evener join 192.168.1.20:7117 --token-file token --name attic",),
     "invite": ("evener invite", "evener invite --nodes 5 --hours 2", "evener invite --submitter alice"),
     "stop": ("evener stop", "evener stop --master 192.168.1.20:7117 --token-file token"),

@@ -18,6 +18,8 @@ PATIENCE = Limits().patience
 """Seconds, where the user says nothing."""
 PORT = 7117
 """Of a master, likewise."""
+SSH_JOIN = "evener join"
+"""What `evener up --ssh` types on a machine, likewise."""
 PROFILE = Path("cluster.json")
 """What `evener benchmark` writes and `evener plan` reads, likewise."""
 
@@ -105,9 +107,23 @@ class UpConfig(Part, frozen=True, kw_only=True):
         float | None,
         Meta(description=f"Seconds of silence after which a node is given up; as the last time, or {PATIENCE:g}."),
     ] = None
+    ssh: Annotated[
+        str | None, Meta(description="Start a node on each of these machines, such as gpu1,me@gpu2; they end with it.")
+    ] = None
+    ssh_join: Annotated[str, Meta(description="What to type there, such as '~/venv/bin/evener join --data /data'.")] = (
+        SSH_JOIN
+    )
+    ssh_config: Annotated[Path | None, Meta(description="OpenSSH's configuration; yours by default.")] = None
 
     def __post_init__(self) -> None:
         require(self.patience is None or self.patience > 0, "--patience", self.patience, "positive seconds")
+        is_far = self.ssh is None or not (self.listen or "").startswith("unix:")
+        require(is_far, "--listen", self.listen, "HOST:PORT with --ssh, as other machines reach no Unix socket")
+        for name in ("ssh_join", "ssh_config"):
+            given = getattr(self, name) not in (None, SSH_JOIN)
+            require(
+                self.ssh is not None or not given, f"--{name.replace('_', '-')}", getattr(self, name), "beside --ssh"
+            )
 
 
 class JoinConfig(Part, frozen=True, kw_only=True):
@@ -120,6 +136,9 @@ class JoinConfig(Part, frozen=True, kw_only=True):
     address: Annotated[str, Meta(description="Of the master, as `evener up` printed it; several with commas between.")]
     token: MasterToken = None
     token_file: TokenFile = None
+    token_stdin: Annotated[
+        bool, Meta(description="The token is the first line of stdin, and the node ends when that is closed.")
+    ] = False
     name: Annotated[str | None, Meta(description="Of this node; the machine's by default.")] = None
     device: Annotated[str | None, Meta(description="cpu, or a device such as cuda:0; the best by default.")] = None
     data: Annotated[Path | None, Meta(description="Folder of the data on this node.")] = None
@@ -137,6 +156,8 @@ class JoinConfig(Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         refuse_two_tokens(self.token, self.token_file)
+        is_said = self.token is not None or self.token_file is not None
+        require(not (self.token_stdin and is_said), "--token-stdin", True, "without --token and --token-file")
         require(0 < self.speed <= 1, "--speed", self.speed, "above 0 and at most 1")
         require(self.data is None or self.data.is_dir(), "--data", str(self.data), "a folder that is there")
         require(not self.thin or self.device in (None, "cpu"), "--device", self.device, "cpu with --thin")

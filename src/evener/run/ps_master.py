@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import msgspec
 from rich.table import Table
@@ -22,6 +25,7 @@ from evener.run.console import open_console
 from evener.run.options import PATIENCE, PORT, MasterAccess, NodesAccess, StopAccess, UpConfig
 from evener.run.page import page_beside
 from evener.run.ps_node import given_token, print_notice
+from evener.run.ps_ssh import address_for, nodes_by_ssh, parse_hosts
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
 
@@ -32,6 +36,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     What is not said is as it was the last time: so the nodes find a master again that was killed.
     """
     place, insecure = StateDir(config.home or default_state_dir(os.environ)), config.insecure
+    hosts = parse_hosts(config.ssh) if config.ssh is not None else []
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
     with place.occupied(), page_beside(place.runs, config.dashboard), sigterm_is_ctrl_c():
@@ -45,11 +50,29 @@ def up(config: UpConfig, *, as_json: bool) -> None:
                 Beacon(address=str(reachable), listen=str(bound), token=token, pid=os.getpid(), patience=patience)
             )
             _announce(reachable, place, token, insecure, as_json)
-            master.serve()
+            with _nodes_elsewhere(config, hosts, bound, place):
+                master.serve()
         except KeyboardInterrupt:
             print_notice("the master stops; its nodes wait for `evener up`")
         finally:
             master.close()
+
+
+def _nodes_elsewhere(
+    config: UpConfig, hosts: Sequence[str], bound: Address, place: StateDir
+) -> AbstractContextManager[None]:
+    """The nodes that were asked for with `--ssh`, while the master serves."""
+    if not hosts:
+        return nullcontext()
+    token, insecure = (place.tokens / "node").read_text().strip(), " --insecure" * config.insecure
+    return nodes_by_ssh(
+        hosts,
+        partial(address_for, bound),
+        token,
+        print_notice,
+        join=config.ssh_join + insecure,
+        config=config.ssh_config,
+    )
 
 
 def _announce(address: Address, place: StateDir, token: str, insecure: bool, as_json: bool) -> None:

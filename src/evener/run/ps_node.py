@@ -9,12 +9,14 @@ import importlib.util
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -53,7 +55,7 @@ KNOWN_SECONDS = 24 * 3600.0
 
 def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> None:
     """`evener join`: be a node of a master until that dismisses it, Ctrl-C or SIGTERM."""
-    given = given_token(config.token, config.token_file, environment)
+    given = sys.stdin.readline() if config.token_stdin else given_token(config.token, config.token_file, environment)
     if given is None and sys.stdin.isatty():
         given = getpass.getpass("token of the master, as `evener up` shows it: ")
     if given is None:
@@ -62,9 +64,10 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin
     if config.sandbox:
-        with sigterm_is_ctrl_c():
+        with sigterm_is_ctrl_c(), ends_with_stdin() if config.token_stdin else nullcontext():
             raise SystemExit(join_confined(config, given.strip(), TOKEN_VARIABLE, cache, environment))
-    with sigterm_is_ctrl_c(), connector(masters, token) as dial:  # first of all: who cannot join is told at once
+    leash = ends_with_stdin() if config.token_stdin else nullcontext()
+    with sigterm_is_ctrl_c(), leash, connector(masters, token) as dial:  # first of all: who cannot join is told at once
         device = "cpu" if thin else choose_device(config.device)
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
         with own_name(config.name, default, cache) as name:
@@ -86,6 +89,24 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                 look=partial(look_here, config),
             )
             Node(node, dial, print_notice).serve()
+
+
+@contextmanager
+def ends_with_stdin() -> Iterator[None]:
+    """Inside, this process ends as by SIGTERM when whoever wrote to its stdin closes that, or is gone."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass  # nothing more is said there
+        if not is_over.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="evener-stdin", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def print_notice(sentence: str) -> None:
