@@ -42,10 +42,10 @@ def cluster(build_hosts: Build, folder: Path, *nodes: str) -> Iterator[Hosts]:
         yield hosts
 
 
-def train(hosts: Hosts, folder: Path, output: str, *words: str) -> Process:
+def train(hosts: Hosts, folder: Path, output: str, *words: str, agreement: str = "sync") -> Process:
     """`evener train` on the master's host, once all nodes are there."""
     wait_for(lambda: all(re.search(rf"{name} .*present", nodes(hosts, folder)) for name in hosts if name != "master"))
-    options = ["--agreement", "sync", "--home", str(folder / "home"), "--output", str(folder / output), *words]
+    options = ["--agreement", agreement, "--home", str(folder / "home"), "--output", str(folder / output), *words]
     return hosts["master"].start([*EVENER, "train", write_pausing_task(folder), *options], environment=ONE_THREAD)
 
 
@@ -103,3 +103,26 @@ def test_one_line_that_becomes_thin_does_not_stop_the_others(build_hosts: Build,
     assert {event.nodes for event in told} == {("thin",)}
     assert "--compress int8" in told[0].message
     assert not [event for event in record.events if event.kind == "benched" and "thin" not in event.nodes]
+
+
+def test_a_node_with_a_thin_line_is_told_to_send_less_and_stays(build_hosts: Build, tmp_path: Path) -> None:
+    epochs, wide = (
+        12,
+        "width=10000",
+    )  # 440 kB: 3.5 s at 1 Mbit/s, three times a round, and a quarter of that, twice, in int8
+    with cluster(build_hosts, tmp_path, "a", "b", "thin") as hosts:
+        words = ["--epochs", str(epochs), "--local-steps", "5", "--option", wide, "--option", "pause=0.1"]
+        training = train(hosts, tmp_path, "out", *words, agreement="average")
+        wait_for(lambda: updates(hosts, tmp_path) > 2)
+        hosts["thin"].limit(1)
+        assert training.wait(200) == 0, training.transcript()
+    record = record_of(tmp_path / "out", epochs)
+    (told,) = [event for event in record.events if event.kind == "thin line"]
+    assert told.nodes == ("thin",)
+    assert "it is told to send int8" in told.message
+    assert told.step < len(record.steps) - 4
+    assert not [event for event in record.events if event.kind in ("benched", "away", "refused")]
+    assert min(node.share for node in record.nodes) > 0.2  # of three equal ones
+    assert record.bytes_saved > 0
+    after = [step.seconds for step in record.steps if step.step > told.step + 2]
+    assert max(after) < PATIENCE  # two of the ten seconds that it took

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from evener.history import History
 from evener.ps.job import Job
@@ -134,6 +135,24 @@ def test_a_line_for_which_all_wait_far_longer_than_they_needed_is_left_out_with_
     assert re.search(
         rf"node b took {limit:.0f} s for what others did in {others:.1f} s; --compress int8", event.message
     )
+
+
+def test_who_makes_all_others_wait_is_told_to_send_less_before_it_is_left_out_where_the_run_allows_that() -> None:
+    stage = Stage(replace(SYNC, thin="bf16"))
+    stage.now = 0.5
+    stage.push("a")
+    stage.run.observations.clear()
+    limit = 15 + 10 + 2  # patience, work, four times what the other one needed
+    for stage.now in (limit + 0.1, 2 * limit - 1):
+        stage.run.tick(lambda peer: peer == 1)
+        assert not stage.run.observations
+    (told,) = stage.run.journal.history.events
+    assert (told.kind, told.nodes) == ("thin line", ("b",))
+    assert re.search(r"node b took 27 s for what others did in 0.5 s; it is told to send bf16", told.message)
+    assert list(stage.run.speeds.validators) == ["a"], "whole weights do not go over that line any more"
+    stage.now = 2 * limit + 1
+    stage.run.tick(lambda peer: peer == 1)
+    assert [(what, node.name) for what, node in stage.run.observations] == [("late", "b")]
 
 
 def test_a_line_is_no_longer_looked_at_once_everybody_works() -> None:

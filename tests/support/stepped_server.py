@@ -71,7 +71,7 @@ class SteppedServer:
         self.send(name, push, image)
 
     def send(self, name: str, push: Push, image: bytes) -> ServerOutput:
-        inbox = self.server.inbox(name, push.number)
+        inbox = self.server.inbox(name, push.number, len(image))
         if inbox is not None and len(image) == len(inbox):
             inbox[:] = image
         outcome = self.server.push(name, push, len(image))

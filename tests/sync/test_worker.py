@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from evener.errors import InvalidValue
+from evener.sync.compression import compressor_for
 from evener.sync.layout import Flat
 from evener.sync.messages import Answer, Lease, SampleRange
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Sgd, SyncProtocol, Workload, diloco, synchronous
+from evener.sync.threads import ThreadPool
 from evener.sync.worker import WorkerReplica
 from support.numpy_engine import NumpyEngine, Problem
 from support.stepped_server import SteppedServer, run_stepped
@@ -119,3 +121,68 @@ def test_a_thousand_updates_of_eight_bits_do_not_drift() -> None:
     np.testing.assert_allclose(packed.server.weights.parameters[0], plain.server.weights.parameters[0], atol=5e-3)
     assert packed.server.version == 1000
     assert problem.loss(packed.server.weights) < 0.2 * problem.loss(problem.start)
+
+
+@pytest.mark.parametrize(
+    "agreement",
+    [
+        synchronous(batch=24, outer=SGD),
+        SyncProtocol(batch=8, outer=Sgd(learning_rate=0.1), staleness=None),
+        diloco(batch=8, local_steps=4),
+        msgspec.structs.replace(diloco(batch=8, local_steps=4), is_overlapped=True),
+    ],
+)
+def test_who_is_told_amid_a_run_to_send_less_sends_and_is_sent_less_and_all_train_as_well(
+    agreement: SyncProtocol,
+) -> None:
+    problem, plain = trained(agreement)
+    agreement = msgspec.structs.replace(agreement, thin="int8")
+    workload = Workload(num_samples=96, num_epochs=15, seed=problem.seed)
+    server = ParameterServer(agreement, workload, problem.start.copy(), quorum=3)
+    stepped = SteppedServer(server, agreement)
+    for name in "abc":
+        stepped.join(name, NumpyEngine(problem))
+    for _ in range(3):
+        for name in "abc":
+            stepped.turn(name)
+    assert server.send_less("a", 1.0)
+    assert not server.send_less("a", 2.0), "it is told already"
+    stepped.run()
+    answers = stepped.hands["a"].answers
+    told = [answer for answer in answers if answer.compression == "int8"]
+    assert len(told) > 0.5 * len(answers)
+    assert {answer.contents for answer in told} <= {"difference", "nothing"}
+    assert [answer.base for answer in told if answer.contents == "difference"].count(None) == 1, "zeros, to begin with"
+    assert all(answer.compression == "none" for name in "bc" for answer in stepped.hands[name].answers)
+    assert sum(update.num_samples for update in stepped.updates) == 15 * 96
+    assert server.workers["a"].totals.refused == server.workers["a"].totals.late == 0
+    assert problem.loss(server.weights) < 1.1 * problem.loss(plain.server.weights) + 0.01
+
+
+def test_a_contribution_in_fewer_bytes_is_for_who_was_told_to_send_less_alone() -> None:
+    agreement = msgspec.structs.replace(synchronous(batch=24, outer=SGD), thin="int8")
+    problem = Problem()
+    workload = Workload(num_samples=96, num_epochs=1)
+    server = ParameterServer(agreement, workload, problem.start.copy(), quorum=2)
+    replies = [*server.admit("a").replies, *server.admit("b").replies]
+    number = next(one.answer.lease.number for one in replies if one.worker == "a" and one.answer.lease)
+    short = compressor_for(problem.layout, "int8", ThreadPool(1))
+    assert short is not None
+    assert server.inbox("a", number, short.num_bytes) is None
+    assert server.send_less("a", 1.0)
+    found = server.inbox("a", number, short.num_bytes)
+    assert found is not None
+    assert len(found) == short.num_bytes
+    whole = server.inbox("a", number)  # what it had begun before it was told
+    assert whole is not None
+    assert len(whole) == server.push_bytes
+
+
+def test_where_all_is_compressed_nobody_is_told_to_send_less() -> None:
+    problem, agreement = Problem(), synchronous(batch=24, outer=SGD)
+    for push in ("none", "int8"):
+        both = msgspec.structs.replace(agreement, push=push, pull=push)
+        server = ParameterServer(both, Workload(num_samples=96, num_epochs=1), problem.start.copy())
+        assert not server.send_less("a", 1.0)
+    with pytest.raises(InvalidValue, match="thin must be none where all is compressed already"):
+        SyncProtocol(batch=8, outer=SGD, push="int8", pull="int8", thin="int8")

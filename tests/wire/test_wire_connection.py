@@ -290,3 +290,19 @@ def test_a_line_that_is_slow_is_not_dead_while_what_was_sent_is_confirmed() -> N
         reading.join()
         far.close()
     assert received > 1_200_000
+
+
+def test_what_the_system_has_taken_is_on_its_way_as_long_as_more_of_it_is_confirmed() -> None:
+    transport, seen = SimpleNamespace(has_unsent=False), list[bool]()
+    peer: Peer[Kinds] = Peer(1, cast(Any, transport), cast(Any, None), Limits(), 0.0)
+    for sent, under_way in (
+        (0, 0),
+        (100, 100),
+        (600_000, 500_000),
+        (600_000, 400_000),
+        (600_000, 400_000),
+        (600_000, 0),
+    ):
+        transport.wire_bytes_sent, transport.unacknowledged_bytes = sent, under_way
+        seen.append(peer.is_delivering())
+    assert seen == [False, False, True, True, False, False]  # heartbeats alone say nothing, nor does a line that stands

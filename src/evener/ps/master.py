@@ -130,7 +130,7 @@ class Master:
         self._ticked = now
         try:
             self._effects.of_time()
-            self._scheduler.tick(now, self.server.is_sending)
+            self._scheduler.tick(now, self.server.is_delivering)
             self._effects.of_run()
         except Exception as error:  # of the run: the nodes by themselves are a few numbers
             self._set_aside(error)

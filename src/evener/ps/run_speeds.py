@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from evener.sync.worker_record import WorkerRecord, seconds_of
 
 _MOST_TIMES = 4.0
 """Of the seconds that others needed for a round, what they wait for a line beyond the patience."""
+_SEND_LESS = "--compress int8, or --agreement average with more --local-steps, sends less"
 
 
 class ThinLine(NamedTuple):
@@ -21,6 +22,11 @@ class ThinLine(NamedTuple):
     node: NodeRecord
     seconds: float
     others: float
+
+    def words(self, told: str) -> str:
+        """What there is to say of it, which was told to send `told`, or else is left out."""
+        took = f"{self.seconds:.0f} s for what others did in {self.others:.1f} s"
+        return f"the line of node {self.node.name} took {took}; {f'it is told to send {told}' if told else _SEND_LESS}"
 
 
 class RunSpeeds:
@@ -41,6 +47,12 @@ class RunSpeeds:
         seconds = seconds_of([member.speed for member in members])
         return {one.name: Worker(unit_seconds=each) for one, each in zip(members, seconds, strict=True)}
 
+    @property
+    def validators(self) -> dict[str, Worker]:
+        """The same of those who are sent whole weights to validate: not over thin lines, if there are others."""
+        costs = self.costs
+        return {n: one for n, one in costs.items() if self._server.workers[n].thin_since is None} or costs
+
     def step_seconds(self) -> dict[NodeRecord, float]:
         """What a step is believed to take everybody who is at work."""
         costs, found = self.costs, dict[NodeRecord, float]()
@@ -56,10 +68,15 @@ class RunSpeeds:
         for one in workers:
             one.speed.bound_claim(usual)
 
-    def thin_lines(self, is_sending: Callable[[int], bool], now: float) -> list[ThinLine]:
+    def thin_lines(self, moving: Collection[NodeRecord], now: float) -> list[ThinLine]:
         """Those for whom more than half of the others wait, while bytes come or go, far longer than they needed.
 
-        Lines that are as thin for everybody, and work that takes long, are waited for.
+        Lines that are as thin for everybody, and work that takes long, are waited for. Who was told to send less has as
+        long again for what it had begun.
+
+        Args:
+            moving: those to whom something is on its way.
+            now: seconds.
         """
         members, found = self._server.members, list[ThinLine]()
         for member in members:
@@ -67,9 +84,10 @@ class RunSpeeds:
             if lease is None or node.peer is None or (given := member.given.get(lease.number)) is None:
                 continue
             others = sorted([one.begun - given for one in members if not one.leases and one.begun > given])
-            if 2 * len(others) <= len(members) - 1 or (member.arriving is None and not is_sending(node.peer)):
+            if 2 * len(others) <= len(members) - 1 or (member.arriving is None and node not in moving):
                 continue
             usual, work = others[len(others) // 2], (member.speed.seconds or 0.0) * lease.num_samples
-            if now - given > self._nodes.patience + work + _MOST_TIMES * usual:
+            since = given if member.thin_since is None else max(given, member.thin_since)
+            if now - since > self._nodes.patience + work + _MOST_TIMES * usual:
                 found.append(ThinLine(node, now - given, usual))
         return found

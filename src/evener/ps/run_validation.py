@@ -56,7 +56,7 @@ class RunValidation:
     def give_out(self, *, also_of_the_late: bool = False) -> None:
         """Ask whoever works now for what nobody is asked for."""
         if self._validations.due:
-            costs = self._speeds.costs
+            costs = self._speeds.validators
             self._send_slices(self._validations.give_out(costs, self._clock(), also_of_the_late=also_of_the_late))
             self._conclude(self._validations.finished(self._clock()))
 
@@ -74,7 +74,7 @@ class RunValidation:
             raise BadFrame(objection)
         now = self._clock()
         is_news, validation = self._validations.answer(header, now)
-        self._send_slices(self._validations.compare(node.name, header, list(self._speeds.costs)))
+        self._send_slices(self._validations.compare(node.name, header, list(self._speeds.validators)))
         liars = [(self._nodes.by_name[name], lie) for name, lie in self._validations.liars]
         self._validations.liars.clear()
         self._conclude(validation or self._validations.finished(now))

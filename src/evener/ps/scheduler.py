@@ -144,18 +144,18 @@ class Scheduler:
         else:
             node.ready = run
 
-    def tick(self, now: float, is_sending: Callable[[int], bool]) -> None:
+    def tick(self, now: float, is_delivering: Callable[[int], bool]) -> None:
         """What the time brings: events for subscribers, the late, the end.
 
         Args:
             now: seconds.
-            is_sending: whether something is still on its way to a connection.
+            is_delivering: whether something is on its way to a connection, and gets on.
         """
         run = self.run
         if run is None:
             return
         run.begin(self._nodes.present)
-        run.tick(is_sending)
+        run.tick(is_delivering)
         self._subscribers.tick(run, now)
         if run.failure is not None or run.is_complete:
             self.end(run.failure)

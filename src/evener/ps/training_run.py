@@ -1,7 +1,7 @@
 """The conduct of one run at the master: the parameter server, validation and the history, joined to those who work.
 
-What a run learns about nodes (a good update, a refused one, a
-late one) it puts into `observations`, for membership to decide upon; it never decides itself who takes part.
+What a run learns about nodes (a good update, a refused one, a late one) it puts into `observations`, for membership to
+decide upon; it never decides itself who takes part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evener.ps.messages import Contribution, Prepare, Send, ServerReply, Validat
 from evener.ps.node_state import Occurrence
 from evener.ps.nodes import NodeRecord, Nodes, stragglers
 from evener.ps.run_journal import RunJournal
-from evener.ps.run_speeds import RunSpeeds
+from evener.ps.run_speeds import RunSpeeds, ThinLine
 from evener.ps.run_validation import RunValidation
 from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
@@ -25,8 +25,6 @@ from evener.sync.parameter_server import ParameterServer
 _MOST_REFUSALS = 3
 """A worker, in a row and without a good update of anybody, before training is taken for diverged."""
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
-
-_SEND_LESS = "--compress int8, or --agreement average with more --local-steps, sends less"
 
 
 class TrainingRun:
@@ -73,7 +71,6 @@ class TrainingRun:
         self.journal = RunJournal(history, clock)
         self._validation = RunValidation(job, self.journal, self.speeds, nodes, send, clock)
         self.liars: list[tuple[NodeRecord, str]] = []
-        self._bytes_saved = job.layout.num_bytes - server.push_bytes
         self._refused_in_a_row = 0
         self._first_ready = inf
         self._progress_at = clock()
@@ -165,9 +162,9 @@ class TrainingRun:
 
     def inbox(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> memoryview | None:
         """Where the bytes of a contribution belong; None if they are not wanted."""
-        if contribution.run != self.job.run or num_bytes != self.server.push_bytes:
+        if contribution.run != self.job.run:
             return None
-        return self.server.inbox(node.name, contribution.push.number)
+        return self.server.inbox(node.name, contribution.push.number, num_bytes)
 
     def arrived(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> None:
         """So much of a contribution is here."""
@@ -202,30 +199,31 @@ class TrainingRun:
         """A node has done a part of its work."""
         node.progress_at = self._progress_at = self._clock()
 
-    def tick(self, is_sending: Callable[[int], bool]) -> None:
-        """Look for those for whom everybody has waited long enough.
-
-        Args:
-            is_sending: whether something is still on its way to a connection.
-        """
+    def tick(self, is_delivering: Callable[[int], bool]) -> None:
+        """Look for those for whom all wait; `is_delivering` says if something is on its way to a peer and gets on."""
         now, patience = self._clock(), self._nodes.patience
         if self.server.members and self.begun is None:
             self.begun = now
         busy = self.speeds.step_seconds()
-        for node in busy:
-            if node.peer is not None and is_sending(node.peer):
-                self.progress(node)
+        moving = {node for node in busy if node.peer is not None and is_delivering(node.peer)}
+        for node in moving:
+            self.progress(node)
         if 0 < len(busy) < len(self.server.members) and not self.server.is_over:
             for node in stragglers(busy, patience, now):
                 self.server.worker(node.name).speed.was_late()
                 self.observations.append(("late", node))
-            for thin in self.speeds.thin_lines(is_sending, now):
-                name, took = thin.node.name, f"{thin.seconds:.0f} s for what others did in {thin.others:.1f} s"
-                self.note("thin line", f"the line of node {name} took {took}; {_SEND_LESS}", name)
-                self.observations.append(("late", thin.node))
+            for thin in self.speeds.thin_lines(moving, now):
+                self._on_thin_line(thin, now)
         if now - self._progress_at > patience:
             self._progress_at = now
             self._validation.give_out(also_of_the_late=True)
+
+    def _on_thin_line(self, thin: ThinLine, now: float) -> None:
+        """Have a node send less, if the run allows that and it does not yet; else leave it out for a while."""
+        is_told = self.server.send_less(thin.node.name, now)
+        self.note("thin line", thin.words(self.job.agreement.thin if is_told else ""), thin.node.name)
+        if not is_told:
+            self.observations.append(("late", thin.node))
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
         """Write an event down, which is about `nodes`, and have it shown."""
@@ -267,7 +265,8 @@ class TrainingRun:
     def _applied(self, judgement: Judgement) -> NodeWork:
         self._refused_in_a_row = 0
         self._observe("contributed", judgement)
-        return NodeWork(judgement.num_samples, judgement.seconds, self.server.push_bytes, 0, self._bytes_saved)
+        sent, whole = judgement.num_bytes, self.job.layout.num_bytes
+        return NodeWork(judgement.num_samples, judgement.seconds, sent, 0, whole - sent)
 
     def _refused(self, judgement: Judgement) -> None:
         self._refused_in_a_row += 1

@@ -40,6 +40,9 @@ from evener.task import Task, ThinTask
 from evener.tasks.imports import files_needed
 from evener.tasks.load import is_path, thin_twin
 
+_APPROXIMATE = ("async", "bounded", "average", "diloco")
+"""Agreements that do not promise what one process does: a node with a thin line may be told to compress."""
+
 
 def train_on_master(config: RunConfig, *, as_json: bool) -> None:
     """Train on the nodes of a master, which agree as `config` says.
@@ -163,6 +166,7 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
         agreement,
         push=compression,
         pull=compression,
+        thin="int8" if config.compress is None and config.agreement in _APPROXIMATE else "none",
         is_overlapped=config.overlap,
         robust=robust,
         merge=config.merge or agreement.merge,

@@ -37,6 +37,7 @@ class Received(msgspec.Struct, frozen=True):
         seconds: that the work took, as far as they can be believed.
         loss: mean over the samples, if it is known.
         page: the contribution itself.
+        num_bytes: in which it came.
     """
 
     worker: WorkerRecord
@@ -45,6 +46,7 @@ class Received(msgspec.Struct, frozen=True):
     seconds: float
     loss: float | None
     page: Buffer
+    num_bytes: int
 
 
 class Aggregator:
@@ -85,7 +87,7 @@ class Aggregator:
         is_streamed = (
             agreement.robust == "mean" and merge is None
         )  # else nothing can be merged before all of it is here
-        self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores, is_streamed=is_streamed)
+        self.buffers = ReceiveBuffers(weights.layout, agreement.push, cores, agreement.thin, is_streamed=is_streamed)
         self.pulls = Broadcast(agreement, self.common, cores)
         self.workers: dict[str, WorkerRecord] = {}
         self.members: list[WorkerRecord] = []
@@ -149,8 +151,9 @@ class Aggregator:
         update = self._advance(kept) if kept else None
         for one in kept:
             judged[one.worker.name] = Judgement(
-                one.worker.name, one.lease.number, "applied", "", one.lease, one.num_samples, one.seconds
-            )
+                one.worker.name, one.lease.number, "applied", "", one.lease, one.num_samples, one.seconds,
+                num_bytes=one.num_bytes,
+            )  # fmt: skip
         for one in contributions:
             self.buffers.reuse(one.page)
         return update, judged
@@ -252,7 +255,9 @@ class Aggregator:
     ) -> None:
         """Append the answers to one worker."""
         member.knows_the_end |= is_over
-        contents, version = self.pulls.contents(member.name), self.common.version
+        is_thin, version = member.thin_since is not None, self.common.version
+        contents = self.pulls.contents(member.name, is_thin=is_thin)
+        compression = self.agreement.thin if is_thin else "none"
         answer = Answer(
             version=version,
             answers=judgement.number if judgement else None,
@@ -263,8 +268,9 @@ class Aggregator:
             lease=leases[0] if leases else None,
             is_anew=not member.is_up_to_date,
             is_last=is_over,
+            compression=compression,
         )
         member.is_up_to_date = True
         replies.append(WorkerReply(member.name, answer, contents.image))
         for lease in leases[1:]:
-            replies.append(WorkerReply(member.name, Answer(version=version, lease=lease)))
+            replies.append(WorkerReply(member.name, Answer(version=version, lease=lease, compression=compression)))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.schema import Count, Loss, Part, Seconds, Text
+from evener.sync.protocol import Compression
 
 Verdict = Literal["applied", "refused", "duplicate", "late"]
 Range = tuple[Count, Count]
@@ -80,10 +81,12 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
         verdict: on that contribution.
         reason: of a refusal.
         contents: of the bytes that come along: nothing, the weights, or their difference to the worker's last ones.
-        base: version of these, if it is a difference.
+        base: version of these, if it is a difference; None: it is one to nothing but zeros.
         lease: the next work.
         is_anew: whether all leases that were heard of before are void; those that hold are told again.
         is_last: whether the run is over.
+        compression: how the worker's contributions and differences are written from now on, for its line is thin;
+            none: as agreed.
     """
 
     version: Count
@@ -95,6 +98,7 @@ class Answer(Part, frozen=True, kw_only=True, array_like=True):
     lease: Lease | None = None
     is_anew: bool = False
     is_last: bool = False
+    compression: Compression = "none"
 
 
 class Update(Part, frozen=True, kw_only=True):
@@ -155,6 +159,7 @@ class Judgement(msgspec.Struct, frozen=True):
         num_samples: of that lease.
         seconds: that the work took, as far as they can be believed.
         expels: whether the worker is to be sent away for it, and for good.
+        num_bytes: in which it came.
     """
 
     worker: str
@@ -165,6 +170,7 @@ class Judgement(msgspec.Struct, frozen=True):
     num_samples: int = 0
     seconds: float = 0.0
     expels: bool = False
+    num_bytes: int = 0
 
 
 class WorkerReply(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class ParameterServer:
     Attributes:
         workers: the record of everybody who ever was here, by name; to be read only, speeds excepted.
         members: the records of those who are here, in the order in which they came.
-        push_bytes: size of every contribution.
+        push_bytes: size of a contribution, but of workers that were told to send less.
     """
 
     def __init__(
@@ -150,22 +150,36 @@ class ParameterServer:
         worker.totals.dismissed += 1
         return self._schedule.leave(worker)
 
-    def inbox(self, name: str, number: int) -> memoryview | None:
-        """Where the contribution to lease `number` belongs, `push_bytes` bytes; None if it is not expected (any more).
+    def send_less(self, name: str, now: float) -> bool:
+        """Have a worker told, with its next answer, to send less and be sent less; whether there is less to be sent."""
+        worker = self.worker(name)
+        if worker.thin_since is not None or self._buffers.thin_bytes >= self.push_bytes:
+            return False
+        worker.thin_since = now
+        self._aggregator.pulls.forget(name)
+        return True
+
+    def inbox(self, name: str, number: int, num_bytes: int | None = None) -> memoryview | None:
+        """Where the contribution to lease `number` belongs; None if it is not expected (any more), or not so long.
 
         One that is not expected is read and thrown away, then `push` is called all the same.
+
+        Args:
+            name: of the worker.
+            number: of the lease.
+            num_bytes: that come; None: `push_bytes`.
         """
         worker = self.workers.get(name)
-        if worker is None or number not in worker.leases:
+        if worker is None or number not in worker.leases or not self._fits(worker, num_bytes or self.push_bytes):
             return None
         if self._buffers.comes_in_parts:
             self._schedule.arrived(name, worker.leases[number], 0)
         worker.arriving = number
-        return self._buffers.open(name)
+        return self._buffers.open(name, num_bytes)
 
     def arrived(self, name: str, number: int, num_bytes: int) -> None:
         """Tell that the first `num_bytes` of a contribution lie in its inbox, so that merging can begin."""
-        if self._buffers.comes_in_parts:
+        if self._buffers.comes_in_parts and not self._buffers.is_packed(name):
             worker = self.workers.get(name)
             if worker is not None and (lease := worker.leases.get(number)) is not None:
                 self._schedule.arrived(name, lease, num_bytes)
@@ -185,16 +199,19 @@ class ParameterServer:
             return ServerOutput(replies=self._answer_unexpected(name, worker, push))
         worker.answered.append(push.number)
         is_here, worker.arriving = worker.arriving == push.number, None
-        if num_bytes != self.push_bytes or not is_here:
+        if not (fits := self._fits(worker, num_bytes)) or not is_here:
             self._buffers.forget(name)
             reason = f"the contribution must have {self.push_bytes} bytes, got {num_bytes}"
-            if num_bytes == self.push_bytes:
+            if fits:
                 reason = "the contribution began to come before its work was given, and lies nowhere"
             return self._schedule.refuse(worker, lease, reason)
         num_samples = lease.samples.num_samples
         seconds = worker.speed.observe(num_samples, push.seconds, seen)
         page = self._buffers.take(name)
-        return self._schedule.contribute(Received(worker, lease, num_samples, seconds, push.loss, page))
+        return self._schedule.contribute(Received(worker, lease, num_samples, seconds, push.loss, page, num_bytes))
+
+    def _fits(self, worker: WorkerRecord, num_bytes: int) -> bool:
+        return self._buffers.fits(num_bytes, is_thin=worker.thin_since is not None)
 
     def snapshot(self) -> Snapshot:
         """A copy of all that a successor needs to go on."""

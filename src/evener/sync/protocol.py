@@ -96,6 +96,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         division: `speed`: who is half as fast gets half the samples or steps; `fixed`: all get the same.
         push: how contributions are written on the way to the server.
         pull: how changes of the weights are written on the way to the workers.
+        thin: how both are written for a worker whose line makes all others wait; none: it is not told to send less.
         is_overlapped: whether a worker goes on with its next steps while its contribution travels.
         robust: how contributions are merged; the mean, weighted by samples, is what one process does.
         merge: who computes that mean; the result is the same but for rounding.
@@ -110,6 +111,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
     division: Literal["speed", "fixed"] = "speed"
     push: Compression = "none"
     pull: Compression = "none"
+    thin: Compression = "none"
     is_overlapped: bool = False
     robust: Robust = "mean"
     merge: Merge = "cores"
@@ -123,6 +125,8 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         require(is_delta or self.local_steps == 1, "contribution", self.contribution, "delta after several local steps")
         require(is_delta or not self.is_overlapped, "contribution", self.contribution, "delta if is_overlapped")
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
+        is_packed = (self.push, self.pull) != ("none", "none")
+        require(self.thin == "none" or not is_packed, "thin", self.thin, "none where all is compressed already")
         waits = self.local_steps != "epoch" or self.staleness == 0
         needs_several = self.robust in ("trimmed", "median", "krum")
         require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")

@@ -114,7 +114,7 @@ class CommonWeights:
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """Bytes for a worker: the weights, or their difference to those of version `base`."""
+    """Bytes for a worker: the weights, or their difference to those of version `base`; None: to zeros."""
 
     kind: Literal["weights", "difference"]
     image: memoryview
@@ -138,6 +138,10 @@ class Copy:
     image: Bytes | None = None
 
 
+_NOTHING = -1
+"""The version of zeros."""
+
+
 class Broadcast:
     """Brings workers up to date.
 
@@ -150,12 +154,20 @@ class Broadcast:
     def __init__(self, agreement: SyncProtocol, common: CommonWeights, cores: ThreadPool) -> None:
         self._common = common
         self._compressor = compressor_for(common.weights.layout, agreement.pull, cores)
+        self._thin = compressor_for(common.weights.layout, agreement.thin, cores)
         self._is_shared = agreement.staleness == 0
         self._copies: dict[str, Copy] = {}
         self._versions: dict[str, int] = {}
 
-    def contents(self, worker: str) -> Contents:
-        """What to send to `worker`, which has got all that was sent to it since it was last forgotten."""
+    def contents(self, worker: str, *, is_thin: bool = False) -> Contents:
+        """What to send to `worker`, which has got all that was sent to it since it was last forgotten.
+
+        Args:
+            worker: its name.
+            is_thin: whether it is to be sent less than was agreed.
+        """
+        if is_thin and self._thin is not None:
+            return self._for_thin(self._thin, worker)
         if self._compressor is None:
             return Contents("weights", self._common.lend())
         copy = self._up_to_date(self._compressor, "" if self._is_shared else worker)
@@ -169,6 +181,15 @@ class Broadcast:
         """Send `worker` whole weights next time: it is gone, or nobody knows what it got."""
         self._versions.pop(worker, None)
         self._copies.pop(worker, None)
+
+    def _for_thin(self, compressor: Compressor, worker: str) -> Contents:
+        """How to come from what `worker` has to the weights; from zeros, if nobody knows what it has."""
+        if (copy := self._copies.get(worker)) is None:
+            copy = self._copies[worker] = Copy(Flat(self._common.weights.layout), _NOTHING)
+        base, copy.version = copy.version, self._common.version
+        image = np.empty(compressor.num_bytes, np.uint8)
+        compressor.pack_difference(self._common.weights, copy.flat, image)
+        return Contents("difference", image.data, None if base == _NOTHING else base)
 
     def _up_to_date(self, compressor: Compressor, key: str) -> Copy:
         version = self._common.version

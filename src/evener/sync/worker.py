@@ -10,7 +10,7 @@ import numpy as np
 
 from evener.errors import require
 from evener.schema import summable
-from evener.sync.compression import Bytes, as_bytes, compressor_for
+from evener.sync.compression import Bytes, Compressor, as_bytes, compressor_for
 from evener.sync.layout import Flat, StateLayout
 from evener.sync.messages import Answer, Lease, Push
 from evener.sync.protocol import SyncProtocol
@@ -72,12 +72,14 @@ class WorkerReplica:
         cores: ThreadPool | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        layout, cores = engine.layout, cores or ThreadPool(1)
+        layout = engine.layout
+        self._cores = cores = cores or ThreadPool(1)
         self._engine, self._agreement, self._clock = engine, agreement, clock
         self._push, self._pull = (
             compressor_for(layout, agreement.push, cores),
             compressor_for(layout, agreement.pull, cores),
         )
+        self._thin: Compressor | None = None  # how it is told to write, and to read, because its line is thin
         self._common, self._local, self._after = Flat(layout), Flat(layout), Flat(layout)
         self._residual = Flat(layout)
         self._free = [Flat(layout) for _ in range(agreement.depth)]
@@ -95,6 +97,8 @@ class WorkerReplica:
         answered = self.underway.pop(answer.answers, None) if answer.answers is not None else None
         if answered is not None:
             self._free.append(answered)
+        if (self._thin is not None) != (answer.compression != "none"):
+            self._thin = compressor_for(self._engine.layout, answer.compression, self._cores)
         if image is None or answer.contents == "nothing":
             return
         self._learn(answer, as_bytes(image))
@@ -106,16 +110,18 @@ class WorkerReplica:
 
     def _learn(self, answer: Answer, image: Bytes) -> None:
         """Make the common weights the local ones; keep them apart only if differences to them may come."""
-        if self._pull is None:
+        packing = self._thin or self._pull
+        if packing is None:
             np.copyto(self._local.memory, image)
             return
         if answer.contents == "weights":
             np.copyto(self._common.memory, image)
         else:
-            require(
-                answer.base == self.version, "base of a difference", answer.base, f"{self.version}, the last pull's"
-            )
-            self._pull.unpack_difference(image, self._common)
+            if answer.base is None:
+                self._common.memory.fill(0)
+            is_known = answer.base in (None, self.version)
+            require(is_known, "base of a difference", answer.base, f"{self.version}, the last pull's")
+            packing.unpack_difference(image, self._common)
         self._local.copy_from(self._common)
 
     def work(self, lease: Lease) -> tuple[Push, memoryview]:
@@ -138,10 +144,11 @@ class WorkerReplica:
         return push, self._packed(change)
 
     def _packed(self, change: Flat) -> memoryview:
-        if self._push is None:
+        packing = self._thin or self._push
+        if packing is None:
             return change.memory.data
-        image = np.empty(self._push.num_bytes, np.uint8)
-        self._push.pack(change, self._residual, image)
+        image = np.empty(packing.num_bytes, np.uint8)
+        packing.pack(change, self._residual, image)
         return image.data
 
 

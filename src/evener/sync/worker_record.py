@@ -114,6 +114,7 @@ class WorkerRecord:
         turns: that it has had, for the bound of staleness.
         is_up_to_date: whether it knows all that it was sent; not so at first.
         knows_the_end: whether it was sent that the run is over.
+        thin_since: when its line was found to be so thin that it is told to send less; None: it is not.
     """
 
     name: str
@@ -128,6 +129,7 @@ class WorkerRecord:
     turns: int = 0
     is_up_to_date: bool = False
     knows_the_end: bool = False
+    thin_since: float | None = None
 
     def enter(self) -> None:
         """It is here, and knows nothing."""

@@ -37,6 +37,8 @@ from evener.wire.reader import FrameReader, Place
 from evener.wire.transport import Transport, block_for, explain
 
 _CLOSE_SECONDS = 1.0
+_LEAST_UNDER_WAY = 16 * 1024
+"""Bytes in the system's hands that are looked at: heartbeats, which go on whatever a peer does, are shorter."""
 
 
 class Connection(Generic[H]):
@@ -208,13 +210,22 @@ class Peer(Generic[H]):
         self.is_watched = False
         self._limits = limits
         self._queue: deque[list[memoryview]] = deque()
-        self._sequence = 0
+        self._sequence = self._confirmed = 0
         self._sent, self._received = Progress(now), Progress(now)
 
     @property
     def wants_write(self) -> bool:
         """Whether anything waits for the socket to take more."""
         return bool(self._queue) or self.transport.has_unsent
+
+    def is_delivering(self) -> bool:
+        """Whether something waits, or of what the system has taken more has been confirmed than when last asked."""
+        if self.wants_write:
+            return True
+        if (under_way := self.transport.unacknowledged_bytes) < _LEAST_UNDER_WAY:
+            return False
+        before, self._confirmed = self._confirmed, self.transport.wire_bytes_sent - under_way
+        return self._confirmed > before
 
     @property
     def num_waiting(self) -> int:

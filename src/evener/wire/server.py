@@ -154,6 +154,11 @@ class Server(Generic[H]):
         end = self._peers.get(peer)
         return end is not None and end.wants_write
 
+    def is_delivering(self, peer: int) -> bool:
+        """Whether what was sent to a peer is on its way and gets on, also when the kernel has all of it."""
+        end = self._peers.get(peer)
+        return end is not None and end.is_delivering()
+
     def num_waiting(self, peer: int | None = None) -> int:
         """Frames that wait for a peer to take them; for all peers together, if it is None."""
         ends = self._peers.values() if peer is None else [end for end in (self._peers.get(peer),) if end is not None]
