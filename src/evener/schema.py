@@ -113,7 +113,7 @@ def parse_noun(data: bytes, kind: type[N], source: str = "the message") -> N:
             f"this Evener reads a {kind.__name__} of version {kind.FORMAT}"
         )
     try:
-        return msgspec.convert(raw, kind)
+        return msgspec.convert(raw, kind, str_keys=True)  # as JSON has them
     except msgspec.ValidationError as error:
         raise InvalidFile(f"{source}: {_sentence(str(error), raw, kind)}") from error
 

@@ -29,7 +29,7 @@ TUNE: Panels = {
     "What is tried": ("trials", "vary", "metric", "prune", "sampler", "ahead", "hours"),
     "What a trial trains": ("data", "option", "batch_size", "epochs", "precision", "seed", "thin"),
     "On which nodes": ("local_nodes", "devices", "memory", "patience", "preflight", "join"),
-    "What is written, and read": ("output", "resume"),
+    "What is written, read and shown": ("output", "resume", "dashboard"),
 }
 PLAN: Panels = {
     "What would be trained": ("option", "batch_size", "optimizer", "precision", "strategy"),

@@ -18,10 +18,11 @@ from evener.plan import Plan
 from evener.record import Epoch
 from evener.run.config import RunConfig
 from evener.run.console import open_console, print_line, run_folder
+from evener.run.page import page_beside
 from evener.schema import write_noun
 from evener.search.board import Board
 from evener.search.options import Metric, TuneConfig
-from evener.search.record import SearchRecord, record_of
+from evener.search.progress import StudyFile
 from evener.search.runs import OpenRun, TrialRuns
 from evener.search.search import Search
 from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
@@ -29,6 +30,7 @@ from evener.search.study import Study, open_study, some_values
 from evener.search.tables import command_line, importances_table, trial_line, trials_table
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
+from evener.search_record import SearchRecord
 from evener.signals import sigterm_is_ctrl_c
 from evener.task import BatchTask, Task, ThinTask
 from evener.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
@@ -52,14 +54,14 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
         EvenerError: what was asked for cannot be done, or every trial ends by the same error.
         Interrupted: Ctrl-C; the study can be gone on with.
     """
-    begun, console = time.monotonic(), open_console(to_stderr=as_json)
+    console = open_console(to_stderr=as_json)
     folder = run_folder(config.folder)
     nodes = _nodes(config)
     console.print(f"search in {folder}: {config.trials} trials on {', '.join(node.name for node in nodes)}")
     suggest = _suggest(config)
     facts = _facts(config, suggest)
-    metric = facts.metric
-    rules = Rules(facts.epochs, config.prune, config.ahead, larger_is_better=metric == "accuracy")
+    file = StudyFile(folder, config, facts.metric, facts.epochs)
+    rules = Rules(facts.epochs, config.prune, config.ahead, larger_is_better=facts.metric == "accuracy")
     try:
         with (
             open_study(
@@ -69,16 +71,14 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
                 learns=config.sampler == "tpe",
                 resume=config.resume,
             ) as study,
+            page_beside(folder, config.dashboard),
             sigterm_is_ctrl_c(),
         ):
-            search = _search(config, study, rules, nodes, suggest, facts, console)
-            record = record_of(
-                config, metric, facts.epochs, search.trials, search.best, study.importances(), time.monotonic() - begun
-            )
+            search = _search(config, study, rules, nodes, suggest, facts, console, file)
+            record = file.conclude(search, study.importances())
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; the same command with --resume --output {folder} goes on") from None
     _show(record, config, console)
-    write_noun(record, folder / "study.json")
     if as_json:
         print_line(json.dumps(_summary(record)))
 
@@ -91,6 +91,7 @@ def _search(
     suggest: Suggest,
     facts: _Facts,
     console: Console,
+    file: StudyFile,
 ) -> Search:
     """The search, when it is over."""
     open_run, preload = _runs(config)
@@ -117,6 +118,7 @@ def _search(
             divides=not config.thin,
             joins=config.join,
             tell=tell,
+            watch=file.show,
         )
         search.run()
     return search

@@ -11,7 +11,7 @@ from msgspec import Meta, field
 
 from evener.errors import require, require_one_of
 from evener.profile import PRECISIONS, Precision
-from evener.run.options import DataFolder, NodesConfig, TaskOptions
+from evener.run.options import Dashboard, DataFolder, NodesConfig, TaskOptions
 from evener.search.halving import Pruning
 from evener.search.space import parse_varied, suggest_varied
 
@@ -50,6 +50,7 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(description="Of what is drawn, and of every trial's weights and samples.")] = 0
     output: Annotated[Path | None, Meta(description="Folder of the study; runs/tune-TASK-TIME by default.")] = None
     resume: Annotated[bool, Meta(description="Go on with the study in --output.")] = False
+    dashboard: Dashboard = None
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:

@@ -23,9 +23,10 @@ from evener.search.board import Board, Stint
 from evener.search.placement import takes_next, team_for
 from evener.search.runs import RunEnd, Runs
 from evener.search.space import Suggest
-from evener.search.study import Outcome, Study
+from evener.search.study import Study
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import ATTEMPTS, Rules, SearchTrial
+from evener.search_record import Outcome
 
 _PAUSE = 0.2
 _SAME_ERRORS = 5
@@ -51,6 +52,7 @@ class Search:
         divides: whether several nodes can share a trial.
         joins: whether idle nodes help.
         tell: called with a sentence about everything that happens.
+        watch: called with this search, often, while it goes on.
         clock: seconds.
 
     Attributes:
@@ -73,12 +75,13 @@ class Search:
         divides: bool = True,
         joins: bool = True,
         tell: Callable[[SearchTrial, str], None],
+        watch: Callable[[Search], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._study, self._rules, self._board, self._runs = study, rules, board, runs
         self._suggest, self._folder_of, self._config_of, self._score_of = suggest, folder_of, config_of, score_of
         self._num_trials, self._until, self._divides, self._joins = num_trials, until, divides, joins
-        self._tell, self._clock = tell, clock
+        self._tell, self._watch, self._clock = tell, watch, clock
         self._same = ("", 0)
         self.trials: dict[int, SearchTrial] = {}
 
@@ -87,10 +90,16 @@ class Search:
         """The best complete trial so far."""
         return self._rules.best(list(self.trials.values()))
 
+    @property
+    def running(self) -> frozenset[int]:
+        """Numbers of the trials that nodes work on."""
+        return frozenset(self._board.stints)
+
     def run(self) -> None:
         """All trials. Raises EvenerError: one error ends every trial."""
         self._recall()
         while self._give_out(self._clock()):
+            self._watch(self)
             for number, said in self._runs.receive(_PAUSE):
                 if isinstance(said, RunEnd):
                     self._ended(self._board.end(number, self._clock()), said)

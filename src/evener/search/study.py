@@ -15,13 +15,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from evener.errors import InvalidFile, InvalidInput, MissingExtra
 from evener.search.space import Suggest
+from evener.search_record import Outcome
 
 NAME = "evener"
-Outcome = Literal["complete", "pruned", "failed"]
 _ENDED, _VALUES = "ended", "options"
 
 

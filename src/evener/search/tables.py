@@ -8,8 +8,8 @@ from rich.table import Table
 
 from evener.report.text import exact_percent, human_seconds, percent, table_of
 from evener.search.options import TuneConfig
-from evener.search.record import SearchRecord, TrialSummary
 from evener.search.trials import SearchTrial
+from evener.search_record import SearchRecord, TrialSummary
 
 
 def trial_line(trial: SearchTrial, sentence: str, metric: str, best: SearchTrial | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from evener.search.halving import Pruning, goes_on, rungs_of
-from evener.search.study import Outcome
+from evener.search_record import Outcome
 
 ATTEMPTS = 3
 """Times that a trial is begun whose nodes die."""

@@ -21,7 +21,10 @@ from evener.event_log import EventLog
 from evener.event_tail import EVENTS_FILE
 from evener.events import Phase, RunEvent
 from evener.record import Event, Step
+from evener.schema import write_noun
+from evener.search_record import STUDY_FILE
 from support.fake_runs import fake_run
+from support.fake_search import fake_search
 
 pytest.importorskip("uvicorn", reason="the live page needs evener[dashboard]")
 playwright = pytest.importorskip("playwright.sync_api", reason="browsers need evener[browser]")
@@ -114,13 +117,13 @@ def running(folder: Path) -> Iterator[Running]:
         run.end()
 
 
-def opened(browser: Any, address: str, **words: Any) -> Any:
+def opened(browser: Any, address: str, shown: str = "#node-table table", **words: Any) -> Any:
     page = browser.new_page(**words)
     page.faults = []
     page.on("pageerror", lambda error: page.faults.append(str(error)))
     page.on("console", lambda message: page.faults.append(message.text) if message.type != "log" else None)
     page.goto(address)
-    page.wait_for_selector("#node-table table")
+    page.wait_for_selector(shown)
     return page
 
 
@@ -207,3 +210,26 @@ def test_another_run_can_be_chosen_and_the_newest_is_followed(tmp_path: Path, br
         until(page, lambda: page.locator("#run").inner_text() == "second")
         page.select_option("#runs", "first")
         until(page, lambda: page.locator("#run").inner_text() == "first")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1200), ("light", 400)])
+def test_a_search_has_panels_of_its_own_which_follow_it(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
+    write_noun(fake_search(trials=5, is_over=False), tmp_path / STUDY_FILE)
+    with served(tmp_path) as address:
+        shape = {"width": width, "height": 900}
+        page = opened(browser, address, "#trial-table table", color_scheme=scheme, viewport=shape)
+        page.wait_for_selector("#score-plot canvas")
+        assert page.locator("#trial-table tbody tr").count() == 5
+        assert "goes on" in page.locator("#trial-table tbody tr").first.inner_text()
+        assert [page.locator(f"#{name}").is_visible() for name in PANELS] == [True] + [False] * 7
+        for number, name in enumerate(["now", "trials", "scores", "options"], 1):
+            page.keyboard.press(str(number))
+            assert page.evaluate("document.activeElement.id") == name
+        write_noun(fake_search(), tmp_path / STUDY_FILE)
+        until(page, lambda: page.locator("#trial-table tbody tr").count() == 12)
+        assert "★" in page.locator("#trial-table tr.best").inner_text()
+        assert "<b>my_task.py line 25" in page.locator("#trial-table tr.bad").first.inner_text()
+        assert "The best of 12 trials: lr " in page.locator("#parallel-canvas").get_attribute("aria-label")
+        assert "lr 70 %" in page.locator("#importance").inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert page.faults == []

@@ -15,8 +15,11 @@ from evener.report.live.live_run import LiveRun
 from evener.report.live.picture import Message, Told
 from evener.report.scalars import scalars_of_validation
 from evener.schema import read_noun
+from evener.search_record import STUDY_FILE, SearchRecord
 
 _RECORD = "record.json"
+_FILES = (EVENTS_FILE, _RECORD, STUDY_FILE)
+"""By one of which a folder is known as that of a run, or of a search."""
 _MOST_POINTS = 2000
 
 
@@ -31,6 +34,9 @@ class Source:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self.run = folder, LiveRun(name)
         self._tail = EventTail(folder / EVENTS_FILE)
+        self._study, self._studied = folder / STUDY_FILE, 0
+        self.search: SearchRecord | None = None
+        """What a search has found, if this is the folder of one."""
 
     def poll(self) -> LiveRun:
         """Read what has been written since; what cannot be read, the run says."""
@@ -42,10 +48,21 @@ class Source:
         return self.run
 
     def _moments(self) -> list[Moment]:
+        if self._study.is_file():
+            return self._search_moments()
         found = self._tail.read()
         if not found and self.run.revision == 0 and (self._folder / _RECORD).is_file():
             return [Moment(0.0, events_of(read_noun(self._folder / _RECORD, TrainRecord)))]
         return found
+
+    def _search_moments(self) -> list[Moment]:
+        """How a search stands, if that has been written anew."""
+        changed = self._study.stat()
+        if changed.st_mtime_ns == self._studied:
+            return []
+        self._studied = changed.st_mtime_ns
+        self.search = read_noun(self._study, SearchRecord)
+        return [Moment(changed.st_mtime, [_phase_of(self.search)])]
 
 
 class Sources:
@@ -128,6 +145,7 @@ class Cursor:
             points=points[:: max(1, -(-len(points) // _MOST_POINTS))],
             columns=columns,
             told=told,
+            search=self.source.search,
         )
 
     def _new_entries(self, run: LiveRun) -> list[Entry]:
@@ -137,6 +155,12 @@ class Cursor:
                 break
             found.append(entry)
         return found[::-1]
+
+
+def _phase_of(search: SearchRecord) -> Phase:
+    over = sum(trial.outcome is not None for trial in search.trials)
+    detail = f"{over} of {max(search.wanted, len(search.trials))} trials are over"
+    return Phase(what="over" if search.is_over else "searching", detail=detail)
 
 
 def _told(time: float, event: Event | Validation) -> Told:
@@ -152,10 +176,9 @@ def _inside(path: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / EVENTS_FILE).is_file() or (folder / _RECORD).is_file()
+    return any((folder / name).is_file() for name in _FILES)
 
 
 def _changed(folder: Path) -> float:
     """When the run began: a name may say it, the first file does."""
-    file = folder / EVENTS_FILE if (folder / EVENTS_FILE).is_file() else folder / _RECORD
-    return file.stat().st_mtime
+    return next((folder / name).stat().st_mtime for name in _FILES if (folder / name).is_file())

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from evener.report.live.losses import Loss
 from evener.schema import Part
+from evener.search_record import SearchRecord
 
 
 class NodePicture(Part, frozen=True, kw_only=True):
@@ -120,6 +121,7 @@ class Message(Part, frozen=True, kw_only=True):
         runs: names of all that can be shown, the newest first.
         is_whole: what the page has of points, columns and told is thrown away.
         names: of the nodes, in the order of shares and parts.
+        search: what has been found, where the page shows a search.
     """
 
     runs: list[str]
@@ -129,3 +131,4 @@ class Message(Part, frozen=True, kw_only=True):
     points: list[CurvePoint]
     columns: list[StripColumn]
     told: list[Told]
+    search: SearchRecord | None = None

@@ -1,8 +1,10 @@
 // Draws what /events sends: a picture of the run as it is now, and what its curves, strip and log have got since.
 
+import { searchPanels } from "/static/trials.js";
+
 const uPlot = window.uPlot;
 const $ = (id) => document.getElementById(id);
-const state = { picture: null, names: [], points: [], columns: [], told: [], heard: 0, isConnected: false, dirty: new Set() };
+const state = { picture: null, search: null, names: [], points: [], columns: [], told: [], heard: 0, isConnected: false, dirty: new Set() };
 const STRIP = 60, MOST_TOLD = 500, MOST_POINTS = 6000, HEIGHT = 220;
 const LINES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999"];
 const BAD = new Set(["slow", "lost", "expelled"]);
@@ -203,17 +205,17 @@ function rowsOf(p) {
 const plots = {};
 const asPercents = (_, all) => all.map((value) => percent(value));
 
-function axes(right, isShare) {
+function axes(right, isShare, label) {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--muted").trim(), line = style.getPropertyValue("--line").trim();
   const axis = (more) => ({ stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line }, ...more });
-  const found = [axis({ label: "step", size: 40, labelSize: 18, labelGap: 0 }), axis({ size: 55, ...(isShare ? { values: asPercents } : {}) })];
+  const found = [axis({ label, ...(label === "epoch" ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : {}), size: 40, labelSize: 18, labelGap: 0 }), axis({ size: 55, ...(isShare ? { values: asPercents } : {}) })];
   if (right) found.push(axis({ scale: "right", side: 1, size: 55, grid: { show: false }, values: asPercents }));
   return found;
 }
 
-function plot(id, series, data, right, hooks = {}) {
-  const place = $(id), width = place.clientWidth, key = JSON.stringify([series.map((one) => one.label), right]);
+function plot(id, series, data, right, hooks = {}, label = "step") {
+  const place = $(id), width = place.clientWidth, key = JSON.stringify([series.map((one) => [one.label, one.width, one.dash]), right]);
   const old = plots[id];
   if (old && old.key === key) {
     old.made.setData(data);
@@ -221,7 +223,7 @@ function plot(id, series, data, right, hooks = {}) {
     return;
   }
   if (old) old.made.destroy();
-  const options = { width, height: HEIGHT, series: [{ label: "step" }, ...series], axes: axes(right, id === "share-plot"), hooks, scales: { x: { time: false }, ...(right ? { right: { range: [0, 1] } } : {}) }, legend: { live: true, show: series.length <= 12 } };
+  const options = { width, height: HEIGHT, series: [{ label }, ...series], axes: axes(right, id === "share-plot", label), hooks, scales: { x: { time: false }, ...(right ? { right: { range: [0, 1] } } : {}) }, legend: { live: true, show: series.length <= 12 && id !== "score-plot" } };
   plots[id] = { key, made: new uPlot(options, data, place) };
 }
 
@@ -263,7 +265,10 @@ function markEvents(u) {
 
 // --- what comes, and when it is drawn ----------------------------------------------------------------------------
 
-const PANELS = { facts: drawFacts, now: drawNow, nodes: drawNodes, waits: drawWaits, links: drawLinks, events: drawEvents, strip: drawStrip, curves: drawCurves, shares: drawShares };
+const RUN = { now: drawNow, nodes: drawNodes, waits: drawWaits, links: drawLinks, events: drawEvents, strip: drawStrip, curves: drawCurves, shares: drawShares };
+const SEARCH = searchPanels({ $, element, table, number, percent, seconds, plot, state, uPlot });
+const PANELS = { facts: drawFacts, ...RUN, ...SEARCH };
+const ofKind = () => ["facts", ...Object.keys(state.search ? SEARCH : RUN)];
 
 function draw() {
   for (const name of state.dirty) if (name === "facts" || state.picture) PANELS[name]();
@@ -276,12 +281,21 @@ function mark(...names) {
   for (const name of names) state.dirty.add(name);
 }
 
+function showKind() {
+  // a search has panels of its own in the place of those of a run
+  for (const part of document.querySelectorAll("[data-of]")) part.hidden = part.dataset.of !== (state.search ? "search" : "run");
+}
+
 function take(message) {
+  const wasSearch = Boolean(state.search);
+  state.search = message.search;
+  if (wasSearch !== Boolean(state.search)) showKind();
   if (message.is_whole) { state.points = []; state.columns = []; state.told = []; }
   state.picture = message.picture; state.names = message.names;
   state.points.push(...message.points); state.columns.push(...message.columns); state.told.push(...message.told);
   state.columns = state.columns.slice(-STRIP); state.points = state.points.slice(-MOST_POINTS);
   showRuns(message.runs);
+  if (state.search) { mark(...ofKind()); return; }
   mark("facts", "now", "nodes", "waits", "links");
   if (message.columns.length || message.is_whole) mark("strip");
   if (message.told.length || message.is_whole) mark("events");
@@ -309,16 +323,16 @@ function listen() {
 $("runs").addEventListener("change", (event) => { state.wanted = event.target.value; listen(); });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey || event.target instanceof HTMLSelectElement) return;
-  const panel = document.querySelectorAll("main > section")[Number(event.key) - 1];
+  const panel = document.querySelectorAll("main > section:not([hidden])")[Number(event.key) - 1];
   if (!panel) return;
   panel.scrollIntoView();
   panel.focus({ preventScroll: true });
 });
 function redraw() {
   for (const id of Object.keys(plots)) { plots[id].made.destroy(); delete plots[id]; }
-  mark(...Object.keys(PANELS));
+  mark(...ofKind());
 }
-window.addEventListener("resize", () => mark("strip", "curves", "shares"));
+window.addEventListener("resize", () => mark(...(state.search ? ["scores", "parallel"] : ["strip", "curves", "shares"])));
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 setInterval(() => mark("facts"), 1000);
 listen();

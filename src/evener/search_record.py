@@ -1,13 +1,13 @@
-"""What a search found, as a JSON file beside its journal: `study.json`."""
+"""SearchRecord: what a search has found, trial by trial; `study.json`, which is written while the search goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Literal
 
 from evener.schema import Noun, Part
-from evener.search.options import TuneConfig
-from evener.search.study import Outcome
-from evener.search.trials import SearchTrial
+
+STUDY_FILE = "study.json"
+Outcome = Literal["complete", "pruned", "failed"]
 
 
 class TrialSummary(Part, frozen=True, kw_only=True):
@@ -15,14 +15,15 @@ class TrialSummary(Part, frozen=True, kw_only=True):
 
     Attributes:
         number: from 0.
-        outcome: complete, pruned or failed; None if it was not over when the search ended.
+        outcome: complete, pruned or failed; None if it is not over.
         values: options that were drawn.
         scores: by epoch, from 1.
         score: the last of them.
-        nodes: that worked on it, in that order.
+        nodes: that worked on it, in that order, up to now.
         seconds: that they spent on it, summed.
         attempts: that ended with the death of a node.
         reason: why it failed or was pruned, where its scores do not say so.
+        is_running: whether nodes work on it now.
     """
 
     number: int
@@ -34,6 +35,7 @@ class TrialSummary(Part, frozen=True, kw_only=True):
     seconds: float
     attempts: int = 0
     reason: str = ""
+    is_running: bool = False
 
 
 class SearchRecord(Noun, frozen=True, kw_only=True):
@@ -48,6 +50,8 @@ class SearchRecord(Noun, frozen=True, kw_only=True):
         best: number of the best one; None if none is complete.
         importances: how much of the scores' spread each varied option explains, summing to 1.
         seconds: that the search took, since it was last begun.
+        wanted: trials; 0: as many as there are.
+        is_over: whether no trial will begin or go on.
     """
 
     task: str
@@ -58,38 +62,5 @@ class SearchRecord(Noun, frozen=True, kw_only=True):
     best: int | None
     importances: dict[str, float]
     seconds: float
-
-
-def record_of(
-    config: TuneConfig,
-    metric: str,
-    epochs: int,
-    trials: Mapping[int, SearchTrial],
-    best: SearchTrial | None,
-    importances: dict[str, float],
-    seconds: float,
-) -> SearchRecord:
-    """The record of a search that is over."""
-    return SearchRecord(
-        task=config.task,
-        metric=metric,
-        epochs=epochs,
-        seed=config.seed,
-        trials=tuple(
-            TrialSummary(
-                number=trial.number,
-                outcome=trial.outcome,
-                values=trial.values,
-                scores=trial.scores,
-                score=trial.score,
-                nodes=tuple(trial.nodes),
-                seconds=trial.seconds,
-                attempts=trial.attempts,
-                reason=trial.reason,
-            )
-            for trial in trials.values()
-        ),
-        best=None if best is None else best.number,
-        importances=importances,
-        seconds=seconds,
-    )
+    wanted: int = 0
+    is_over: bool = True

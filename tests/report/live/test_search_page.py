@@ -1,0 +1,43 @@
+"""A search on the live page: its folder is found, a page is sent how it stands whenever that is written anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from evener.report.live.feed import Cursor, Sources
+from evener.schema import write_noun
+from evener.search_record import STUDY_FILE
+from support.fake_search import fake_search
+
+
+def test_a_search_is_sent_whenever_it_is_written_anew_and_is_over_when_it_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "tune-digits" / STUDY_FILE
+    write_noun(fake_search(trials=3, is_over=False), file)
+    sources = Sources([tmp_path])
+    source = sources.find("")
+    assert source is not None
+    assert sources.names() == ["tune-digits"]
+    cursor = Cursor(source)
+    source.poll()
+    first = cursor.next(["tune-digits"])
+    assert first is not None
+    assert first.search == fake_search(trials=3, is_over=False)
+    assert (first.picture.phase, first.picture.detail) == ("searching", "2 of 12 trials are over")
+    assert not first.picture.is_over
+    source.poll()
+    assert cursor.next([]) is None
+    write_noun(fake_search(trials=12), file)
+    os.utime(file, ns=(1, 1))
+    source.poll()
+    last = cursor.next([])
+    assert last is not None
+    assert last.search is not None
+    assert (len(last.search.trials), last.picture.is_over) == (12, True)
+
+
+def test_a_study_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    (tmp_path / STUDY_FILE).write_text("{")
+    source = Sources([tmp_path]).find("")
+    assert source is not None
+    assert source.poll().picture().phase == "failed"
