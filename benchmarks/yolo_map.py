@@ -7,7 +7,8 @@ the same random transforms; loop, model, loss and validation of the first one ar
 is how the sums of a batch are rounded. What that alone does is shown by plain `yolo train` once more, whose first
 weights are rounded otherwise, by half a unit of the last digit of single precision: training magnifies it likewise.
 `--own-order` adds plain `yolo train` with the order and the transforms of its own loader, which is another draw.
-`--double` trains both in double precision: smaller roundings, which a hundred and fifty steps magnify likewise.
+`--double` trains all in double precision: smaller roundings, which a hundred and fifty steps magnify likewise; what
+rounding alone does is shown there by the images of every batch in the opposite order (`yolo_rounding.py`: by step).
 """
 
 from __future__ import annotations
@@ -60,8 +61,11 @@ def evener_map(words: Sequence[str], speeds: str) -> float:
         return last_map(Path(folder) / "evener" / "results.csv")
 
 
-def double_map(words: Sequence[str], shares: str) -> float:
-    """Of processes with such shares of every batch that train in double precision; of one, of plain `yolo train`."""
+def double_map(words: Sequence[str], shares: str, *, is_backwards: bool = False) -> float:
+    """Of processes with such shares of every batch that train in double precision; of one, of plain `yolo train`.
+
+    With the images of every batch in the opposite order, if it `is_backwards`.
+    """
     named = dict(word.partition("=")[::2] for word in words)
     model = named.pop("model")
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +74,12 @@ def double_map(words: Sequence[str], shares: str) -> float:
         }
         ranks = len(shares.split(","))
         case = Case(
-            model=model, settings=settings | SWITCHED_OFF, out=f"{folder}/out", shares=shares, is_plain=ranks == 1
+            model=model,
+            settings=settings | SWITCHED_OFF,
+            out=f"{folder}/out",
+            shares=shares,
+            is_plain=ranks == 1,
+            is_backwards=is_backwards,
         )
         train(case, ranks)
         asked = ValidatedRun(f"{folder}/out/run0/weights/last.pt", settings["data"], settings["imgsz"], f"{folder}/map")
@@ -101,7 +110,11 @@ def ways_of(speeds: str, *, own_order: bool) -> dict[str, Callable[[Sequence[str
 
 def ways_in_double_precision(speeds: str) -> dict[str, Callable[[Sequence[str]], float]]:
     """Likewise; nodes have shares as `speeds` are, and are not slowed down."""
-    return {"yolo train": partial(double_map, shares="1"), f"nodes {speeds}": partial(double_map, shares=speeds)}
+    return {
+        "yolo train": partial(double_map, shares="1"),
+        "its batches backwards": partial(double_map, shares="1", is_backwards=True),
+        f"nodes {speeds}": partial(double_map, shares=speeds),
+    }
 
 
 def main() -> None:

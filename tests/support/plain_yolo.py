@@ -15,13 +15,21 @@ from evener.oracle.apportion import Worker
 from evener.yolo.cut_loader import CutLoader
 
 
-def in_order_of_nodes(base: Any) -> type:
-    """The trainer class `base` of a task, whose training batches are those of all nodes."""
+def in_order_of_nodes(base: Any, *, is_backwards: bool = False) -> type:
+    """The trainer class `base` of a task, whose training batches are those of all nodes.
+
+    Args:
+        base: of Ultralytics.
+        is_backwards: whether the images of every batch lie in the opposite order, so that sums are rounded otherwise.
+    """
 
     def get_dataloader(self: Any, dataset_path: Any, batch_size: int = 16, rank: int = -1, mode: str = "train") -> Any:
         plain = base.get_dataloader(self, dataset_path, batch_size, rank, mode)
         if mode != "train":
             return plain
+        if is_backwards:
+            collate = plain.collate_fn
+            plain.collate_fn = lambda samples: collate(samples[::-1])
         sampler = ShuffledSampler(
             count=len(plain.dataset),
             batch_size=plain.batch_size,

@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ needs_ultralytics = pytest.mark.skipif(
 OBJECTS = (5, 0, 1, 9, 2, 3, 4, 1)
 """On the images, again and again: uneven, one of them has none."""
 SIZE = 64
+KEPT = 500
+"""Numbers of every weight, in a training that keeps its steps."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         shares: of the ranks.
         dtype: of all numbers; validation is left out in float64, which Ultralytics cannot validate in.
         is_plain: whether Ultralytics' own trainer trains, alone, given the batches of nodes.
+        is_backwards: whether it is given the images of every batch in the opposite order.
+        keeps_steps: whether some numbers of every weight are kept after every batch.
         spoiled_epoch: in which the last rank's first batch has images that are no numbers, once; None for none.
         memory: that every rank's node may use, in bytes; empty for all there is.
         fitness: of every epoch where validation is left out; other ranks than the leader would do better every time.
@@ -59,6 +64,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     shares: str = "equal"
     dtype: str = "float64"
     is_plain: bool = False
+    is_backwards: bool = False
+    keeps_steps: bool = False
     spoiled_epoch: int | None = None
     memory: tuple[int, ...] = ()
     fitness: float = 0.0
@@ -92,8 +99,11 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         if case.spoiled_epoch is not None and env.rank == group.size - 1:
             base = spoiled(base, case.spoiled_epoch)
         seat = Seat(env, group, case.shares)
-        kind = in_order_of_nodes(base) if case.is_plain else even_trainer(base, seat)
+        plain = partial(in_order_of_nodes, base, is_backwards=case.is_backwards)
+        kind = plain() if case.is_plain else even_trainer(base, seat)
         spans: list[float] = []
+        steps: list[torch.Tensor] = []
+        kind = watched(kind, steps) if case.keeps_steps else kind
         trainer = clocked(kind, case.save_seconds, spans)(
             overrides={
                 "model": case.model,
@@ -112,6 +122,7 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         "metrics": {name: float(value) for name, value in (trainer.metrics or {}).items()},
         "outputs": outputs(trainer.ema.ema),
         "epochs": trainer.epoch + 1,
+        "steps": steps,
         "epoch_seconds": sum(spans),
         "step_seconds": sum(step.seconds for step in seat.history.steps()),
         "shares": [assignment.samples for assignment in seat.plan.assignments] if seat.plan else [],
@@ -205,6 +216,20 @@ def clocked(base: Any, save_seconds: float, spans: list[float]) -> Any:
             return super().save_model()
 
     return Clocked
+
+
+def watched(base: Any, steps: list[torch.Tensor]) -> Any:
+    """The trainer `base`, of which `steps` are given up to so many numbers of every weight after every batch."""
+
+    class Watched(base):  # type: ignore[misc]
+        def run_callbacks(self, event: str) -> None:
+            super().run_callbacks(event)
+            if event == "on_train_batch_end":
+                weights = [weight.detach().flatten() for weight in self.model.parameters()]
+                rows = [torch.cat((w, w.new_zeros(KEPT)))[:: max(1, len(w) // KEPT)][:KEPT] for w in weights]
+                steps.append(torch.stack(rows))
+
+    return Watched
 
 
 def exact(base: Any, fitness: float, rank: int) -> Any:
