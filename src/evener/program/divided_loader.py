@@ -128,8 +128,8 @@ class DividedLoader:
     def _small_batches(self, limit: int) -> Iterator[tuple[BatchPart, Any]]:
         """Parts of the first `limit` samples of every batch, loaded here."""
         if self._is_stream:
-            samples = iter(self.loader.dataset)
-            while some := list(islice(samples, limit)):
+            samples, most = iter(self.loader.dataset), min(limit, self.loader.batch_size or limit)
+            while some := list(islice(samples, most)):
                 yield self._part_of_samples(some)
             return
         self._order.is_training, self._order.limit, self._order.skip = True, limit, 0

@@ -9,6 +9,8 @@ When the program is about to take its first batch, every rank forks a copy of it
 So whatever the program does with a batch is what is compared, nothing of it is done twice, and nobody had to write a
 function for it. What is random is drawn alike for every sample. Where the two differ, the gradients that the parts have
 by themselves tell what the loss is: a sum, a mean over something else than samples, or a loss between samples.
+
+Of a node that is slowed down, another copy tells what a step takes undisturbed, one node after the other.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import secrets
 import shutil
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -29,13 +31,15 @@ from evener.errors import NotExact
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.plan import Check
+from evener.profile import TaskTiming
+from evener.program.compared_copy import ComparedCopy
 from evener.program.prepared import PreparedModel
-from evener.program.understudy import Understudy
+from evener.program.timed_copy import TimedCopy
+from evener.program.understudy import Understudy, failure, forked
 from evener.program.verdict import Verdict, judge
 from evener.record import Event
+from evener.run.costs import CALIBRATION_SECONDS, calibrate
 
-_SECONDS = 30
-"""After which a copy is given up."""
 _SAMPLES, _MORE = 2, 2
 """Of every rank, and of the first one besides."""
 
@@ -83,24 +87,41 @@ class Rehearsal:
         self.is_wanted = is_wanted
         self.understudy: Understudy | None = None
         self.check: Check | None = None
+        self._owners: set[object] = set()
+        self._is_timed = False
         self._notes: list[Event] = []
 
+    def is_new(self, owner: object) -> bool:
+        """Whether the program has not trained on batches of `owner` before."""
+        if self._group.size == 1 or self.understudy is not None or owner in self._owners:
+            return False
+        self._owners.add(owner)
+        return True
+
     def perform(self, models: Sequence[PreparedModel]) -> list[Event]:
-        """Compare; in a copy, this returns at once. What the user is to be told.
+        """Compare, and time slowed nodes; in a copy, this returns at once. What the user is to be told.
 
         Raises:
             NotExact: the ranks would train something else than one process; all of them raise it.
         """
         self._notes = []
-        if self._group.device.type != "cpu" or not hasattr(os, "fork"):
+        can_copy = self._group.device.type == "cpu" and hasattr(os, "fork")
+        if self.is_wanted and not can_copy:
             self._note("unchecked", "a process that uses a GPU cannot be copied: nobody compared this with one process")
             self.is_wanted = False
-            return self._notes
+        if self.is_wanted:
+            self._compare(models)
+        if can_copy and self.understudy is None and not self._is_timed:
+            self._is_timed = True
+            calibrate(self._env, self._group, self._time_alone)  # in a copy, nobody is waited for
+        return self._notes
+
+    def _compare(self, models: Sequence[PreparedModel]) -> None:
         begin = time.perf_counter()
         for precision in ("fp64", "own"):
             reports = self._round(models, is_wide=precision == "fp64")
             if self.understudy is not None:
-                return []
+                return
             verdict, whole_failed = reports[0].verdict, reports[0].whole_failed
             failed = next((report.failed for report in reports if report.failed), "")
             if not whole_failed and (verdict is not None or precision == "own"):
@@ -109,7 +130,6 @@ class Rehearsal:
             self._without_verdict(failed, whole_failed)
         else:
             self._act_on(verdict, precision, time.perf_counter() - begin)
-        return self._notes
 
     def sizes(self, count: int) -> tuple[int, ...]:
         """Samples for every rank of a small batch of `count`: uneven, and none where the user grants none."""
@@ -122,22 +142,15 @@ class Rehearsal:
     def _round(self, models: Sequence[PreparedModel], is_wide: bool) -> list[Report]:
         """What all ranks' copies came to; nothing in a copy."""
         token = self._group.told_by_leader(secrets.token_hex(8).encode()).decode()
-        folder = Path(tempfile.mkdtemp(prefix="evener-"))
-        try:
+        with self._folder() as folder:
             pids = []
             for role in ("divided", "whole") if self._group.is_leader else ("divided",):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none is used there
-                    pid = os.fork()
-                if pid == 0:
+                if (pid := forked()) == 0:
                     self._become(models, role, token, folder, is_wide)
                     return []
                 pids.append(pid)
             _wait(pids)
             report = self._report(folder, is_wide)
-        finally:
-            if self.understudy is None:
-                shutil.rmtree(folder, ignore_errors=True)
         return [
             msgspec.json.decode(row, type=Report) for row in self._group.all_gather_bytes(msgspec.json.encode(report))
         ]
@@ -146,15 +159,38 @@ class Rehearsal:
         """Be a copy from now on."""
         samples = _SAMPLES * self._group.size + _MORE
         sizes: Callable[[int], tuple[int, ...]] = self.sizes
-        self.understudy = Understudy(models, self._group, folder / role, samples, sizes, is_wide, _SECONDS)
+        path = (folder / role).with_suffix(".safetensors")
+        self.understudy = ComparedCopy(models, self._group, path, samples, sizes, is_wide)
         self.understudy.begin(self._env, None if role == "whole" else token)
 
+    def _time_alone(self) -> TaskTiming | None:
+        """What steps take this rank at full speed while nobody else computes; None in a copy, and if one failed."""
+        with self._folder() as folder:
+            path = folder / "alone.json"
+            if (pid := forked()) == 0:
+                self.understudy = TimedCopy(self._group, path, CALIBRATION_SECONDS)
+                self.understudy.begin(self._env)
+                return None
+            _wait([pid])
+            return None if failure(path) else msgspec.json.decode(path.read_bytes(), type=TaskTiming)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Where copies write, until the rank itself leaves it."""
+        folder = Path(tempfile.mkdtemp(prefix="evener-"))
+        try:
+            yield folder
+        finally:
+            if self.understudy is None:
+                shutil.rmtree(folder, ignore_errors=True)
+
     def _report(self, folder: Path, is_wide: bool) -> Report:
-        failed = _failure(folder / "divided")
+        divided, whole = folder / "divided.safetensors", folder / "whole.safetensors"
+        failed = failure(divided)
         if not self._group.is_leader:
             return Report(failed=failed)
-        whole_failed = _failure(folder / "whole")
-        verdict = None if failed or whole_failed else judge(folder / "divided", folder / "whole", is_wide)
+        whole_failed = failure(whole)
+        verdict = None if failed or whole_failed else judge(divided, whole, is_wide)
         return Report(failed=failed, whole_failed=whole_failed, verdict=verdict)
 
     def _without_verdict(self, failed: str, whole_failed: str) -> None:
@@ -186,13 +222,3 @@ def _wait(pids: Sequence[int]) -> None:
     """Until all have ended; they end themselves in time."""
     for pid in pids:
         os.waitpid(pid, 0)
-
-
-def _failure(path: Path) -> str:
-    """How the copy that writes `path` failed; empty if it did not."""
-    told = path.with_suffix(".failed")
-    if told.exists():
-        return told.read_text()
-    return (
-        "" if path.with_suffix(".safetensors").exists() else f"it took more than {_SECONDS} s, or ended without a word"
-    )

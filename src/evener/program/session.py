@@ -73,11 +73,9 @@ class Run:
         self._parts = OpenParts()
         self._models: list[PreparedModel] = []
         self._loaders: list[DividedLoader] = []
-        self._has_own_draws = False
-        self._sharing = False
+        self._has_own_draws = self._sharing = False
         self.part: BatchPart | None = None
         self._passes: set[object] = set()
-        self._rehearsed: set[object] = set()
         self.rehearsal = Rehearsal(
             env, group, shares, is_wanted=group.size > 1, may_differ=bool(config and config.approximate)
         )
@@ -240,12 +238,10 @@ class Run:
 
     def loading(self, owner: object) -> None:
         """As `Divider`."""
-        timer = self.group.timer
-        timer.pause()
-        self.steps.end(owner)
+        self._end_step(owner)
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.next_batch()
-        timer.resume("io")
+        self.group.timer.resume("io")
 
     def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
         """As `Divider`."""
@@ -253,10 +249,9 @@ class Run:
 
     def end(self, loader: DividedLoader) -> None:
         """As `Divider`."""
-        self.steps.end(loader)
+        self._end_step(loader)
         self._parts.close(loader)
         self._passes.discard(loader)
-        self.group.timer.pause()
 
     def before_update(self) -> None:
         """As `Updates`."""
@@ -270,11 +265,15 @@ class Run:
         self.group.timer.pause()
         self.group.timer.resume("fb")
 
+    def _end_step(self, owner: object) -> None:
+        self.group.timer.pause()
+        self.steps.end(owner)
+        if self.rehearsal.understudy is not None:
+            self.rehearsal.understudy.end_step(owner)
+
     def _small(self, owner: object) -> int | None:
         """In a copy, the samples of a batch. What is trained on `owner` is held against one process, the first time."""
-        is_first = self.is_training() and owner not in self._rehearsed
-        if self.rehearsal.is_wanted and is_first and self.rehearsal.understudy is None:
-            self._rehearsed.add(owner)
+        if self.is_training() and self.rehearsal.is_new(owner):
             if not self._passes:  # else it was in the rehearsal of the loader beside which it is gone through
                 self.steps.tell(self.rehearsal.perform(self._models))
             self.leader = self.leader and self.rehearsal.understudy is None
@@ -283,18 +282,19 @@ class Run:
 
     def _compute(self, owner: object, part: BatchPart, batch: Any, count: Count) -> Any:
         """From now on this rank computes `part`."""
-        timer = self.group.timer
-        timer.pause()
+        self.group.timer.pause()
         understudy = self.rehearsal.understudy
-        batch = batch if understudy is None else understudy.widened(batch)
+        batch = batch if understudy is None else understudy.given(batch)
         self.part = part
         self._parts.open(owner, weight_of(part, batch, count, self.group), self.is_training())
         for model in self._models:
             model.let_count(part.samples > 0)
-        if self.is_training() and understudy is None:
+        if self.is_training() and understudy is not None:
+            understudy.begin_step(owner, part)
+        elif self.is_training():
             self.steps.begin(owner, part, self.rehearsal.check)
             if self.size > 1 and not self._has_own_draws:
                 draw_own(self.rank)
                 self._has_own_draws = True
-        timer.resume("fb")
+        self.group.timer.resume("fb")
         return batch

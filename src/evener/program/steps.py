@@ -124,6 +124,9 @@ class Steps:
         Raises:
             Interrupted: a rank was asked to stop.
         """
+        if self._part is None:  # what the program did between two steps, such as an evaluation, is part of none
+            self._group.timer.discard()
+            self.restart_clock()
         if self._part is None or owner is not self._owner:
             return
         part, self._part = self._part, None

@@ -133,13 +133,22 @@ def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:
     calibrate(context.env, context.group, time_alone, accumulate)
 
 
-def calibrate(env: RankEnvironment, group: Group, time_alone: Callable[[], TaskTiming], accumulate: int = 1) -> None:
-    """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed."""
+def calibrate(
+    env: RankEnvironment, group: Group, time_alone: Callable[[], TaskTiming | None], accumulate: int = 1
+) -> None:
+    """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed.
+
+    Args:
+        env: of this rank.
+        group: the ranks, all of which call this.
+        time_alone: what it takes this rank; None if it cannot tell.
+        accumulate: micro-batches of a step.
+    """
     for rank, node in enumerate(env.nodes):
         if min(speed for _, speed in node.speeds) == 1.0:
             continue
-        if rank == env.rank:
-            group.timer.pace.reference = partial(_step_seconds, *affine(time_alone()), accumulate)
+        if rank == env.rank and (timing := time_alone()) is not None:
+            group.timer.pace.reference = partial(_step_seconds, *affine(timing), accumulate)
         group.barrier()
 
 
