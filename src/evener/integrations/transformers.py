@@ -2,9 +2,9 @@
 
 class MyTrainer(EvenerTrainerMixin, Trainer): pass          or EvenerTrainer itself
 
-Every node runs the script, started by `evener run`; `per_device_train_batch_size` is that of all nodes together. A
-model whose loss is told the number of items of a step divides its part's sum by that of all nodes; of others the mean
-over the samples is weighed.
+Every node runs the script, started by `evener run` or torchrun; `per_device_train_batch_size` is that of all nodes
+together. A model whose loss is told the number of items of a step divides its part's sum by that of all nodes; of
+others the mean over the samples is weighed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evener.program.totals import total_of
 from evener.tasks.load import needing_extras
 
 with needing_extras():
-    from transformers import Trainer
+    from transformers import Trainer, TrainingArguments
 
 
 class EvenerTrainerMixin:
@@ -30,6 +30,9 @@ class EvenerTrainerMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         run = join()
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, TrainingArguments):
+                _find_device_anew(given)
         self._all = Reductions(run, "samples")  # asked for while the Trainer is made
         super().__init__(*args, **kwargs)
         trainer: Any = self
@@ -75,6 +78,16 @@ class EvenerTrainerMixin:
     def is_world_process_zero(self) -> bool:
         """Whether this node prints and writes files."""
         return self._all.run.leader
+
+    def is_local_process_zero(self) -> bool:
+        """Likewise."""
+        return self._all.run.leader
+
+
+def _find_device_anew(arguments: TrainingArguments) -> None:
+    """They were made before this process joined, and may have taken it for one of torchrun's."""
+    vars(arguments).pop("_setup_devices", None)
+    assert arguments.device is not None
 
 
 class EvenerTrainer(EvenerTrainerMixin, Trainer):

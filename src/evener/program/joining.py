@@ -24,6 +24,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import torchrun_environment
+from evener.program.accelerate_alone import hide_torchrun, leave_others_group
 from evener.program.options import ScriptConfig
 from evener.program.session import Run
 from evener.run.console import RunView, run_folder
@@ -92,10 +93,12 @@ def _join_torchrun() -> Run:
         for view in views:
             view(event)
 
+    leave_others_group()
     env = torchrun_environment(os.environ, config.patience, show)
     assert env is not None
     if env.rank == 0:
         views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True))
+    hide_torchrun()
     env.stop_on(signal.SIGTERM)
     if env.heartbeat is not None:
         env.heartbeat.start()

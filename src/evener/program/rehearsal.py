@@ -32,6 +32,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.plan import Check
 from evener.profile import TaskTiming
+from evener.program.accelerate_alone import refuse_accelerate
 from evener.program.compared_copy import ComparedCopy
 from evener.program.prepared import PreparedModel
 from evener.program.timed_copy import TimedCopy
@@ -103,7 +104,9 @@ class Rehearsal:
 
         Raises:
             NotExact: the ranks would train something else than one process; all of them raise it.
+            InvalidInput: another library divides the batches, too.
         """
+        refuse_accelerate()
         self._notes = []
         can_copy = self._group.device.type == "cpu" and hasattr(os, "fork")
         if self.is_wanted and not can_copy:
