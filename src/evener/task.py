@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from evener.errors import require
 
@@ -105,7 +105,7 @@ class BatchTask:
     loss: Callable[[Any, Any], Any]
     train_data: Callable[[], Dataset[Any]]
     collate: Callable[[list[Any]], Any] | None = None
-    count: Callable[[Any], Any] | str = "samples"
+    count: Literal["samples", "sum"] | Callable[[Any], Any] = "samples"
     validation_data: Callable[[], Dataset[Any]] | None = None
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     validate: Callable[[Any, Any], Mapping[str, Any]] | None = None

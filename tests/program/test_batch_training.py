@@ -154,10 +154,19 @@ def test_what_is_written_wrongly_is_refused(words: dict[str, Any], sentence: str
     assert str(refused.value) == sentence
 
 
+class Numbered(torch.utils.data.Dataset[Any]):
+    """Samples by number, which does not say how many there are."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("nobody reads it")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ({"loss": lambda model, batch: model(batch[0])}, "must return a scalar, or a numerator and a denominator"),
+        ({"train_data": Numbered}, "Numbered has no len"),
+        ({"validation_data": Numbered}, "Numbered has no len"),
         ({"validate": lambda model, run: {"rows": 1}}, "must return a loss, too, where there is no validation_data"),
         (
             {**KINDS["stream"], "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR},

@@ -1,16 +1,24 @@
-"""Runs all programs in all worlds and prints the table; `--write docs/programs.md` puts it into the page."""
+"""Runs all programs in all worlds and prints the table; `--write docs/programs.md` puts it into the page.
+
+It takes many minutes. With `--keep FOLDER --seconds 150` it ends after so long, keeps in FOLDER what it has found, and
+goes on from there the next time; take a new folder for another state of the code.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import math
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from programs.suite import WORLDS, Outcome, changed_lines, in_world, names, off, perform, plain, source
+from programs.suite import WORLDS, Outcome, changed_lines, in_world, names, off, outcome_in, perform, plain, source
 
 BEGIN, END = "<!-- programs: made by python -m programs -->", "<!-- end of programs -->"
+TOGETHER = 8
+"""Programs that one start of the nodes performs."""
 
 
 def verdict(found: Outcome, expected: Outcome) -> str:
@@ -20,36 +28,55 @@ def verdict(found: Outcome, expected: Outcome) -> str:
     return f"{off(found, expected):.0e}"
 
 
-def table() -> str:
+def find(folder: Path, until: float) -> bool:
+    """Perform what `folder` does not have yet, a few programs at once, until that time; whether it has all now."""
+    for world, shares in WORLDS.items():
+        left = [name for name in names() if not (folder / slug(world) / f"{name}.pt").exists()]
+        for some in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
+            if time.monotonic() > until:
+                return False
+            sys.stderr.write(f"nodes {world}: {', '.join(some)}\n")
+            in_world(shares, some, folder / slug(world))
+    return True
+
+
+def slug(world: str) -> str:
+    """A folder's name."""
+    return world.replace(":", "-")
+
+
+def table(folder: Path) -> str:
     """Every program with its verdicts, in Markdown."""
     rows = [
         "| program | lines | " + " | ".join(f"nodes {world}" for world in WORLDS) + " |",
         "|---" * (2 + len(WORLDS)) + "|",
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        found = {
-            world: in_world(shares, names(), Path(folder) / str(i)) for i, (world, shares) in enumerate(WORLDS.items())
-        }
     for name in names():
         text = source(name)
         what = (ast.get_docstring(ast.parse(text)) or "").removesuffix(".")
         expected = perform(plain(text), name)
-        cells = " | ".join(verdict(found[world][name], expected) for world in WORLDS)
+        cells = " | ".join(verdict(outcome_in(folder / slug(world), name), expected) for world in WORLDS)
         rows.append(f"| `{name}`: {what} | {changed_lines(text)} | {cells} |")
     return "\n".join(rows)
 
 
 def main() -> None:
     """Print the table, or write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path)
-    page = parser.parse_args().write
-    made = table()
-    if page is None:
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = words.keep or Path(scratch)
+        if not find(folder, time.monotonic() + words.seconds):
+            sys.exit(f"there is more to do: the same once more goes on, with what is in {folder}")
+        made = table(folder)
+    if words.write is None:
         sys.stdout.write(made + "\n")
         return
-    head, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{head}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}")
+    head, _, rest = words.write.read_text().partition(BEGIN)
+    words.write.write_text(f"{head}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,12 @@ def in_world(shares: str, chosen: Sequence[str], folder: Path) -> dict[str, Outc
     folder.mkdir(parents=True, exist_ok=True)
     nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(shares.count(",") + 1)]
     run_local(rank_of_suite, nodes, (shares, list(chosen), str(folder)), patience=60.0, on_event=lambda _: None)
-    return {name: Outcome(*torch.load(folder / f"{name}.pt")) for name in chosen}
+    return {name: outcome_in(folder, name) for name in chosen}
+
+
+def outcome_in(folder: Path, name: str) -> Outcome:
+    """What a program came to, as the leader of a world wrote it."""
+    return Outcome(*torch.load(folder / f"{name}.pt"))
 
 
 def off(found: Outcome, expected: Outcome) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from evener.data.loader import read_samples
+from evener.errors import InvalidInput
 
 
 class SeededSamples(Dataset[Any]):
@@ -26,7 +28,7 @@ class SeededSamples(Dataset[Any]):
         self.epoch, self._seed = 0, seed
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return sample_count(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
@@ -35,3 +37,10 @@ class SeededSamples(Dataset[Any]):
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.epoch)
         return read_samples(self.dataset, np.asarray(indices, dtype=np.int64), self._seed, self.epoch)
+
+
+def sample_count(data: object) -> int:
+    """Samples of a map-style data set. Raises InvalidInput: it does not say how many."""
+    if not isinstance(data, Sized):
+        raise InvalidInput(f"{type(data).__name__} has no len(): give the class of the data a __len__")
+    return len(data)

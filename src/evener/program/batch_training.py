@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evener.data.loader import sample_seeds, seed_all, to_device
-from evener.data.seeded_samples import SeededSamples
+from evener.data.seeded_samples import SeededSamples, sample_count
 from evener.errors import InvalidInput
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
@@ -113,7 +113,7 @@ class BatchTraining:
         if validation is not None:
             loaders.append(self._loader(validation, batch_size, None))
         optimizer = task.optimizer(model) if task.optimizer else SGD(model.parameters(), lr=0.1, momentum=0.9)
-        prepared = run.prepare(model, optimizer, *loaders, count=task.count)  # type: ignore[arg-type]
+        prepared = run.prepare(model, optimizer, *loaders, count=task.count)
         self.model: nn.Module = prepared[0]
         self._optimizer: Optimizer = prepared[1]
         self._batches, self._validation = prepared[2], prepared[3:]
@@ -223,7 +223,7 @@ class BatchTraining:
         """Of training data, in an order that `draw` gives; None: of a validation."""
         words: dict[str, Any] = {"batch_size": batch_size, "num_workers": self._config.workers}
         if not isinstance(data, IterableDataset):
-            require_samples(1 if draw is None else batch_size, len(data))  # type: ignore[arg-type]
+            require_samples(1 if draw is None else batch_size, sample_count(data))
             words["shuffle"] = draw is not None
         generator = torch.Generator().manual_seed(self._config.seed) if draw is None else draw
         return DataLoader(data, collate_fn=self._task.collate, generator=generator, **words)

@@ -87,6 +87,7 @@ def _joined() -> Run:
 def _join_torchrun() -> Run:
     """As one of the ranks that torchrun started with the program itself."""
     config = ScriptConfig(script=Path(sys.argv[0]), arguments=tuple(sys.argv[1:]))
+    sys.excepthook = _fail_to_join
     views: list[RunView] = []
 
     def show(event: RunEvent) -> None:
@@ -109,6 +110,21 @@ def _join_torchrun() -> Run:
     return run
 
 
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A sentence, or the traceback of the program's own error."""
+    if isinstance(error, EvenerError):
+        sys.stderr.write(f"evener: {explain(error)[0]}\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+
+
+def _fail_to_join(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Before there is a run."""
+    _tell(kind, error, trace)
+    os._exit(explain(error)[1])
+
+
 class _Ending:
     """How a program ends that torchrun started: nobody of ours is there afterwards."""
 
@@ -122,14 +138,10 @@ class _Ending:
         if self._run.rehearsal.understudy is not None:
             self._run.rehearsal.understudy.fail(error)
         sentence, code, _ = explain(error)
-        if isinstance(error, EvenerError):
-            sys.stderr.write(f"evener: {sentence}\n")
-        else:
-            sys.__excepthook__(kind, error, trace)
+        _tell(kind, error, trace)
         if self._env.heartbeat is not None:
             self._env.heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
             self._env.heartbeat.stop()
-        sys.stderr.flush()
         os._exit(code)
 
     def finish(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +117,7 @@ class RankContext:
     @property
     def num_samples(self) -> int:
         """For training."""
-        return len(self.train_data)  # type: ignore[arg-type]
+        return _count(self.train_data)
 
     def samples(self, count: int) -> tuple[Any, Any]:
         """Inputs and targets of so many of the run's samples, in its precision, on the CPU."""
@@ -169,7 +169,7 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
 
 def _count(data: Dataset[Any]) -> int:
     """Samples of a map-style data set. Raises InvalidInput: it is none."""
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+    if isinstance(data, IterableDataset) or not isinstance(data, Sized):
         raise InvalidInput(
             f"{type(data).__name__} has no len(), or no samples by number: streams are trained by a BatchTask, or by a "
             "program that calls evener.join()"
