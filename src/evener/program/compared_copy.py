@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,6 +61,7 @@ class ComparedCopy(Understudy):
     def begin(self, env: RankEnvironment, token: str | None) -> None:
         """Besides, draw what every other copy draws."""
         super().begin(env, token)
+        _compile_nothing()
         self._widen()
         seed_all(0)
         draws: Any = SameDraws()
@@ -126,6 +129,13 @@ class ComparedCopy(Understudy):
         flat = flat[:: -(-len(flat) // _SAMPLED)].contiguous()
         rows = self.group.all_gather_bytes(flat.numpy().tobytes())
         return torch.from_numpy(np.stack([np.frombuffer(row) for row in rows]).copy())
+
+
+def _compile_nothing() -> None:
+    """From now on functions under torch.compile are run as they are: compiling them would take longer than all else."""
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    if "torch._dynamo" in sys.modules:  # else it reads this when it is needed
+        torch.compiler.set_stance("force_eager")
 
 
 def _kept(tensor: Tensor) -> Tensor:

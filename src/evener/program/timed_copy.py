@@ -28,7 +28,7 @@ _LEAST = 2
 """Steps that do: one of each size."""
 
 
-class _Passes(NamedTuple):
+class _TimedSteps(NamedTuple):
     """Seconds of passes by their samples, and of updates."""
 
     by_samples: dict[int, list[float]]
@@ -63,7 +63,7 @@ class TimedCopy(Understudy):
     def __init__(self, group: Group, path: Path, seconds: float) -> None:
         super().__init__(group, path, samples=sys.maxsize)
         self._nodes, self._seconds = group.size, seconds
-        self._passes = _Passes({}, [])
+        self._passes = _TimedSteps({}, [])
         self._owner: object = None
         self._begin = 0.0
         self._samples = self._steps = 0
