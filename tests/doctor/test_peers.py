@@ -75,11 +75,14 @@ def test_data_that_different_libraries_read_are_not_compared_and_nodes_may_lack_
     assert faults(check_peers([replace(ADA, is_rank=False, data=by["PyTorch"]), thin])) == []
 
 
-def test_links_are_told_with_latency_and_rate() -> None:
-    link = Link(machine="bob", seconds=0.0004, bytes_per_second=117.5e6)
+@pytest.mark.parametrize(
+    ("rate", "words"), [(117.5e6, ", and 940 Mbit/s came"), (1.19e9, ", and 9.52 Gbit/s came"), (0.0, "")]
+)
+def test_links_are_told_with_latency_and_rate(rate: float, words: str) -> None:
+    link = Link(machine="bob", seconds=0.0004, bytes_per_second=rate)
     [finding] = [one for one in check_peers([replace(ADA, links=(link,)), BOB]) if one.what == "link"]
     assert (finding.machine, finding.severity) == ("ada, bob", "ok")
-    assert finding.sentence == "ada reaches bob in 0.4 ms, and 940 Mbit/s came"
+    assert finding.sentence == f"ada reaches bob in 0.4 ms{words}"
 
 
 def test_a_link_is_measured_for_as_long_as_is_wanted() -> None:

@@ -50,3 +50,7 @@ def test_the_table_fits_80_columns_and_counts_the_faults(
     assert "3 errors" in shown
     print_findings(check_machine(SOUND), open_console(to_stderr=False))
     assert "nothing is wrong here" in capsys.readouterr().out
+    print_findings([*check_machine(SOUND) * 20, *check_machine(broken)], open_console(to_stderr=False))
+    shown = capsys.readouterr().out
+    assert "more were looked at and are well; --json shows them" in " ".join(shown.split())
+    assert len(shown.splitlines()) < 20

@@ -89,6 +89,12 @@ def test_a_fault_of_a_node_is_named(planted: ExaminedNode, words: str) -> None:
     assert words in fault
 
 
+def test_the_master_is_no_rank_so_what_gloo_would_take_there_does_not_matter() -> None:
+    no_name = replace(SOUND, network=replace(SOUND.network, host_addresses=()))
+    examination = Examination(nodes=(node("master", no_name, doing=""), node("ada", no_name)))
+    assert [(one.machine, one.what) for one in faults(findings_of(examination))] == [("ada", "interface")]
+
+
 def test_a_node_that_trains_keeps_its_machine_busy_itself() -> None:
     assert told(node("bob", BUSY, "trains")) == []
 

@@ -161,11 +161,16 @@ def _check_reach(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
 def _check_links(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
     for peer in peers:
         for link in peer.links:
-            rate = f", and {link.bytes_per_second * 8 / 1e6:.3g} Mbit/s came" if link.bytes_per_second else ""
+            rate = f", and {_bits(link.bytes_per_second)} came" if link.bytes_per_second else ""
             yield found(
                 f"{peer.machine}, {link.machine}"[:256], "link", "ok",
                 f"{peer.machine} reaches {link.machine} in {link.seconds * 1e3:.1f} ms{rate}",
             )  # fmt: skip
+
+
+def _bits(bytes_per_second: float) -> str:
+    mbit = bytes_per_second * 8 / 1e6
+    return f"{mbit / 1e3:.3g} Gbit/s" if mbit >= 999.5 else f"{mbit:.3g} Mbit/s"
 
 
 def _check_data(peers: Sequence[PeerFacts]) -> Iterator[Finding]:

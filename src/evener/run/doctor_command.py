@@ -21,6 +21,7 @@ from evener.run.options import DoctorConfig
 from evener.run.ps_master import open_master
 from evener.run.task_look import look_at_task
 
+_MOST_ROWS = 100
 _MARKS = {"ok": "ok", "warning": "!", "error": "X"}
 
 
@@ -50,9 +51,13 @@ def _findings_of_nodes(config: DoctorConfig) -> list[Finding]:
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """A table, faults marked, and one line that counts them."""
-    console.print(findings_table(findings))
+    """A table, faults marked, and one line that counts them; of many findings the faults alone."""
     wrong = faults(findings)
+    shown = findings if len(findings) <= _MOST_ROWS else wrong
+    if shown:
+        console.print(findings_table(shown))
+    if len(shown) < len(findings):
+        console.print(f"{len(findings) - len(shown)} more were looked at and are well; --json shows them")
     num_errors = sum(finding.severity == "error" for finding in wrong)
     num_warnings = len(wrong) - num_errors
     words = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((num_errors, "error"), (num_warnings, "warning")) if n]

@@ -116,7 +116,8 @@ def _findings_of_one(node: ExaminedNode) -> Iterator[Finding]:
         )  # fmt: skip
         return
     for finding in check_machine(node.report.facts):
-        if not (is_at_work and finding.what == "load"):  # the node itself keeps it busy
+        is_own_load = is_at_work and finding.what == "load"  # the node itself keeps the machine busy
+        if not (is_own_load or (node.name == MASTER and finding.what == "interface")):  # no rank runs at the master's
             yield finding
 
 
