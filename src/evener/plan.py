@@ -145,6 +145,7 @@ class Plan(Noun, frozen=True, kw_only=True):
         local_steps: that each replica makes between two exchanges; 1: they agree after every step.
         advice: what to do and why, in at most two sentences.
         check: that it trains what one process trains; None where that was not tried.
+        copy_steps: steps between two copies of every rank's part in the memory of the next rank; 0: none are made.
     """
 
     strategy: Strategy
@@ -156,6 +157,7 @@ class Plan(Noun, frozen=True, kw_only=True):
     local_steps: Amount = 1
     advice: str = ""
     check: Check | None = None
+    copy_steps: Amount = 0
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "local_steps")

@@ -12,23 +12,32 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evener.comm.abortable import AbortableSums
+from evener.comm.abortable import AbortableGloo, GlooPlace
+from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
 from evener.errors import NodeLost
+from support.stores import memory_store
 
 
 @pytest.fixture
-def pair() -> Iterator[list[AbortableSums]]:
+def pair() -> Iterator[list[AbortableGloo]]:
     """Of two ranks."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
-    def join(rank: int) -> AbortableSums:
-        return AbortableSums(dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30)))
+    def join(rank: int) -> AbortableGloo:
+        return AbortableGloo(dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30)))
 
     with ThreadPoolExecutor(2) as threads:
         yield list(threads.map(join, range(2)))
 
 
-def wait_until_let_go(sums: AbortableSums) -> None:
+@pytest.fixture
+def places() -> list[GlooPlace]:
+    """Where two ranks meet."""
+    store = memory_store()
+    return [GlooPlace(store=store, rank=rank, size=2, longest_wait=30.0) for rank in range(2)]
+
+
+def wait_until_let_go(sums: AbortableGloo) -> None:
     """Within a moment."""
     deadline = time.monotonic() + 5
     while not sums.let_go():
@@ -36,7 +45,7 @@ def wait_until_let_go(sums: AbortableSums) -> None:
         time.sleep(0.01)
 
 
-def test_the_sum_is_in_the_tensor_and_in_the_future(pair: list[AbortableSums]) -> None:
+def test_the_sum_is_in_the_tensor_and_in_the_future(pair: list[AbortableGloo]) -> None:
     tensors = [torch.full((3,), float(rank + 1)) for rank in range(2)]
     futures = [sums.all_reduce(tensor) for sums, tensor in zip(pair, tensors, strict=True)]
     for future, tensor in zip(futures, tensors, strict=True):
@@ -46,7 +55,7 @@ def test_the_sum_is_in_the_tensor_and_in_the_future(pair: list[AbortableSums]) -
         wait_until_let_go(sums)
 
 
-def test_an_aborted_wait_ends_at_once_and_later_ones_do_not_begin(pair: list[AbortableSums]) -> None:
+def test_an_aborted_wait_ends_at_once_and_later_ones_do_not_begin(pair: list[AbortableGloo]) -> None:
     left = torch.ones(4)
     future = pair[0].all_reduce(left)
     pair[0].abort(NodeLost("the other is gone"))
@@ -62,13 +71,51 @@ def test_an_aborted_wait_ends_at_once_and_later_ones_do_not_begin(pair: list[Abo
         future.wait()
 
 
-def test_a_sum_that_fails_is_the_end_of_all(pair: list[AbortableSums]) -> None:
+def test_a_sum_that_fails_is_the_end_of_all(pair: list[AbortableGloo]) -> None:
     future = pair[0].all_reduce(torch.ones(4))
     wait_until_let_go(pair[1])  # it leaves, as a process that ends
     with pytest.raises(RuntimeError):
         future.wait()
     assert pair[0].error is not None
     wait_until_let_go(pair[0])
+
+
+def test_messages_arrive_in_order_and_one_that_nobody_sends_is_left_at_once(places: list[GlooPlace]) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        pair = [AbortableGloo(gloo, at) for gloo, at in zip(threads.map(GlooPlace.join, places), places, strict=True)]
+    groups = [AbortableProcessGroup(rank, 2, one) for rank, one in enumerate(pair)]
+    taken = [torch.zeros(2), torch.zeros(2)]
+    works = [groups[1].recv([tensor], 0, 7) for tensor in taken]
+    for value in (1.0, 2.0):
+        groups[0].send([torch.full((2,), value)], 1, 7).wait()
+    assert [work.wait() for work in works] == [True, True]
+    assert [tensor.tolist() for tensor in taken] == [[1.0, 1.0], [2.0, 2.0]]
+    waiting = groups[1].recv([torch.zeros(2)], 0, 7)
+    pair[1].abort(NodeLost("the other is gone"))
+    with pytest.raises(NodeLost, match="the other is gone"):
+        waiting.wait()
+    assert not pair[1].let_go()
+    pair[0].abort(NodeLost("likewise"))
+    wait_until_let_go(pair[0])
+    for group in groups:
+        groups_known_to_torch().pop(group)
+    del groups[0]
+    wait_until_let_go(pair[1])  # its connection has ended
+
+
+def test_a_group_of_some_ranks_ends_with_that_of_all(places: list[GlooPlace]) -> None:
+    def join(place: GlooPlace) -> tuple[AbortableGloo, AbortableGloo]:
+        whole = AbortableGloo(place.join(), place)
+        return whole, whole.among([1, 0])
+
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(join, places))
+        sums = list(threads.map(lambda one: one[1].all_reduce(torch.ones(1)).wait(), both))
+    assert [one.tolist() for one in sums] == [[2.0], [2.0]]
+    for whole, part in both:
+        whole.abort(NodeLost("over"))
+        assert isinstance(part.error, NodeLost)
+        wait_until_let_go(whole)
 
 
 class _Failing:
@@ -86,7 +133,7 @@ class _Failing:
 
 def test_whoever_wakes_up_by_a_failure_finds_that_there_will_be_no_further_sum() -> None:
     gloo, seen = _Failing(), []
-    sums = AbortableSums(gloo)
+    sums = AbortableGloo(gloo)
     sums.all_reduce(torch.ones(1)).add_done_callback(lambda _: seen.append(sums.error))
     gloo.under_way.set_exception(RuntimeError("connection closed by peer"))
     assert [str(error) for error in seen] == ["connection closed by peer"]

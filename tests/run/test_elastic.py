@@ -108,6 +108,21 @@ def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("data+filter", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_a_divided_model_goes_on_if_that_is_asked_for(tmp_path: Path, alone: Path, words: tuple[str, ...]) -> None:
+    more = ("--patience", "20", "--elastic", "--strategy", *words)
+    record = run_with(tmp_path, signal.SIGKILL, "1,0.5,0.5", 0.05, *more)
+    assert off(alone, tmp_path / "struck") < 1e-10
+    lost = [event.message for event in record.events if event.kind == "node lost"]
+    assert len(lost) == 1
+    assert lost[0].startswith("node-0 was killed by signal 9 (SIGKILL); 2 nodes of 3 go on with step ")
+    assert lost[0].endswith("again") == (record.plan.copy_steps > 0)
+    assert sum(step.samples for step in record.steps) == 6 * 200
+
+
+@pytest.mark.slow
 def test_a_strategy_that_divides_the_model_ends_with_a_lost_node_as_before(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"evener: node node-\d \(rank \d\) was killed by signal 9"):
         run_with(tmp_path, signal.SIGKILL, "1,1", 0.05, "--patience", "20", "--strategy", "filter")

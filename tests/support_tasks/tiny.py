@@ -16,14 +16,14 @@ def data(count: int, seed: int) -> TensorDataset:
     return TensorDataset(images, targets)
 
 
-def model(dropout: float = 0.0) -> nn.Module:
+def model(dropout: float = 0.0, norm: bool = True) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),
-        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4) if norm else nn.Tanh(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64, 8),
-        nn.BatchNorm1d(8),
+        nn.BatchNorm1d(8) if norm else nn.Tanh(),
         *([nn.Dropout(dropout)] if dropout else []),
         nn.Linear(8, 3),
     )
@@ -36,8 +36,9 @@ def task(
     schedule: bool = False,
     dropout: float = 0.0,
     pause: float = 0.0,
+    norm: bool = True,
 ) -> Task:
-    """A task whose loss takes `pause` seconds, and becomes NaN in call `explode_at` of the training loss (0: never)."""
+    """A task, with BatchNorm or without, whose loss takes `pause` seconds, and NaN in call `explode_at` (0: never)."""
     calls = [0]
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -48,7 +49,7 @@ def task(
 
     return Task(
         name="tiny",
-        model=lambda: model(dropout),
+        model=lambda: model(dropout, norm),
         loss=loss,
         train_data=lambda: data(samples, 1),
         validation_data=lambda: data(23, 2),

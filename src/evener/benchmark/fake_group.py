@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.benchmark.timing import now
+from evener.comm.abortable_group import groups_known_to_torch
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
@@ -248,7 +249,7 @@ def fake_group(group: Group, ranks: Sequence[int], timer: StepTimer, trace: Even
 @contextmanager
 def known_to_torch(group: Group) -> Iterator[None]:
     """Inside, PyTorch answers `gloo` when it is asked for the backend of a fake group."""
-    known: dict[Any, Any] = dist.distributed_c10d._world.pg_map
+    known = groups_known_to_torch()
     if group.process_group is not None:
         known[group.process_group] = (dist.Backend.GLOO, None)
     try:

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evener.comm.abortable import AbortableSums
+from evener.comm.abortable import AbortableGloo
+from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_torch
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_meshes
 from evener.comm.signed_store import SignedStore
@@ -43,7 +44,7 @@ class Group:
         reports: likewise, for messages that are read later than the next one is sent.
         world_ranks: of these ranks among all that run; empty if they are all.
         is_elastic: whether other ranks may come and go; its fields are then others afterwards.
-        sums: of an elastic group, instead of the process group.
+        sums: of an elastic group: its process group's operations, each of which may be given up.
         store: where the ranks found each other, which the process group does not keep alive.
         traffic: bytes sent so far.
     """
@@ -58,7 +59,7 @@ class Group:
     reports: Mesh | None = None
     world_ranks: Sequence[int] = ()
     is_elastic: bool = False
-    sums: AbortableSums | None = None
+    sums: AbortableGloo | None = None
     store: SignedStore | None = None
     traffic: Traffic = field(default_factory=Traffic)
     _joined: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
@@ -79,10 +80,14 @@ class Group:
 
     def told_by_leader(self, message: bytes) -> bytes:
         """The leader's `message`, of any size; the leader waits for nobody."""
+        return self.told_by(0, message)
+
+    def told_by(self, rank: int, message: bytes) -> bytes:
+        """The `message` of one rank, of any size; that rank waits for nobody."""
         if self.mesh is None:
             return message
-        if not self.is_leader:
-            return self.mesh.receive_from(0)
+        if self.rank != rank:
+            return self.mesh.receive_from(rank)
         for peer in self.mesh.peers:
             self.mesh.send_to(peer, message)
         return message
@@ -212,9 +217,7 @@ class Group:
         if self.size == 1 or list(ranks) == list(range(self.size)):
             return self
         world = [self.world_ranks[rank] for rank in ranks] if self.world_ranks else list(ranks)
-        if tuple(ranks) not in self._joined:  # others of the world than this group's ranks do not call this
-            self._joined[tuple(ranks)] = dist.new_group(world, use_local_synchronization=bool(self.world_ranks))
-        process_group = self._joined[tuple(ranks)]
+        process_group = self._joined_among(tuple(ranks), world)
         if self.rank not in ranks:
             return None
         alone = len(ranks) == 1
@@ -228,7 +231,32 @@ class Group:
             mesh=None if alone or self.mesh is None else self.mesh.subset(ranks),
             reports=None if alone or self.reports is None else self.reports.subset(ranks),
             world_ranks=world,
+            sums=process_group.operations if isinstance(process_group, AbortableProcessGroup) else None,
         )
+
+    def _joined_among(self, ranks: tuple[int, ...], world: list[int]) -> dist.ProcessGroup | None:
+        """The process group of `ranks`, numbers `world` among all that run; None if it needs none."""
+        if ranks not in self._joined:
+            if self.sums is None:  # others of the world than this group's ranks do not call this
+                made = dist.new_group(world, use_local_synchronization=bool(self.world_ranks))
+            elif self.rank in ranks and len(ranks) > 1:
+                made = AbortableProcessGroup(ranks.index(self.rank), len(ranks), self.sums.among(ranks))
+            else:
+                return None
+            self._joined[ranks] = made
+        return self._joined[ranks]
+
+    def become(
+        self, rank: int, nodes: Sequence[str], mesh: Mesh | None, reports: Mesh | None, sums: AbortableGloo | None
+    ) -> None:
+        """From now on other ranks are in this elastic group, with these connections; None for a rank alone."""
+        for left in (self.process_group, *self._joined.values()):
+            if isinstance(left, AbortableProcessGroup):
+                groups_known_to_torch().pop(left, None)
+        self.rank, self.size, self.nodes = rank, len(nodes), nodes
+        self.mesh, self.reports, self.sums = mesh, reports, sums
+        self.process_group = None if sums is None else AbortableProcessGroup(rank, len(nodes), sums)
+        self.world_ranks, self._joined = (), {}
 
 
 def join_group(

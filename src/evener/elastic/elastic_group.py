@@ -81,6 +81,10 @@ class ElasticGroup:
         newest = self._watch.newest
         return newest is not None and newest.number > self.number
 
+    def is_followed_within(self, seconds: float) -> bool:
+        """Whether there is a newer generation, or will be one so soon."""
+        return self._watch.newer(self.number, seconds) is not None
+
     def fence(self) -> None:
         """Return when this rank was certainly not given up up to now; before it changes or publishes anything."""
         self._watch.fence()
@@ -119,9 +123,7 @@ class ElasticGroup:
         rank = generation.rank_of(self._line.process)
         assert rank is not None
         self._connections, group = connections, self._group
-        group.rank, group.size, group.nodes = rank, len(generation.participants), generation.nodes
-        group.mesh, group.reports, group.sums = connections.mesh, connections.reports, connections.sums
-        group.process_group, group.world_ranks = None, ()
+        group.become(rank, generation.nodes, connections.mesh, connections.reports, connections.sums)
 
     def _leave(self) -> None:
         """Leave the connections of before; let go what has ended of those that were left."""

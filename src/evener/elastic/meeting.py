@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch.distributed as dist
-
-from evener.comm.abortable import AbortableSums
+from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_meshes
 from evener.comm.signed_store import SignedStore
@@ -36,7 +34,7 @@ class Connections:
 
     mesh: Mesh | None = None
     reports: Mesh | None = None
-    sums: AbortableSums | None = None
+    sums: AbortableGloo | None = None
 
     def abort(self, error: Exception) -> None:
         """From now on whoever waits for another rank raises; from any thread."""
@@ -119,5 +117,5 @@ class Meeting:
             patience=LONGEST_WAIT,
             longest_wait=LONGEST_WAIT,
         )
-        gloo = dist.ProcessGroupGloo(store, self._rank, size, timedelta(seconds=LONGEST_WAIT))
-        return Connections(mesh=mesh, reports=reports, sums=AbortableSums(gloo))
+        place = GlooPlace(store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT)
+        return Connections(mesh=mesh, reports=reports, sums=AbortableGloo(place.join(), place))

@@ -22,9 +22,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.comm.exchange import Route
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, length
+from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
 from evener.parallel.drawn_ops import refuse_own_draws
-from evener.parallel.full_state import gather_tensors, own_part
+from evener.parallel.full_state import gather_tensors, own_part, pieces_of
 from evener.parallel.gradient_hooks import GradientHooks, copied
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_statistics import DataAxis
@@ -128,6 +129,10 @@ class ShardedModel(nn.Module):
     def gather_weights(self) -> dict[str, Tensor]:
         """The whole model's state dict on the first rank of the replica, else an empty one; all ranks call this."""
         return gather_tensors(self.mesh.group, self.part.state_dict(), self._state_shards())
+
+    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+        """This rank's part of that state dict, and by name, which part of their wholes those are that are divided."""
+        return self.part.state_dict(), pieces_of(self._state_shards(), self.mesh.group.rank)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take this rank's part of every weight from a state dict of the whole model. Raises InvalidInput."""
@@ -287,6 +292,14 @@ class DividedModel:
         """As `ParallelModel`."""
         weights = self.model.gather_weights() if self.replica == 0 else {}
         return weights if self.group.is_leader else {}
+
+    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+        """As `ParallelModel`."""
+        return self.model.own_weights()
+
+    def buffers(self) -> Iterator[Tensor]:
+        """As `ParallelModel`."""
+        return self.model.part.buffers()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """As `ParallelModel`."""

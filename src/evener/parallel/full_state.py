@@ -22,6 +22,7 @@ from evener.comm.exchange import Exchange, Route
 from evener.comm.group import Group
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import Region
+from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
 from evener.parallel.redistribute import part_of, regions
 
@@ -77,6 +78,15 @@ def own_part(shard: Shard, whole: Tensor, rank: int) -> Tensor:
     return part_of(whole, shard.layout.region(rank, shard.shape)).clone()
 
 
+def pieces_of(shards: Mapping[str, Shard], rank: int) -> dict[str, Piece]:
+    """Which part of every divided tensor `rank` holds, by name; what is not in it is whole."""
+    return {
+        name: Piece(shape=shard.shape, region=shard.layout.region(rank, shard.shape))
+        for name, shard in shards.items()
+        if shard.layout.state == "split"
+    }
+
+
 class _OptimizerParts(msgspec.Struct, frozen=True):
     """What one rank's optimiser holds: by parameter, the tensors that are divided as it is, and what is no tensor."""
 
@@ -122,11 +132,29 @@ class OptimizerState:
         for path, tensor in tensors.items():
             name, _, key = path.rpartition("/")
             state.setdefault(places[name], {})[key] = tensor
-        groups = [
-            {**settings, "params": [places[name] for name in names]}
+        return {"state": dict(sorted(state.items())), "param_groups": self._whole_groups(optimizer)}
+
+    def own(self, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Piece]]:
+        """What this rank has of that state dict; and which part of their wholes those of its tensors are that are none.
+
+        By `<parameter index>.<name>`; nothing is sent.
+        """
+        state: dict[int, dict[str, Any]] = {}
+        pieces: dict[str, Piece] = {}
+        divided = pieces_of(self._shards, self._group.rank)
+        for name, weight in self._parameters.items():
+            values, place = optimizer.state.get(weight, {}), self._places[name]
+            if values:
+                state[place] = dict(values)
+            pieces |= {f"{place}.{key}": divided[name] for key in values if self._is_divided(name, values[key])}
+        return {"state": dict(sorted(state.items())), "param_groups": self._whole_groups(optimizer)}, pieces
+
+    def _whole_groups(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        """Parameter groups of an optimiser of the whole model."""
+        return [
+            {**settings, "params": [self._places[name] for name in names]}
             for settings, names in zip(optimizer.state_dict()["param_groups"], self._grouped, strict=True)
         ]
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load(self, optimizer: Optimizer, whole: Mapping[str, Any]) -> None:
         """Take what belongs to this rank's parameters from the state dict of an optimiser of the whole model."""

@@ -25,6 +25,7 @@ from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
 from evener.errors import EvenerError, InvalidInput, TrainingFailed, first_line, place_of
 from evener.oracle.division.layout import Region, Shape
+from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
 from evener.parallel.full_state import OptimizerState
 from evener.parallel.optimizer_probe import MakeOptimizer, Scope, keep_parts, looking_whole, scope_of, whole_of
@@ -121,6 +122,12 @@ class ModelOptimizer:
         if self.is_gathered or self._model.suffices == "model":
             return self.inner.state_dict() if self._model.group.is_leader else {}
         return self._state.gather(self.inner)
+
+    def own(self) -> tuple[dict[str, Any], dict[str, Piece]]:
+        """What this rank has of such a state dict, and which of its tensors are parts; as `OptimizerState.own`."""
+        if self.is_gathered or self._model.suffices == "model":
+            return self.inner.state_dict(), {}
+        return self._state.own(self.inner)
 
     def load(self, whole: dict[str, Any]) -> None:
         """Take what this rank needs of the state dict of one process's optimiser."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
+from evener.oracle.division.pieces import Piece
 from evener.parallel.optimizer import HeldModel
 
 
@@ -95,6 +96,12 @@ class ParallelModel(Protocol):
 
     def gather_weights(self) -> dict[str, Tensor]:
         """The state dict of the whole model on the first rank of all, else an empty one."""
+
+    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+        """What this rank has of that state dict; and, by name, which part of their wholes those are that are none."""
+
+    def buffers(self) -> Iterator[Tensor]:
+        """This rank's tensors that a step changes besides the parameters, such as running statistics."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take what this rank holds from the state dict of a whole model. Raises InvalidInput if it does not fit."""

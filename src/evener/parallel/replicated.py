@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evener.comm.group import Group
 from evener.errors import InvalidInput
+from evener.oracle.division.pieces import Piece
 from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.gradient_sums import ReplicaSums, sum_bucket
 from evener.parallel.norms import GroupBatchNorm
@@ -141,12 +142,16 @@ class ReplicatedModel:
         """As `ParallelModel`."""
         return self.weights() if self.group.is_leader else {}
 
+    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+        """As `ParallelModel`; every rank has the whole."""
+        return self.weights(), {}
+
     def weights(self) -> dict[str, Tensor]:
         """The state dict of the whole model, which every rank has."""
         return self._model.state_dict()
 
     def buffers(self) -> Iterator[Tensor]:
-        """Tensors that a step changes besides the parameters, such as running statistics."""
+        """As `ParallelModel`."""
         return self._model.buffers()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

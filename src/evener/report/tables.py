@@ -56,6 +56,7 @@ def plan_table(plan: Plan) -> Table:
         rows += [None, *(_rejected_row(rejected) for rejected in plan.rejected)]
     captions = [_predicted(plan.prediction)] if plan.prediction else []
     captions += [_checked(plan.check)] if plan.check else []
+    captions += [_copied(plan.copy_steps)] if plan.copy_steps else []
     return grid(
         f"Plan: {plan.strategy}, {plan.batch_size} samples a step{micro_batches}",
         ("node", "device", ">samples", ">share", "reason"),
@@ -68,6 +69,11 @@ def _rejected_row(rejected: Rejected) -> Row:
     seconds = rejected.step_seconds
     predicted = f" ({human_seconds(seconds)} a step)" if seconds is not None else ""
     return (rejected.what, "-", "-", "-", f"not used: {rejected.reason}{predicted}")
+
+
+def _copied(steps: int) -> str:
+    every = "every step" if steps == 1 else f"every {steps} steps"
+    return f"Each node's part is copied into the next node's memory {every}: a lost node costs no more than these."
 
 
 def _checked(check: Check) -> str:

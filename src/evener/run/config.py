@@ -85,7 +85,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         bool | None,
         Meta(
             description="Go on without local nodes that are gone, and with others in their place; "
-            "so it is, if nobody says otherwise, where samples alone are divided."
+            "so it is, if nobody says otherwise, where samples alone are divided; divided models want to be asked."
         ),
     ] = None
     check: Annotated[

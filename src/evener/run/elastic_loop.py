@@ -25,13 +25,14 @@ from evener.elastic.agreement import Agreement, Standing, agree
 from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.generation import Generation
 from evener.errors import NodeLost
-from evener.history import Entry, History
+from evener.history import History
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Plan
-from evener.record import Event
 from evener.run.config import RunConfig
+from evener.run.elastic_telling import add_untold, tell_generation
+from evener.run.held_state import HeldState
 from evener.run.loop import Loop
 from evener.run.state_transfer import send_state, take_state
 from evener.run.training import Training, division_workers, follows_speeds, make_sampler
@@ -62,7 +63,8 @@ class ElasticLoop:
         self._costs = dict(zip([a.node for a in training.plan.assignments], costs, strict=True))
         self._before_step = _NONE
         self._was_ended = False  # by whoever watches the run
-        self._is_settled, self._first, self._begin, self._mark = True, 1, 0.0, 0.0
+        self._settled = _NONE  # the last step after which all is done
+        self._first, self._begin, self._mark = 1, 0.0, 0.0
 
     def run(self, finish: Callable[[Training, History], None]) -> None:
         """All steps to the last, and `finish`, which all ranks of the last generation call.
@@ -75,6 +77,7 @@ class ElasticLoop:
             self._loop.last = _NONE
         else:
             self._first = self._loop.start()
+            self._settled = self._loop.last
         self._ranks.start(() if self._is_late else tuple(self._training.group.nodes))
         self._begin = self._mark = time.perf_counter()
         with self._loop.saving.writing():
@@ -113,11 +116,15 @@ class ElasticLoop:
 
     def _settle(self) -> None:
         """Do what follows the last step; again, if somebody was lost meanwhile."""
-        loop, self._is_settled = self._loop, False
+        loop = self._loop
         history = loop.monitor.history
         history.validations = [one for one in history.validations if one.step != loop.last]
         self._was_ended = loop.after_step(loop.last)
-        self._is_settled, self._mark = True, time.perf_counter()
+        self._settled, self._mark = loop.last, time.perf_counter()
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._settled == self._loop.last
 
     def _keep_buffers(self) -> None:
         """Before a step that may have to be done again: its forward pass changes them."""
@@ -167,42 +174,33 @@ class ElasticLoop:
             if self._before_step == loop.last + 1:
                 for buffer, before in zip(self._model.buffers(), self._before, strict=True):
                     buffer.copy_(before)
-            self._add_untold()
-            self._is_settled = agreement.is_settled
+            add_untold(loop.monitor.history, self._training.sampler, self._first, loop.last)
+            self._settled = loop.last if agreement.is_settled else _NONE
         if agreement.needy and group.mesh is not None:
             if group.rank == agreement.source:
                 loop.monitor.history.wall_seconds = time.perf_counter() - self._begin
-                state = loop.state(loop.last)
-                send_state(self._training, state, loop.monitor.history, group.mesh, agreement.needy)
+                held = HeldState.of(self._training, loop.state(loop.last), loop.monitor.history)
+                send_state(held, group.mesh, agreement.needy)
             elif group.rank in agreement.needy:
-                history = loop.monitor.history = take_state(self._training, group.mesh, agreement.source)
+                held = take_state(group.mesh, agreement.source)
+                held.restore(self._training)
+                history = loop.monitor.history = held.history
                 self._mark = time.perf_counter()  # what was lost before, those know who have been there
                 self._begin = self._mark - history.wall_seconds
-                loop.last, self._is_settled, self._before_step = agreement.step, agreement.is_settled, _NONE
-
-    def _add_untold(self) -> None:
-        """Count steps whose reports were lost with a node."""
-        history = self._loop.monitor.history
-        for step in range(max(history.last_step, self._first - 1) + 1, self._loop.last + 1):
-            part = self._training.sampler.step(step)[0]
-            history.add(Entry(step=step, epoch=part.epoch, samples=part.total, untold=part.total, steps=1))
+                loop.last, self._before_step = agreement.step, _NONE
+                self._settled = loop.last if agreement.is_settled else _NONE
 
     def _note(self, generation: Generation) -> None:
         """Have the record say what happened, and what it cost."""
-        loop, group, now = self._loop, self._training.group, time.perf_counter()
-        own = (now - self._mark, now - self._ranks.known_at if self._ranks.known_at else 0.0)
-        rows = group.all_gather_bytes(msgspec.json.encode(own))
-        lost, since = map(max, zip(*(msgspec.json.decode(row) for row in rows), strict=True))
-        self._ranks.known_at, self._mark = 0.0, now
-        if generation.number == 1:
-            return
-        loop.monitor.history.lost_seconds += lost
-        count = len(generation.participants)
-        words = f"{generation.reason}; {count} node{'' if count == 1 else 's'} of {len(self._costs)} go on"
-        if generation.lost:
-            words += f" with step {loop.last + 1}, {since:.3f} s after that was known; {lost:.3f} s lost"
-        kind, nodes = ("node lost", generation.lost) if generation.lost else ("joined", generation.joined)
-        loop.monitor.emit(Event(step=loop.last, kind=kind, message=words, nodes=nodes))
+        self._mark = tell_generation(
+            generation,
+            self._ranks,
+            self._loop.monitor,
+            self._training.group,
+            self._mark,
+            len(self._costs),
+            self._loop.last,
+        )
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:

@@ -9,12 +9,17 @@ import torch.distributed as dist
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
+from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.copies import FAULT_SECONDS
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import Plan
+from evener.plan import WHOLE_MODEL, Plan
 from evener.run.config import RunConfig
-from evener.run.context import make_context
-from evener.run.training import Training, make_training
+from evener.run.context import RankContext, make_context
+from evener.run.held_state import HeldState
+from evener.run.loop import Loop
+from evener.run.part_copies import PartCopies
+from evener.run.training import Training
 from evener.schema import Part
 from evener.task import Task
 
@@ -34,7 +39,10 @@ def why_fixed(training: Training, config: RunConfig) -> str:
     reasons = {
         "nodes are replaced only where this command starts several on this machine": env.line is None,
         "there is one node": training.group.size == 1,
-        f"with strategy {strategy} every node holds what no other one has": strategy != "data",
+        f"with strategy {strategy} a node holds what others do not: it goes on with --elastic alone": (
+            strategy != "data" and not config.elastic
+        ),
+        "the optimiser looks at whole tensors, of which each node has a part": training.optimizer.is_gathered,
         "data that stays where it is (--stationary) is lost with its node": config.stationary,
         "--compile would compile again for other shares": config.compile,
         "collectives of GPUs cannot be left": any(node.device != "cpu" for node in env.nodes),
@@ -47,12 +55,23 @@ def leave_word(training: Training) -> None:
     store = training.context.env.store
     model = training.model
     if training.group.is_leader and store is not None:
-        assert isinstance(model, ReplicatedModel)
-        store.set(_LEFT, msgspec.json.encode(_Left(plan=training.plan, uses_all=model.uses_all)).decode())
+        uses_all = isinstance(model, ReplicatedModel) and model.uses_all
+        store.set(_LEFT, msgspec.json.encode(_Left(plan=training.plan, uses_all=uses_all)).decode())
 
 
-def late_training(env: RankEnvironment, config: RunConfig, task: Task | None) -> Training:
-    """What a rank works with that comes when the run has begun; all is as was left, and nothing is measured.
+def with_copies(training: Training, config: RunConfig) -> Training:
+    """`training`, whose plan says how often parts are copied, of which nobody else has any; all ranks call this."""
+    plan = training.plan
+    if plan.strategy in WHOLE_MODEL or len(plan.replica_ranks) > 1:
+        return training
+    copies, settings = PartCopies(training.group), Loop(training, config).state(0)
+    seconds = plan.prediction.step_seconds if plan.prediction else 0.0
+    copies.copy(0, HeldState.of(training, settings, History()).encode(), seconds or FAULT_SECONDS)
+    return replace(training, plan=msgspec.structs.replace(plan, copy_steps=copies.every))
+
+
+def late_context(env: RankEnvironment, config: RunConfig, task: Task | None) -> tuple[RankContext, Plan]:
+    """The context of a rank that comes when the run has begun, and the plan with which that was.
 
     Args:
         env: of the rank.
@@ -65,5 +84,4 @@ def late_training(env: RankEnvironment, config: RunConfig, task: Task | None) ->
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     timer = StepTimer(env.device, env.node.speed_at(0))
     group = Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True)
-    context = replace(make_context(env, group, config, task), uses_all=left.uses_all)
-    return make_training(context, left.plan, config)
+    return replace(make_context(env, group, config, task), uses_all=left.uses_all), left.plan

@@ -49,7 +49,7 @@ class Loop:
     ) -> None:
         self._training, self._context, self._config = training, training.context, config
         self._group, self._model, self._plan = training.group, training.model, training.plan
-        self._step = TrainStep(training, fence)
+        self._fence, self._step = fence, TrainStep(training, fence)
         self.last = 0
         self.saving = Saving(
             config,
@@ -74,14 +74,16 @@ class Loop:
         )
 
     def regroup(self, training: Training, nodes: Sequence[str]) -> None:
-        """Go on with other ranks, of the same model.
+        """Go on with other ranks.
 
         Args:
-            training: with the plan, and the samples, of these ranks.
+            training: with the plan, the samples, and the model, or this rank's part of it, of these ranks.
             nodes: of the whole run.
         """
         assert training.division is not None
-        self._training, self._plan = training, training.plan
+        self._training, self._plan, self._model = training, training.plan, training.model
+        self._step = TrainStep(training, self._fence)
+        self.saving.rebuild(training.model, training.optimizer, training.scheduler)
         self.monitor.regroup(training.division, training.balance, nodes)
 
     def run(self) -> History:
@@ -152,6 +154,11 @@ class Loop:
         result = self._step(loader)
         self.last = step
         self.monitor.add(step, result)
+
+    def finish_step(self, step: int) -> None:
+        """Make the update of `step`, whose gradients are complete on all ranks, and which nobody has reported."""
+        self._step.change(step)
+        self.last = step
 
     def _end_epoch(self, step: int) -> bool:
         """Validate and save; whether whoever watches ends the run here."""

@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,15 +28,16 @@ from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
-from evener.plan import Plan, Rejected
+from evener.plan import WHOLE_MODEL, Plan, Rejected
 from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
 from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context, require_same_material
+from evener.run.elastic_divided import DividedElasticLoop
 from evener.run.elastic_loop import ElasticLoop
-from evener.run.elastic_start import late_training, leave_word, why_fixed
+from evener.run.elastic_start import late_context, leave_word, why_fixed, with_copies
 from evener.run.loop import Loop
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
@@ -52,7 +54,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         task: to be trained; None: the one that `config` names.
     """
     if env.line is not None and env.line.is_late:
-        run_elastic(late_training(env, config, task), config, env.line)
+        run_late(*late_context(env, config, task), config, env.line)
         return
     group, config = join_run(env, config)
     context = make_context(env, group, config, task)
@@ -60,12 +62,14 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
     training = prepare(context, config)
     if training is None:
         return
-    if training.group.is_leader:
-        env.notify(training.plan)
     why = why_fixed(training, config)
     if env.line is not None and not why:
+        training = with_copies(training, config)
+    if training.group.is_leader:
+        env.notify(training.plan)
+    if env.line is not None and not why:
         leave_word(training)
-        run_elastic(training, config, env.line)
+        run_elastic(context, training, config, env.line)
         return
     if config.elastic and training.group.is_leader:
         env.notify(Event(step=0, kind="not elastic", message=f"a lost node ends this run: {why}"))
@@ -76,15 +80,30 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
     leave_group()
 
 
-def run_elastic(training: Training, config: RunConfig, line: Line) -> None:
-    """From the first step to the record, in a run whose ranks may change."""
+def run_elastic(context: RankContext, training: Training, config: RunConfig, line: Line) -> None:
+    """From the first step to the record, in a run whose ranks may change; the model of `context` is whole."""
+    ranks = ElasticGroup(line, training.group, context.env.address)
+    if training.plan.strategy in WHOLE_MODEL:
+        ElasticLoop(training, config, ranks, is_late=False).run(partial(finish_elastic, config))
+    else:
+        among = replace(context, group=training.group)
+        DividedElasticLoop(among, training.plan, config, ranks, training).run(partial(finish_elastic, config))
 
-    def finish(ended: Training, history: History) -> None:
-        startup = time.time() - config.started - history.wall_seconds
-        write_results(ended, history, config.folder, max(0.0, startup))
 
-    ranks = ElasticGroup(line, training.group, training.context.env.address)
-    ElasticLoop(training, config, ranks, line.is_late).run(finish)
+def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) -> None:
+    """The same, of a rank that comes when a run by this plan has begun."""
+    ranks = ElasticGroup(line, context.group, context.env.address)
+    if plan.strategy in WHOLE_MODEL:
+        training = make_training(context, plan, config)
+        ElasticLoop(training, config, ranks, is_late=True).run(partial(finish_elastic, config))
+    else:
+        DividedElasticLoop(context, plan, config, ranks, None).run(partial(finish_elastic, config))
+
+
+def finish_elastic(config: RunConfig, ended: Training, history: History) -> None:
+    """The results of a run whose ranks may have changed."""
+    startup = time.time() - config.started - history.wall_seconds
+    write_results(ended, history, config.folder, max(0.0, startup))
 
 
 def prepare(context: RankContext, config: RunConfig) -> Training | None:

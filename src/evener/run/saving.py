@@ -63,6 +63,10 @@ class Saving:
         self._writer = CheckpointWriter(self._checkpoints)
         self._saved_at = time.monotonic()
 
+    def rebuild(self, model: WholeModel, optimizer: WholeOptimizer, scheduler: LRScheduler | None) -> None:
+        """From now on the training is in these."""
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+
     def resume(self) -> int:
         """The last step that is done: 0, or that of the checkpoint to go on from, whose state is loaded.
 

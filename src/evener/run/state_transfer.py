@@ -1,6 +1,7 @@
-"""The state of a training, from a rank that holds it to ranks that do not: over the mesh, without pickle.
+"""States of a training between ranks, over the mesh (`held_state` says what they are).
 
-What travels is what a checkpoint holds, and the history: the rank may be the one that writes the record.
+send_state, take_state    from one that holds the whole to some that do not
+share_states              parts from all who have some to all
 """
 
 from __future__ import annotations
@@ -8,61 +9,49 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from safetensors.torch import load, save
 
+from evener.comm.group import Group
 from evener.comm.mesh import Mesh
-from evener.history import History
-from evener.parallel.replicated import ReplicatedModel
-from evener.run.checkpoint import Checkpoint, CheckpointState, apart
-from evener.run.training import Training
+from evener.run.held_state import HeldState
 from evener.schema import Amount
 
 _PIECE = 2**28
 """Bytes of a message, at most."""
-_Sizes = tuple[Amount, Amount, Amount, Amount]
-"""Bytes of the parts of a state: what is no tensor, weights, optimiser's tensors, history."""
 
 
-def send_state(training: Training, state: CheckpointState, history: History, mesh: Mesh, to: Sequence[int]) -> None:
-    """Send this rank's state to the ranks `to`.
-
-    Args:
-        training: whose state.
-        state: what of it is no tensor, as a checkpoint begins with.
-        history: of the run so far.
-        mesh: of the ranks.
-        to: who are to take it.
-    """
-    model = training.model
-    assert isinstance(model, ReplicatedModel)
-    scheduler, scaler = training.scheduler, training.context.arithmetic.scaler
-    whole = Checkpoint.of(state, model.weights(), training.optimizer.inner.state_dict(), scheduler, scaler)
-    parts = (
-        msgspec.json.encode(whole.state),
-        save(apart(whole.weights)),
-        save(dict(whole.optimizer)),
-        msgspec.msgpack.encode(history),
-    )
-    sizes = msgspec.json.encode([len(part) for part in parts])
+def send_state(held: HeldState, mesh: Mesh, to: Sequence[int]) -> None:
+    """Send `held` to the ranks `to`."""
+    data = held.encode()
     for rank in to:
-        mesh.send_to(rank, sizes)
-        for part in parts:
-            for piece in _pieces(part):
-                mesh.send_to(rank, piece)
+        mesh.send_to(rank, msgspec.json.encode(len(data)))
+        for piece in _pieces(data):
+            mesh.send_to(rank, piece)
 
 
-def take_state(training: Training, mesh: Mesh, source: int) -> History:
-    """Take over the state that rank `source` sends; the history of the run so far."""
-    parts = []
-    for size in msgspec.json.decode(mesh.receive_from(source), type=_Sizes):
-        part = bytearray()
-        while len(part) < size:
-            part += mesh.receive_from(source)
-        parts.append(bytes(part))
-    state = msgspec.json.decode(parts[0], type=CheckpointState)
-    whole = Checkpoint(state=state, weights=load(parts[1]), optimizer=load(parts[2]))
-    whole.restore(training.model, training.optimizer, training.scheduler, training.context.arithmetic.scaler)
-    return msgspec.msgpack.decode(parts[3], type=History)
+def take_state(mesh: Mesh, source: int) -> HeldState:
+    """What rank `source` sends."""
+    size = msgspec.json.decode(mesh.receive_from(source), type=Amount)
+    data = bytearray()
+    while len(data) < size:
+        data += mesh.receive_from(source)
+    return HeldState.decode(data)
+
+
+def share_states(own: Sequence[bytes], group: Group) -> list[HeldState]:
+    """The encoded states that ranks give, `own` among them: of the first rank first; all ranks call this."""
+    rows = [
+        msgspec.json.decode(row, type=list[Amount])
+        for row in group.all_gather_bytes(msgspec.json.encode([len(data) for data in own]))
+    ]
+    found = []
+    for rank, sizes in enumerate(rows):
+        for number, size in enumerate(sizes):
+            data = bytearray()
+            for start in range(0, size, _PIECE):
+                mine = own[number][start : start + _PIECE] if rank == group.rank else b""
+                data += group.told_by(rank, mine)
+            found.append(HeldState.decode(data))
+    return found
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

@@ -88,12 +88,17 @@ class TrainStep:
         )
 
     def _update(self, step: int) -> None:
-        if self._fence is not None:
-            self._fence()
         scaler = self._arithmetic.scaler
         if self._clip_norm is not None:
             scaler.unscale_(self._optimizer.inner)
             self._model.clip(self._clip_norm)
+        if self._fence is not None:
+            self._fence()
+        self.change(step)
+
+    def change(self, step: int) -> None:
+        """Change the weights by the gradients of `step`, which are complete; no other rank is waited for."""
+        scaler = self._arithmetic.scaler
         seed_update(self._context, step)
         self._optimizer.step(scaler)
         scaler.update()

@@ -66,10 +66,13 @@ class Training:
         return self.context.epochs * self.sampler.steps_per_epoch
 
 
-def make_training(context: RankContext, plan: Plan, config: RunConfig) -> Training:
-    """Everything that the loop of a rank needs that takes part in `plan`; all ranks of the context call this."""
+def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_foretold: bool = True) -> Training:
+    """Everything that the loop of a rank needs that takes part in `plan`; all ranks of the context call this.
+
+    With `is_foretold`, the plan says afterwards what its step will take, unless it is a user's own that says so itself.
+    """
     task = context.task
-    is_rehearsed = plan.prediction is None or context.given is None  # a user's own plan says what it predicts
+    is_rehearsed = is_foretold and (plan.prediction is None or context.given is None)
     if is_rehearsed and context.group.size > 1:
         context.begins("rehearsing", f"{plan.strategy} on {context.group.size} nodes")
     model, plan = join_model(context, plan, config, is_rehearsed)

@@ -206,6 +206,11 @@ class Pipeline:
         """Parameters of this process's stages."""
         yield from (parameter for _, parameter in self.named_parameters())
 
+    def buffers(self) -> Iterator[Tensor]:
+        """Tensors of this process's stages that a step changes besides the parameters, such as running statistics."""
+        for part in self._modules.values():
+            yield from part.root.buffers()
+
     def state_dict(self) -> dict[str, Tensor]:
         """What this process holds, under the names that it has in the model."""
         return {name: tensor for part in self._modules.values() for name, tensor in part.root.state_dict().items()}

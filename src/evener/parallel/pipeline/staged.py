@@ -15,6 +15,7 @@ from evener.comm.exchange import Route
 from evener.comm.group import Group
 from evener.errors import InvalidInput, InvalidValue
 from evener.oracle.division.layout import Region
+from evener.oracle.division.pieces import Piece
 from evener.parallel.full_state import gather_tensors
 from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.optimizer import HeldModel, HeldParameter
@@ -64,6 +65,14 @@ class StagedModel:
     def gather_weights(self) -> dict[str, Tensor]:
         """As `ParallelModel`."""
         return gather_tensors(self.group, self.pipeline.state_dict(), {})
+
+    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
+        """As `ParallelModel`; tensors are whole where they are."""
+        return self.pipeline.state_dict(), {}
+
+    def buffers(self) -> Iterator[Tensor]:
+        """As `ParallelModel`."""
+        return self.pipeline.buffers()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """As `ParallelModel`."""

@@ -1,0 +1,296 @@
+"""A divided model's elastic run whose processes are threads: nodes are killed in the middle of a step, others come."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evener.comm.group import Group
+from evener.comm.step_timing import StepTimer
+from evener.elastic.authority import Authority
+from evener.elastic.elastic_group import ElasticGroup
+from evener.elastic.generation import Generation, Heard, Hello, Participant, decode_for_authority, encode_message
+from evener.elastic.line import Line
+from evener.elastic.meeting import Connections, Meeting
+from evener.history import History
+from evener.launch.nodes import LocalNode
+from evener.launch.rank_environment import RankEnvironment
+from evener.plan import Plan
+from evener.run.config import RunConfig
+from evener.run.context import RankContext, make_context
+from evener.run.elastic_divided import DividedElasticLoop
+from evener.run.loop import Loop
+from evener.run.planning import Shape, divide
+from evener.run.training import Training, make_training
+from support.commands import TINY
+from support.stores import memory_store
+
+PATIENCE = 20.0
+_WAIT = 2.0
+"""Seconds for which a model that does not fit any more waits for others."""
+_SEEDED = threading.Lock()
+
+
+class Killed(Exception):
+    """The process of a node is killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A node that is killed.
+
+    Attributes:
+        node: its number.
+        step: in which it is killed.
+        place: `loss`: before gradients are complete; `update`: when all ranks know that theirs are; `between`: when
+            one of the others has heard that of it.
+        returns: whether another process takes its place.
+    """
+
+    node: int
+    step: int
+    place: str = "loss"
+    returns: bool = False
+
+
+@dataclass
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        weights: of the whole model.
+        history: of the run.
+        nodes: of the last generation.
+    """
+
+    weights: dict[str, Tensor]
+    history: History
+    nodes: Sequence[str]
+
+
+def settings(folder: Path, *, norm: bool = True, **more: Any) -> RunConfig:
+    """Of a run of the tiny task in float64, with BatchNorm or without."""
+    option = {"samples": "60", "schedule": "true", "norm": str(norm).lower()}
+    chosen: dict[str, Any] = {"option": option, "epochs": 3, "precision": "fp64", **more}
+    return RunConfig(task=TINY, output=folder, elastic=True, **chosen)
+
+
+def serial_weights(config: RunConfig) -> dict[str, Tensor]:
+    """What one process trains."""
+    alone = RankEnvironment(
+        rank=0, nodes=[LocalNode(name="alone")], device=torch.device("cpu"), patience=PATIENCE, notify=lambda _: None
+    )
+    context = make_context(alone, _group(0, ["alone"], is_elastic=False), config)
+    plan = divide(Shape("data", ((0,),), 1, context.batch_size, [1.0]), alone.nodes, (), context.batch_size)
+    training = make_training(context, plan, config, is_foretold=False)
+    Loop(training, config).run()
+    return training.model.gather_weights()
+
+
+class ElasticThreads:
+    """A run of `rows` of nodes by `strategy`, with `faults`.
+
+    Args:
+        config: of the run.
+        strategy: by which they divide.
+        rows: the nodes of every replica.
+        faults: in order.
+    """
+
+    def __init__(
+        self, config: RunConfig, strategy: str, rows: Sequence[Sequence[int]], faults: Sequence[Fault]
+    ) -> None:
+        self.config, self._faults = config, faults
+        size = sum(map(len, rows))
+        self.nodes = [LocalNode(name=f"n{i}") for i in range(size)]
+        shares = [1.0 + 0.5 * (i % 2) for i in range(size)]
+        micro = config.micro_batches or 1
+        shape = Shape(strategy, tuple(map(tuple, rows)), micro, 10 // micro, shares)
+        self.plan: Plan = divide(shape, self.nodes, (), 10)
+        self.store = memory_store()
+        self.authority = Authority(PATIENCE)
+        self._lock = threading.Lock()
+        self._lives: dict[int, _Life] = {}
+        self._told: set[int] = set()
+        self.outcomes: list[Outcome] = []
+        self.errors: list[BaseException] = []
+
+    def run(self, seconds: float = 60.0) -> Outcome:
+        """The run to its end."""
+        deadline = time.monotonic() + seconds
+        with ThreadPoolExecutor(2 * len(self.nodes) + 4) as threads:
+            for number in range(len(self.nodes)):
+                self._begin(threads, number, number, is_late=False)
+            while any(not life.has_ended for life in self._lives.values()) and not self.errors:
+                assert time.monotonic() < deadline, "the run hangs"
+                self._govern(threads)
+                time.sleep(0.002)
+            for life in self._lives.values():
+                life.hang_up()
+        if self.errors:
+            raise self.errors[0]
+        return self.outcomes[0]
+
+    def _begin(self, threads: ThreadPoolExecutor, process: int, node: int, *, is_late: bool) -> None:
+        life = self._lives[process] = _Life(self, process, node, is_late=is_late)
+        threads.submit(life.live)
+
+    def _govern(self, threads: ThreadPoolExecutor) -> None:
+        now = time.monotonic()
+        for process, life in list(self._lives.items()):
+            while not life.said.empty():
+                message = decode_for_authority(life.said.get())
+                if isinstance(message, Hello):
+                    self.authority.arrive(process, message, now)
+                else:
+                    self.authority.hear(process, message)
+                    life.heard.put(encode_message(Heard(count=message.count)))
+            if life.was_killed and not self.authority.has_given_up(process):
+                self.authority.lose(process, "was killed")
+                if life.fault is not None and life.fault.returns:
+                    self._begin(threads, max(self._lives) + 1, life.node, is_late=True)
+        if not any(life.has_finished for life in self._lives.values()):
+            generation = self.authority.decide(now)
+            if generation is not None:
+                self._announce(generation)
+
+    def _announce(self, generation: Generation) -> None:
+        present = {one.process for one in generation.participants}
+        for process in self._told | present:
+            self._lives[process].heard.put(encode_message(generation))
+        self._told = present
+
+    def fault_of(self, process: int) -> Fault | None:
+        """What will befall this process: the first one of its node."""
+        return next((one for one in self._faults if one.node == process), None)
+
+
+class _Life:
+    """A process of a node, in a thread."""
+
+    def __init__(self, run: ElasticThreads, process: int, node: int, *, is_late: bool) -> None:
+        self._run, self.process, self.node, self._is_late = run, process, node, is_late
+        self.said: SimpleQueue[bytes] = SimpleQueue()
+        self.heard: SimpleQueue[bytes | None] = SimpleQueue()
+        self.has_ended = self.has_finished = self.was_killed = False
+        self.fault = run.fault_of(process)
+        self.ranks: ElasticGroup | None = None
+        self.opened: list[Connections] = []
+
+    def live(self) -> None:
+        """From its beginning to its end."""
+        try:
+            context = self._context()
+            ranks = self.ranks = ElasticGroup(self._line(), context.group, "127.0.0.1")
+            training: Training | None = None
+            if not self._is_late:
+                training = make_training(context, self._run.plan, self._run.config, is_foretold=False)
+                context = self._context(context.group)  # whose model was not taken over
+            loop = DividedElasticLoop(context, self._run.plan, self._run.config, ranks, training)
+            self._arm(loop)
+            loop.run(self._finish)
+        except Killed:
+            assert self.ranks is not None
+            self.ranks._connections.abort(RuntimeError("killed"))
+            self.was_killed = True
+        except BaseException as error:
+            self._run.errors.append(error)
+        self.has_ended = True
+
+    def hang_up(self) -> None:
+        """Close what it had opened."""
+        self.heard.put(None)
+        if self.ranks is not None:
+            self.opened += [self.ranks._connections, *self.ranks._left]
+        for connections in self.opened:
+            connections.abort(RuntimeError("the run is over"))
+        deadline = time.monotonic() + 5
+        while not all(connections.has_ended() for connections in self.opened) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _arm(self, loop: Any) -> None:
+        """Let the fault come."""
+        before, fault = loop._before_update, self.fault
+
+        def before_update() -> None:
+            is_now = fault is not None and loop._loop is not None and loop._loop.last + 1 == fault.step
+            if is_now and fault is not None and fault.place == "between":
+                _tell_one_that_all_is_complete(loop._group)
+            if is_now and fault is not None and fault.place != "update":
+                raise Killed
+            before()
+            if is_now:
+                raise Killed
+
+        loop._before_update = before_update
+        if loop._loop is not None:
+            loop._loop._fence = before_update
+
+    def _finish(self, training: Training, history: History) -> None:
+        weights = training.model.gather_weights()
+        if training.group.is_leader:
+            self._run.outcomes.append(Outcome(weights, history, list(training.group.nodes)))
+        self.has_finished = True
+
+    def _context(self, group: Group | None = None) -> RankContext:
+        run = self._run
+        env = RankEnvironment(
+            rank=self.node, nodes=run.nodes, device=torch.device("cpu"), patience=_WAIT, notify=lambda _: None,
+            store=run.store,
+        )  # fmt: skip
+        if group is None:
+            group = self._founders_group() if not self._is_late else _group(0, [run.nodes[self.node].name])
+        with _SEEDED:
+            return make_context(env, group, run.config)
+
+    def _founders_group(self) -> Group:
+        """Before the first generation."""
+        run = self._run
+        present = tuple(Participant(process=i, node=one.name, since=0) for i, one in enumerate(run.nodes))
+        generation = Generation(number=0, participants=present, reason="", is_urgent=False)
+        changed = threading.Condition()
+        meeting = Meeting(generation, self.process, lambda: run.store, "127.0.0.1", changed)
+        with changed:
+            changed.wait_for(lambda: meeting.has_ended, 20)
+        assert meeting.connections is not None
+        group, met = _group(self.process, generation.nodes), meeting.connections
+        self.opened.append(met)
+        group.become(self.process, generation.nodes, met.mesh, met.reports, met.sums)
+        return group
+
+    def _line(self) -> Line:
+        return Line(
+            process=self.process, node=self._run.nodes[self.node].name, is_late=self._is_late, send=self.said.put,
+            receive=self._receive, open_store=lambda: self._run.store, end=lambda _: None, patience=PATIENCE,
+        )  # fmt: skip
+
+    def _receive(self) -> bytes:
+        data = self.heard.get()
+        if data is None:
+            raise EOFError
+        return data
+
+
+def _tell_one_that_all_is_complete(group: Group) -> None:
+    """A part of a barrier: all hear how long the message is, one hears it."""
+    assert group.mesh is not None
+    group.mesh.send(struct.pack("<I", 1))
+    group.mesh.receive()
+    group.mesh.send_to(min(group.mesh.peers), b".")
+
+
+def _group(rank: int, nodes: Sequence[str], *, is_elastic: bool = True) -> Group:
+    device = torch.device("cpu")
+    return Group(
+        rank=rank, size=len(nodes), device=device, nodes=list(nodes), timer=StepTimer(device), is_elastic=is_elastic
+    )
