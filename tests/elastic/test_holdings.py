@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evener.elastic.holdings import Source, Holding, Holdings, choose
+from evener.elastic.holdings import Holding, Holdings, Recovery, choose
 from evener.errors import NodeLost
 from evener.oracle.division.pieces import Piece, whole_piece
 
@@ -28,7 +28,7 @@ def rows(*held: tuple[Holding, ...]) -> list[Holdings]:
 
 def test_with_another_replica_the_last_step_is_whole() -> None:
     left = rows((stage(7, "b"),), (stage(7, "a"),), (stage(7, "b"),))  # who had the other `a` is gone
-    assert choose(left) == Source(step=7, givers=((1, 0), (0, 0)))
+    assert choose(left) == Recovery(step=7, givers=((1, 0), (0, 0)))
 
 
 def test_stages_of_two_replicas_that_lost_different_ones_make_a_whole() -> None:
@@ -37,18 +37,18 @@ def test_stages_of_two_replicas_that_lost_different_ones_make_a_whole() -> None:
 
 def test_replicas_that_are_cut_differently_complete_each_other() -> None:
     left = rows((half(3, 0, 3),), (half(3, 2, 4),))
-    assert choose(left) == Source(step=3, givers=((0, 0), (1, 0)))
+    assert choose(left) == Recovery(step=3, givers=((0, 0), (1, 0)))
     with pytest.raises(NodeLost):
         choose(rows((half(3, 0, 2),), (half(3, 3, 4),)))
 
 
 def test_of_one_replica_the_copies_of_an_earlier_step_are_whole() -> None:
     left = rows((stage(4, "a"), stage(4, "b"), stage(9, "a")))
-    assert choose(left) == Source(step=4, givers=((0, 0), (0, 1)))
+    assert choose(left) == Recovery(step=4, givers=((0, 0), (0, 1)))
 
 
 def test_whoever_has_the_whole_is_asked_alone() -> None:
-    assert choose(rows((stage(5, "a"),), (stage(5, "a", "b"),))) == Source(step=5, givers=((1, 0),))
+    assert choose(rows((stage(5, "a"),), (stage(5, "a", "b"),))) == Recovery(step=5, givers=((1, 0),))
 
 
 def test_parts_that_are_gone_end_the_run_with_a_way_out() -> None:

@@ -44,7 +44,7 @@ class Holdings(Part, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Recovery:
     """From what the whole state is made.
 
     Attributes:
@@ -56,7 +56,7 @@ class Source:
     givers: tuple[tuple[int, int], ...]
 
 
-def choose(rows: Sequence[Holdings]) -> Source:
+def choose(rows: Sequence[Holdings]) -> Recovery:
     """The newest whole state that can be made of what all ranks hold, `rows`, and from what of it.
 
     Raises:
@@ -67,7 +67,7 @@ def choose(rows: Sequence[Holdings]) -> Source:
     for step in steps if shapes else ():
         found = _givers(rows, shapes, step)
         if found:
-            return Source(step=step, givers=found)
+            return Recovery(step=step, givers=found)
     raise NodeLost(
         "the nodes that are left do not hold all parts of the model; go on from the last checkpoint with --resume"
     )

@@ -128,11 +128,7 @@ class ShardedModel(nn.Module):
 
     def gather_weights(self) -> dict[str, Tensor]:
         """The whole model's state dict on the first rank of the replica, else an empty one; all ranks call this."""
-        return gather_tensors(self.mesh.group, self.part.state_dict(), self._state_shards())
-
-    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-        """This rank's part of that state dict, and by name, which part of their wholes those are that are divided."""
-        return self.part.state_dict(), pieces_of(self._state_shards(), self.mesh.group.rank)
+        return gather_tensors(self.mesh.group, self.part.state_dict(), self.state_shards())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take this rank's part of every weight from a state dict of the whole model. Raises InvalidInput."""
@@ -140,12 +136,12 @@ class ShardedModel(nn.Module):
         if own.keys() != weights.keys():
             missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
             raise InvalidInput(f"the state dict lacks {missing or 'nothing'} and has {unknown or 'nothing'} besides")
-        for name, shard in self._state_shards().items():
+        for name, shard in self.state_shards().items():
             own[name].copy_(own_part(shard, weights[name], self.mesh.group.rank))
 
     def held(self) -> HeldModel:
         """The parameters of `part`, as the ranks of the replica have them."""
-        group, shards = self.mesh.group, self._state_shards()
+        group, shards = self.mesh.group, self.state_shards()
         found = []
         for name, own in self.part.named_parameters():
             layout, shape, route = shards[name].layout, shards[name].shape, None
@@ -155,7 +151,7 @@ class ShardedModel(nn.Module):
         suffices: Scope = "element" if any(one.route for one in found) else "model"
         return HeldModel(group, found, suffices, shards, is_first=self.mesh.index == 0)
 
-    def _state_shards(self) -> dict[str, Shard]:
+    def state_shards(self) -> dict[str, Shard]:
         """By name, how every tensor of the state dict is held; what no operation has is alike on all ranks."""
         own = self.part.state_dict(keep_vars=True)
         by_tensor = {id(own[name]): shard for name, shard in self.shards.items() if name in own}
@@ -295,7 +291,8 @@ class DividedModel:
 
     def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
         """As `ParallelModel`."""
-        return self.model.own_weights()
+        model = self.model
+        return model.part.state_dict(), pieces_of(model.state_shards(), model.mesh.group.rank)
 
     def buffers(self) -> Iterator[Tensor]:
         """As `ParallelModel`."""
