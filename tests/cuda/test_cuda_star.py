@@ -100,7 +100,11 @@ def test_the_gpu_is_killed_and_another_comes(tmp_path: Path) -> None:
         record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
         weights = load_file(ps.folder / "run" / "model.safetensors")
         ps.down()
-    assert distance(load_file(tmp_path / "model.safetensors"), weights) < TOLERANCE
+    alone = read_noun(tmp_path / "record.json", TrainRecord)
+    assert record.validation_accuracy == pytest.approx(alone.validation_accuracy, abs=0.05)
+    assert (
+        distance(load_file(tmp_path / "model.safetensors"), weights) < 0.1
+    )  # what a killed node had begun comes later
     assert {"gpu", "cpu"} <= {node.name for node in record.nodes}
 
 
