@@ -121,6 +121,34 @@ def test_who_says_nothing_is_waited_for_until_the_time_is_up_and_no_longer() -> 
     assert [one.report is None for one in decode_part(data, Examination).nodes[1:]] == [False, True]
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        [("127.0.0.1", 22)], [("::1", 22)], [("ff02::1", 5)], [("0.0.0.0", 5)], [("a-name", 80)], [("10.0.0.9", 0)],
+        [("10.0.0.9", 2**16)],
+    ],
+)  # fmt: skip
+def test_a_node_cannot_send_the_others_to_themselves_or_to_what_is_no_machine(places: list[tuple[str, int]]) -> None:
+    assert told_places(places) == []
+
+
+def test_a_node_cannot_send_the_others_to_many_places() -> None:
+    assert len(told_places([("10.0.0.9", port) for port in range(1, 100)])) == 4
+
+
+def told_places(places: list[tuple[str, int]]) -> list[Place]:
+    """Where bob is told to connect to, if ada says that it listens at these places."""
+    desk = Desk()
+    desk.ask()
+    own = tuple(Place(machine="bob", address=address, port=port) for address, port in places)
+    words = [memoryview(encode_part(NodeReport(facts=SOUND, places=own)))]
+    desk.nodes.record("ada").origin = "10.0.0.9, port 4711"
+    desk.examinations.examined(desk.nodes.record("ada"), Examined(number=1, clock=0.0), words)
+    desk.report("bob")
+    [data] = next(buffers for peer, _, buffers in desk.tick(ProbeNodes) if peer == 2)
+    return decode_part(data, list[Place])
+
+
 def test_one_examination_at_a_time_and_no_task_beside_a_run() -> None:
     desk = Desk()
     question = encode_part(TaskQuestion(task="digits"))

@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 from msgspec.structs import replace
 
 from evener.doctor.examine import examine
-from evener.doctor.facts import MachineFacts
+from evener.doctor.facts import MachineFacts, is_loopback
 from evener.ps.config import StateDir
 from evener.ps.examination_messages import (
     Examination,
@@ -42,8 +43,10 @@ from evener.wire.errors import BadFrame
 
 MASTER = "master"
 """What the master's own machine is called among the nodes'."""
-MOST_SECONDS = 60.0
+MOST_SECONDS = 20.0
 """That one examination may take, so that others come to theirs."""
+_MOST_OWN_PLACES = 4
+"""At which one node listens, so that none can send the others to many."""
 _MOST_PLACES = 64
 """That a node is to connect to."""
 _REPORT_SHARE = 0.6
@@ -136,9 +139,9 @@ class Examinations:
         """A node has looked at its machine. Raises BadFrame: it does not say what is due."""
         if (found := self._of(header.number, node)) is not None:
             report = decode_part(_only(buffers), NodeReport)
-            own = tuple(replace(place, machine=node.name) for place in report.places)
+            own = tuple(replace(one, machine=node.name) for one in report.places if _may_be_probed(one, node.origin))
             facts = replace(report.facts, machine=node.name)
-            found.reports[node.name] = replace(report, facts=facts, places=own)
+            found.reports[node.name] = replace(report, facts=facts, places=own[:_MOST_OWN_PLACES])
             found.aheads[node.name] = header.clock - self._wall_clock()
 
     def probed(self, node: NodeRecord, header: Probed, buffers: Sequence[memoryview]) -> None:
@@ -207,6 +210,19 @@ class Examinations:
 def look_here(home: StateDir) -> MachineFacts:
     """The facts of the master's own machine."""
     return examine({"runs": home.runs}, machine=MASTER)
+
+
+def _may_be_probed(place: Place, origin: str) -> bool:
+    """Whether the others are to connect there: to an address of a machine, and not of their own loopback."""
+    try:
+        address = ip_address(place.address)
+    except ValueError:
+        return False
+    is_here = origin.startswith("unix") or is_loopback(origin.partition(",")[0])
+    return (
+        not ((address.is_loopback and not is_here) or address.is_multicast or address.is_unspecified)
+        and 0 < place.port < 2**16
+    )
 
 
 def _only(buffers: Sequence[Any]) -> Any:
