@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from evener.launch.ranks import run_local
 from evener.ps.torch_backend import TorchBackend
 from evener.run.context import Arithmetic, join_world
 from evener.yolo.rank import alone
+from support.yolo_trainers import clocked, exact, redivided, spoiled, watched
 
 needs_ultralytics = pytest.mark.skipif(
     importlib.util.find_spec("ultralytics") is None, reason="pip install 'evener[ultralytics]'"
@@ -36,8 +36,6 @@ needs_ultralytics = pytest.mark.skipif(
 OBJECTS = (5, 0, 1, 9, 2, 3, 4, 1)
 """On the images, again and again: uneven, one of them has none."""
 SIZE = 64
-KEPT = 500
-"""Numbers of every weight, in a training that keeps its steps."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +54,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         memory: that every rank's node may use, in bytes; empty for all there is.
         fitness: of every epoch where validation is left out; other ranks than the leader would do better every time.
         save_seconds: that a checkpoint takes longer.
+        later_seconds: of an image on every rank, by which batches are divided from the third one on, if any.
     """
 
     model: str
@@ -70,6 +69,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[int, ...] = ()
     fitness: float = 0.0
     save_seconds: float = 0.0
+    later_seconds: tuple[float, ...] = ()
 
 
 def train(case: Case, ranks: int) -> list[dict[str, Any]]:
@@ -104,6 +104,7 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         spans: list[float] = []
         steps: list[torch.Tensor] = []
         kind = watched(kind, steps) if case.keeps_steps else kind
+        kind = redivided(kind, case.later_seconds) if case.later_seconds else kind
         trainer = clocked(kind, case.save_seconds, spans)(
             overrides={
                 "model": case.model,
@@ -184,74 +185,6 @@ def outputs(model: Any) -> torch.Tensor:
     """All that `model` finds on an image, as one row of numbers."""
     image = torch.linspace(0, 1, 3 * SIZE * SIZE, dtype=next(model.parameters()).dtype).view(1, 3, SIZE, SIZE)
     return torch.cat([leaf.flatten() for leaf in tree_leaves(model.eval()(image))])
-
-
-def spoiled(base: Any, epoch: int) -> type:
-    """The trainer `base`, whose first batch of `epoch` is no numbers, the first time that it comes."""
-    left = [epoch]
-
-    def preprocess_batch(self: Any, batch: Any) -> Any:
-        batch = base.preprocess_batch(self, batch)
-        if left == [self.epoch]:
-            left.clear()
-            batch["img"] = batch["img"] * torch.nan
-        return batch
-
-    return type(f"Spoiled{base.__name__}", (base,), {"preprocess_batch": preprocess_batch})
-
-
-def clocked(base: Any, save_seconds: float, spans: list[float]) -> Any:
-    """The trainer `base`, which notes how long the batches of every epoch took, and is slow to save."""
-
-    class Clocked(base):  # type: ignore[misc]
-        def run_callbacks(self, event: str) -> None:
-            if event == "on_train_epoch_start":
-                self.begun = time.perf_counter()
-            super().run_callbacks(event)
-            if event == "on_train_epoch_end":
-                spans.append(time.perf_counter() - self.begun)
-
-        def save_model(self) -> Any:
-            time.sleep(save_seconds)
-            return super().save_model()
-
-    return Clocked
-
-
-def watched(base: Any, steps: list[torch.Tensor]) -> Any:
-    """The trainer `base`, of which `steps` are given up to so many numbers of every weight after every batch."""
-
-    class Watched(base):  # type: ignore[misc]
-        def run_callbacks(self, event: str) -> None:
-            super().run_callbacks(event)
-            if event == "on_train_batch_end":
-                weights = [weight.detach().flatten() for weight in self.model.parameters()]
-                rows = [torch.cat((w, w.new_zeros(KEPT)))[:: max(1, len(w) // KEPT)][:KEPT] for w in weights]
-                steps.append(torch.stack(rows))
-
-    return Watched
-
-
-def exact(base: Any, fitness: float, rank: int) -> Any:
-    """The trainer `base` in float64, with the same `fitness` of every epoch on the leader."""
-
-    class Exact(base):  # type: ignore[misc]
-        def preprocess_batch(self, batch: Any) -> Any:
-            batch = super().preprocess_batch(batch)
-            return {
-                name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-                for name, value in batch.items()
-            }
-
-        def validate(self) -> Any:
-            own, best = fitness + rank * self.epoch, vars(self)["best_fitness"]
-            self.best_fitness = own if best is None else max(own, best)
-            return {}, own
-
-        def final_eval(self) -> None:
-            pass
-
-    return Exact
 
 
 def draw_detection(folder: Path, count: int = 8, task: str = "detect") -> Path:

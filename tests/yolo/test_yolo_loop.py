@@ -52,6 +52,17 @@ def test_nodes_train_what_plain_yolo_train_trains_from_the_same_batches(tmp_path
             assert torch.allclose(nodes[state][name].double(), value.double(), rtol=1e-8, atol=1e-9), name
 
 
+def test_batches_that_are_divided_anew_during_the_run_change_nothing(tmp_path: Path) -> None:
+    settings = asked(tmp_path)
+    one = train(Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "one")), 1)[0]
+    case = Case(
+        model="yolov8n.yaml", settings=settings, out=str(tmp_path / "two"), shares="3,1", later_seconds=(3.0, 1.0)
+    )
+    for rank in train(case, 2):
+        for name, value in one["weights"].items():
+            assert torch.allclose(rank["weights"][name].double(), value.double(), rtol=1e-8, atol=1e-9), name
+
+
 def test_an_epoch_whose_loss_is_no_number_on_one_node_is_done_again_by_all(tmp_path: Path) -> None:
     settings = asked(tmp_path)
     case = Case(model="yolov8n.yaml", settings=settings, out=str(tmp_path / "one"), spoiled_epoch=2)
