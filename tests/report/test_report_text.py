@@ -104,3 +104,29 @@ def test_a_table_that_is_too_wide_goes_on_below_with_whole_names_and_units(width
         assert text.count(f"{i}.{i}{i} ms") >= 2
     assert text.count("Ways") == text.count("Of a step.") == 1
     assert text.count("sharded") == text.count("strategy") == (1 if width == 300 else text.count("data"))
+
+
+LONG = "attic-workstation-with-a-name-that-is-long.cluster.example.org-17"
+
+
+@pytest.mark.parametrize("length", [12, 40, 64])
+@pytest.mark.parametrize("numbers", [1, 7])
+def test_at_80_columns_long_names_go_on_below_and_no_unit_is_cut(length: int, numbers: int) -> None:
+    name = (LONG * 2)[:length]
+    caption = (
+        "380,170 parameters (1.52 MB); per sample 47.3 MFLOP forward, 139 KB kept for backward, which is all of it"
+    )
+    columns = ["node", *(f">a heading {i}" for i in range(numbers)), "reason"]
+    console = Console(file=io.StringIO(), width=80)
+    cells = [f"unsupported [{i}]" for i in range(numbers)]
+    console.print(grid("A title", columns, [[name, *cells, "it would slow the others down"]], caption=caption))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert "…" not in text
+    assert all(f"unsupported [{i}]" in text and f"a heading {i}" in text for i in range(numbers))
+    starts = "".join(line.split()[0] for line in lines if line.strip() and line.split()[0] in name)
+    assert name.replace(" ", "") in starts
+    assert "per sample 47.3 MFLOP forward" in " ".join(text.split())
+    assert text.splitlines()[-2].startswith("380,170 parameters (1.52 MB); per sample 47.3 MFLOP")

@@ -28,17 +28,19 @@ class Grid(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As rich asks for it."""
-        blocks = list(self._blocks(options.max_width))
-        if len(blocks) < 2:
-            yield from super().__rich_console__(console, options)
-            return
-        for columns in blocks:
-            part = Table(box=self.box, pad_edge=False, caption_justify="left", title_justify="left")
-            part.title = self.title if columns is blocks[0] else None
-            part.caption = self.caption if columns is blocks[-1] else None
-            part.columns = [replace(column, _index=i) for i, column in enumerate(columns)]
+        if self.title:
+            yield self.title
+        for columns in self._blocks(options.max_width):
+            part = Table(box=self.box, pad_edge=False)
+            fits = self._EDGES + sum(map(self._needs, columns)) + self._GAP * (len(columns) - 1) <= options.max_width
+            part.columns = [
+                replace(column, _index=i, no_wrap=column.no_wrap and (fits or i > 0))  # else a long name goes on below
+                for i, column in enumerate(columns)
+            ]
             part.rows = self.rows
             yield part
+        if self.caption:
+            yield self.caption
 
     def _blocks(self, width: int) -> Iterator[list[Column]]:
         """The columns, as many at once as fit into `width`."""
