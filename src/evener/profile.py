@@ -150,6 +150,7 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
         widths: speed of narrow convolutions, by increasing width; empty if it does not depend on the width.
         learnt: measured by predicted computing seconds of past runs; 1.0 if there were none.
         spread: standard deviation of the speeds of devices like it, as a fraction; 0 if this very one was measured.
+        address: at which other machines reach its node; empty if nobody said.
     """
 
     node: Name
@@ -167,6 +168,7 @@ class DeviceProfile(Part, frozen=True, kw_only=True):
     widths: tuple[WidthEfficiency, ...] = ()
     learnt: Finite = 1.0
     spread: Finite = 0.0
+    address: Name = ""
 
     def __post_init__(self) -> None:
         require(bool(self.node), "node", self.node, "a non-empty name")

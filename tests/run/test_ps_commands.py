@@ -317,3 +317,30 @@ def test_options_that_make_no_sense_together_are_one_sentence(
         main()
     assert stop.value.code == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_nodes_of_a_system_description_alone_join_and_a_run_waits_for_them(tmp_path: Path) -> None:
+    with cluster() as first:
+        first.join("ada")
+        first.join("bob", "--speed", "0.5")
+        first.wait_for_nodes()
+        described = tmp_path / "machines.json"
+        shutil.copy(first.home / "cluster.json", described)
+    profile = read_noun(described, ClusterProfile)
+    assert {device.node: device.address for device in profile.devices} == {"ada": "127.0.0.1", "bob": "127.0.0.1"}
+    with cluster("--system", str(described)) as ps:
+        ps.join("eve")
+        assert ps.nodes["eve"].wait(60) != 0
+        assert "machines.json describes no node eve, but" in ps.said("eve")
+        del ps.nodes["eve"]
+        ps.join("ada")
+        ps.wait_for_nodes()
+        words = ("train", TINY, "--agreement", "federated", "--system", str(described), "--patience", "2")
+        alone = ps.evener(*words, "--home", str(ps.home))
+        assert "evener: bob of machines.json did not join within 2 s" in alone.stderr
+        ps.join("bob")
+        ps.wait_for_nodes()
+        ps.train(TINY, "--agreement", "federated", "--system", str(described), "--output", str(tmp_path / "run"))
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    shares = {node.name: node.share for node in record.nodes}
+    assert shares["ada"] > shares["bob"]

@@ -22,7 +22,7 @@ TRAIN: Panels = {
     _MASTER: (
         "agreement", "staleness", "local_steps", "fraction", "outer_lr", "outer_momentum", "compress", "robust",
         "merge", "overlap", "ship_data",
-        "home", "master", "token", "token_file",
+        "system", "home", "master", "token", "token_file",
     ),
 }  # fmt: skip
 TUNE: Panels = {

@@ -16,6 +16,7 @@ import msgspec
 from evener.atomic import atomic_write, remove_drafts
 from evener.errors import InvalidFile, InvalidInput, MissingFile
 from evener.host import version_of
+from evener.ps.system import System
 from evener.schema import NOT_DECODED, Part
 from evener.version import VERSION
 from evener.wire.identity import ROLES, Identity, make_identity
@@ -34,6 +35,7 @@ class Beacon(Part, frozen=True, kw_only=True):
         token: to join with.
         pid: of its process; 0 after it has ended.
         patience: seconds.
+        system: file that describes the nodes that alone may join; empty: there is none.
     """
 
     address: str
@@ -41,6 +43,7 @@ class Beacon(Part, frozen=True, kw_only=True):
     token: str
     pid: int
     patience: float
+    system: str = ""
 
 
 class StateDir:
@@ -178,6 +181,7 @@ class MasterConfig(NamedTuple):
         patience: seconds of silence after which a node is given up.
         notify: tells its user.
         clock: seconds, never going back: all durations are differences of it, for the system's clock may be set.
+        system: whose nodes alone may join; None: all that have a token.
     """
 
     home: StateDir
@@ -187,3 +191,4 @@ class MasterConfig(NamedTuple):
     patience: float
     notify: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
+    system: System | None = None

@@ -195,7 +195,7 @@ class Handlers:
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
         if node.profile is not None:
             raise BadFrame("its device has been measured before")
-        node.profile = replace(header.profile, node=node.name)
+        node.profile = replace(header.profile, node=node.name, address=node.origin.rpartition(", port ")[0])
         profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
         try:
             write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)

@@ -36,7 +36,7 @@ class Joining:
             invitation: with which it has come; empty if with the token of all nodes.
             join: what it says.
         """
-        join, admission = self._admission(join, invitation)
+        join, admission = self._admission(join, origin, invitation)
         transitions: tuple[Transition, ...] = ()
         if not admission.refusal:
             node = self._nodes.record(join.name)
@@ -58,11 +58,13 @@ class Joining:
         self._effects.welcome(peer, Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
         self._effects.follow(transitions)
 
-    def _admission(self, join: Join, invitation: str) -> tuple[Join, Admission]:
+    def _admission(self, join: Join, origin: str, invitation: str) -> tuple[Join, Admission]:
         """A node as it may be called, and whether it may join."""
         admission = admission_of(join, self._config.versions, time.time())
         if admission.refusal:
             return join, admission
+        if self._config.system is not None and (reason := self._config.system.why_not(join.name, origin)):
+            return join, Admission(reason)
         members = self._effects.members
         if reason := members.why_expelled(join.name, join.key):
             return join, Admission(f"it was expelled: {reason}")

@@ -197,6 +197,8 @@ def benchmark_rank(env: RankEnvironment, config: BenchmarkConfig) -> None:
         env.notify(Phase(what="measuring", detail=what))
     speed, watch = env.node.speed_at(0), ProcessorWatch(env.node.name, env.node.cores)
     own = profile_device(env.node.name, env.device, speed=speed, memory_limit=env.node.memory_bytes)
+    if not env.address.startswith("127."):
+        own = msgspec.structs.replace(own, address=env.address)
     links = measure_links(world)
     if config.task is not None:
         context = make_context(env, world, RunConfig(task=config.task, data=config.data))

@@ -131,6 +131,10 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     ] = None
     overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
     ship_data: Annotated[bool, Meta(description="With --agreement: send --data to the nodes.")] = False
+    system: Annotated[
+        Path | None,
+        Meta(description="With --agreement: await the nodes of this file; data that stay are divided by its speeds."),
+    ] = None
     home: Home = None
     master: MasterAddress = None
     token: MasterToken = None

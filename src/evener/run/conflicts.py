@@ -36,7 +36,7 @@ _COLLECTIVE = (
     "strategy", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory",
     "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
-_MASTER = ("home", "master", "token", "token_file", "ship_data")
+_MASTER = ("home", "master", "token", "token_file", "ship_data", "system")
 _PLANNED = ("strategy", "shares", "replicas", "micro_batches", "accumulate", "stationary")
 _PROTOCOLS = ", ".join(PROTOCOLS)
 
@@ -93,6 +93,9 @@ _CONFLICTS = (
         ("merge",),
         lambda c, _: c.robust in ("trimmed", "median", "krum"),
         "{option} computes means, and --robust trimmed, median and krum are none: leave one of them out",
+    ),
+    Conflict(
+        ("system",), lambda c, _: c.local_nodes is not None, "{option} describes machines: leave --local-nodes out"
     ),
     Conflict(
         ("master", "token", "token_file"),

@@ -100,6 +100,10 @@ class UpConfig(Part, frozen=True, kw_only=True):
         str | None, Meta(description=f"HOST:PORT, or :PORT for all interfaces; as the last time, or :{PORT}.")
     ] = None
     insecure: Annotated[bool, Meta(description="Without encryption.")] = False
+    system: Annotated[
+        Path | None,
+        Meta(description="Let only the nodes join that this file of `evener benchmark` describes; as the last time."),
+    ] = None
     rotate: Annotated[bool, Meta(description="New tokens: all that were given out are worth nothing.")] = False
     home: Home = None
     dashboard: Dashboard = None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 
 import msgspec
 from rich.table import Table
@@ -19,6 +20,7 @@ from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
 from evener.ps.messages import ExpelNode, ForgetNode, StopRun
 from evener.ps.status import ClusterStatus, InvitationStatus, NodeStatus, RunStatus
+from evener.ps.system import System, read_system
 from evener.report.text import human_bytes, table_of
 from evener.run.config import RunConfig
 from evener.run.console import open_console
@@ -42,14 +44,24 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     with place.occupied(), page_beside(place.runs, config.dashboard), sigterm_is_ctrl_c():
         identity = place.identity(insecure=insecure, rotate=config.rotate)
         wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))
-        master = Master(MasterConfig(place, identity, versions_here(), environment(), patience, print_notice))
+        file = str(config.system.resolve()) if config.system else last.system if last else ""
+        system = read_system(Path(file)) if file else None
+        settings = MasterConfig(place, identity, versions_here(), environment(), patience, print_notice, system=system)
+        master = Master(settings)
         try:
             bound = master.listen(wanted)
             reachable, token = reachable_address(bound), identity.token.text
             place.announce(
-                Beacon(address=str(reachable), listen=str(bound), token=token, pid=os.getpid(), patience=patience)
+                Beacon(
+                    address=str(reachable),
+                    listen=str(bound),
+                    token=token,
+                    pid=os.getpid(),
+                    patience=patience,
+                    system=file,
+                )
             )
-            _announce(reachable, place, token, insecure, as_json)
+            _announce(reachable, place, token, insecure, as_json, system)
             with _nodes_elsewhere(config, hosts, bound, place):
                 master.serve()
         except KeyboardInterrupt:
@@ -75,11 +87,13 @@ def _nodes_elsewhere(
     )
 
 
-def _announce(address: Address, place: StateDir, token: str, insecure: bool, as_json: bool) -> None:
+def _announce(
+    address: Address, place: StateDir, token: str, insecure: bool, as_json: bool, system: System | None
+) -> None:
     if as_json:
         sys.stdout.write(json.dumps({"address": str(address), "token": token, "pid": os.getpid()}) + "\n")
     else:
-        sys.stdout.write(invitation(address, place))
+        sys.stdout.write(invitation(address, place, system))
     sys.stdout.flush()
     if insecure:
         print_notice(
@@ -87,14 +101,25 @@ def _announce(address: Address, place: StateDir, token: str, insecure: bool, as_
         )
 
 
-def invitation(address: Address, place: StateDir) -> str:
+def invitation(address: Address, place: StateDir, system: System | None = None) -> str:
     """What to type on a node; the token does not stand on a command line, which `ps` shows to everybody."""
+    lines = [f"    evener join {address}"] if system is None else _lines_of(system, address)
+    where = "every node" if system is None else f"the nodes of {system.file}, each its line,"
+    joined = "\n".join(lines)
     return (
-        f"The master is up. On every node type:\n\n    evener join {address}\n\n"
+        f"The master is up. On {where} type:\n\n{joined}\n\n"
         f"and give it this token when it asks (or with --token-file, or in $EVENER_TOKEN):\n\n"
         f"    {(place.tokens / 'node').read_text().strip()}\n\n"
         f"It lets a machine compute. Who submits runs from elsewhere needs {place.tokens / 'submitter'}.\n"
     )
+
+
+def _lines_of(system: System, address: Address) -> list[str]:
+    return [
+        f"    evener join {address} --name {name} --device {device.device}"
+        + (f"     # on {device.address}" if device.address else "")
+        for name, device in system.devices.items()
+    ]
 
 
 def open_master(access: MasterAccess | RunConfig) -> MasterClient:

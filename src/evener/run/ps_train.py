@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evener.data.shares import round_table
-from evener.errors import InvalidInput, error_of
+from evener.errors import InvalidInput, NodeLost, error_of
 from evener.events import Phase
 from evener.launch.nodes import relative_shares
 from evener.ps.blob import Blob, whole_folder
@@ -25,6 +25,7 @@ from evener.ps.engine import ModelBackend
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
 from evener.ps.status import NodeStatus
+from evener.ps.system import System, read_system
 from evener.record import Event, TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
@@ -42,6 +43,7 @@ from evener.tasks.load import is_path, thin_twin
 
 _APPROXIMATE = ("async", "bounded", "average", "diloco")
 """Agreements that do not promise what one process does: a node with a thin line may be told to compress."""
+_LOOK_SECONDS = 0.2
 
 
 def train_on_master(config: RunConfig, *, as_json: bool) -> None:
@@ -73,8 +75,9 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
                 view(Phase(what="preflight", detail="looking at the machines of all nodes"))
                 for finding in look_before_run(client):
                     view(Event(step=0, kind="preflight", message=finding.words))
+            system = await_system(config, client, view)
             if config.keeps_data:
-                parts = parts_of(config.shares, client.ask().nodes, backend.num_samples)
+                parts = parts_of(config.shares, client.ask().nodes, backend.num_samples, system)
                 job = replace(job, workload=replace(job.workload, parts=parts))
             view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
             run = client.submit(job, backend.initial_weights(), list(blobs.values()))
@@ -113,16 +116,42 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
     )
 
 
-def parts_of(shares: str, nodes: Sequence[NodeStatus], num_samples: int) -> tuple[tuple[str, int], ...]:
-    """Whose are how many samples of data that stay: by the nodes' scores, or as `--shares` says.
+def await_system(config: RunConfig, client: MasterClient, show: Callable[[Phase], None]) -> System | None:
+    """The system that `config` names, when all its nodes are here; None if it names none.
+
+    Raises:
+        NodeLost: some do not come within the patience.
+    """
+    if config.system is None:
+        return None
+    system, until = read_system(config.system), time.monotonic() + config.patience
+    told: list[str] = []
+    while missing := system.missing([node.name for node in client.ask().nodes if node.state == "present"]):
+        if missing != told:
+            show(Phase(what="waiting", detail=f"for {', '.join(missing)} of {system.file}"))
+            told = missing
+        if time.monotonic() > until:
+            raise NodeLost(
+                f"{', '.join(missing)} of {system.file} did not join within {config.patience:g} s: "
+                "type there what `evener up` says, or take them out of the file"
+            )
+        time.sleep(_LOOK_SECONDS)
+    return system
+
+
+def parts_of(
+    shares: str, nodes: Sequence[NodeStatus], num_samples: int, system: System | None = None
+) -> tuple[tuple[str, int], ...]:
+    """Whose are how many samples of data that stay: by the scores of the system or the nodes, or as `--shares` says.
 
     Raises:
         InvalidInput: nobody is here, or `shares` is of other nodes.
     """
-    here = [node for node in nodes if node.state == "present" and node.score]
+    scores = {node.name: (system.score(node.name) if system else None) or node.score for node in nodes}
+    here = [node for node in nodes if node.state == "present" and scores[node.name]]
     if not here:
         raise InvalidInput("data stay with the nodes that are here, and there are none: let them join first")
-    weights = relative_shares(shares, len(here)) or [node.score or 0.0 for node in here]
+    weights = relative_shares(shares, len(here)) or [scores[node.name] or 0.0 for node in here]
     sizes = round_table([num_samples], weights)[0].tolist()
     return tuple((node.name, size) for node, size in zip(here, sizes, strict=True) if size)
 
