@@ -146,6 +146,7 @@ class Plan(Noun, frozen=True, kw_only=True):
         advice: what to do and why, in at most two sentences.
         check: that it trains what one process trains; None where that was not tried.
         copy_steps: steps between two copies of every rank's part in the memory of the next rank; 0: none are made.
+        columns: ranks side by side that divide the columns of images; the ranks of a replica follow row by row.
     """
 
     strategy: Strategy
@@ -158,13 +159,16 @@ class Plan(Noun, frozen=True, kw_only=True):
     advice: str = ""
     check: Check | None = None
     copy_steps: Amount = 0
+    columns: Amount = 1
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_size", "local_steps")
+        require_positive(self, "batch_size", "local_steps", "columns")
         require(0 < self.accumulate <= self.batch_size, "accumulate", self.accumulate, f"1 to {self.batch_size}")
         require(bool(self.assignments), "assignments", self.assignments, "at least one rank")
         ranks = [a.rank for a in self.assignments]
         require(ranks == list(range(len(ranks))), "assignments", ranks, "ranks 0, 1, 2 ... in order")
+        is_whole = all(len(ranks) % self.columns == 0 for ranks in self.replica_ranks)
+        require(is_whole, "columns", self.columns, "such that the ranks of every replica fill whole rows")
         total = sum(self.replica_samples)
         require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
 

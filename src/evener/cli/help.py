@@ -16,7 +16,8 @@ TRAIN: Panels = {
     ),
     "On which nodes": ("local_nodes", "devices", "memory", "patience", "elastic", "preflight"),
     "How the work is divided": (
-        "strategy", "shares", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "stationary", "check",
+        "strategy", "shares", "replicas", "columns", "micro_batches", "schedule", "rematerialise", "plan",
+        "stationary", "check",
     ),
     "What is written, read and shown": ("output", "dashboard", "quiet", "checkpoint", "checkpoint_every", "resume"),
     _MASTER: (

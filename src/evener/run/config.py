@@ -67,6 +67,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     replicas: Annotated[
         str | None, Meta(description="Of data+...: nodes that hold one model together, such as 3,2; two halves.")
     ] = None
+    columns: Annotated[
+        int, Meta(description="Of spatial: nodes side by side that divide the columns of images, too.")
+    ] = 1
     micro_batches: Annotated[
         int | None, Meta(description="Of pipelines: parts of a batch that follow each other; 4 a stage.")
     ] = None
@@ -216,6 +219,7 @@ _CHOICES: dict[str, Sequence[str]] = {
 _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("micro_batches", lambda value: value > 0, "positive"),
     ("batch_size", lambda value: value > 0, "positive"),
+    ("columns", lambda value: value > 0, "positive"),
     ("dashboard", lambda value: 0 <= value < 65536, "a port, 1 to 65535, or 0 for the next free one"),
     ("epochs", lambda value: value > 0, "positive"),
     ("seed", lambda value: value >= 0, "zero or more"),

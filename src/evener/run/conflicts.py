@@ -33,11 +33,11 @@ class Conflict(NamedTuple):
 
 
 _COLLECTIVE = (
-    "strategy", "replicas", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory",
+    "strategy", "replicas", "columns", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory",
     "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
 _MASTER = ("home", "master", "token", "token_file", "ship_data", "system")
-_PLANNED = ("strategy", "shares", "replicas", "micro_batches", "accumulate", "stationary")
+_PLANNED = ("strategy", "shares", "replicas", "columns", "micro_batches", "accumulate", "stationary")
 _PROTOCOLS = ", ".join(PROTOCOLS)
 
 _CONFLICTS = (
@@ -95,6 +95,11 @@ _CONFLICTS = (
         "{option} computes means, and --robust trimmed, median and krum are none: leave one of them out",
     ),
     Conflict(
+        ("columns",),
+        lambda c, _: bool(c.elastic),
+        "{option} does not go with --elastic: a grid of nodes does not go on without one of them",
+    ),
+    Conflict(
         ("system",), lambda c, _: c.local_nodes is not None, "{option} describes machines: leave --local-nodes out"
     ),
     Conflict(
@@ -113,6 +118,7 @@ _CONFLICTS = (
 """Options that do not go together, whatever is divided; of several, the first one is told."""
 
 _STRATEGY_CONFLICTS = (
+    Conflict(("columns",), lambda _, s: s not in ("spatial", "data+spatial"), "spatial and data+spatial"),
     Conflict(("replicas",), lambda _, s: not s.startswith("data+"), "data+..."),
     Conflict(("micro_batches",), lambda _, s: not is_pipeline(s), "pipelines; others have --accumulate"),
     Conflict(("accumulate",), lambda _, s: is_pipeline(s), "others; pipelines have --micro-batches"),

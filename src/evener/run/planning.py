@@ -28,6 +28,7 @@ from evener.run.config import STRATEGIES, RunConfig
 from evener.run.conflicts import strategy_conflict
 from evener.run.context import RankContext
 from evener.run.costs import MeasuredCosts, calibrate_pace, gradient_sync, measure_costs, measure_ring, price
+from evener.run.image_grid import in_columns
 
 MUCH = 1.25
 """A model is divided if that is predicted to be so many times as fast: data parallelism is the better known."""
@@ -92,6 +93,8 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
         calibrate_pace(context, shape.samples, accumulate)
         exchange = gradient_sync(context.group, context.model, ring, accumulate)
     plan = divide(shape, nodes, costs.workers, batch_size, exchange)
+    if config.columns > 1:
+        plan = in_columns(plan, config.columns)
     return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
 
 
@@ -129,6 +132,9 @@ def shape_of(config: RunConfig, strategy: str, size: int, batch_size: int) -> Sh
         rows: Rows = tuple((rank,) for rank in range(size))
     else:
         rows = replica_rows(strategy, config.replicas, size)
+        for row in rows:
+            allowed = f"such that the {len(row)} nodes that hold one model fill whole rows"
+            require(len(row) % config.columns == 0, "--columns", config.columns, allowed)
     number = micro_batches(config, strategy, rows, batch_size)
     return Shape(strategy, rows, number, -(-batch_size // number), shares)
 

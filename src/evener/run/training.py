@@ -13,7 +13,6 @@ from evener.data.loader import labels_of, seed_all
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.oracle.apportion import Worker, weights_to_workers
-from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.rebalance import Balance
 from evener.oracle.schedule import Rematerialise, ScheduleName
@@ -30,6 +29,7 @@ from evener.parallel.replicated import ReplicatedModel, uses_all
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
+from evener.run.image_grid import grid_of
 from evener.run.planning import division_of
 from evener.run.predict import predict, silent_mesh
 
@@ -214,7 +214,8 @@ def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehears
 def arrangement_of(plan: Plan) -> Arrangement:
     """How the ranks of `plan` divide filters, channels or rows."""
     rows = [tuple(plan.assignments[rank].share for rank in ranks) for ranks in plan.replica_ranks]
-    return Arrangement(division=division_of(plan.strategy), replicas=tuple(Replica(shares=shares) for shares in rows))
+    grids = tuple(grid_of(shares, plan.columns) for shares in rows)
+    return Arrangement(division=division_of(plan.strategy), replicas=grids)
 
 
 def _staged(context: RankContext, plan: Plan, schedule: ScheduleName, rematerialise: Rematerialise) -> StagedModel:
