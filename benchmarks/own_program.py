@@ -1,10 +1,11 @@
 """A program with Evener's lines: on equal nodes against DistributedDataParallel, on uneven ones against their sum.
 
-    python benchmarks/own_program.py [--blocks 8] [--steps 8] [--rounds 2] [--speeds 1.0,0.5,0.25] [--json]
+    python benchmarks/own_program.py [--blocks 8] [--steps 8] [--rounds 2] [--speeds 1.0,0.5,0.25] [--idle-ms 0.4]
 
 Equal: two ranks, one core each, in turn within one run; loading, reports and re-balancing included. Uneven: the seconds
 of the last steps, when shares have settled, against the fastest node alone; and the seconds that the comparison
-before the first step took.
+before the first step took. With `--idle-ms` a sample waits in the place of computing: what is left then is what shares,
+re-balancing and exchanges cost, also on a machine that others keep busy.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def block_seconds(words: dict[str, Any], env: RankEnvironment, group: Group) -> 
     return in_turn({way: partial(block, step) for way, step in steps.items()}, words["blocks"])
 
 
-def record_of(nodes: list[LocalNode], batch: int) -> TrainRecord:
-    """The record of the program on `nodes`."""
+def record_of(nodes: list[LocalNode], *words: str) -> TrainRecord:
+    """The record of the program, with its `words`, on `nodes`."""
     records: list[TrainRecord] = []
 
     def keep(word: RunEvent) -> None:
@@ -94,7 +95,7 @@ def record_of(nodes: list[LocalNode], batch: int) -> TrainRecord:
             records.append(word)
 
     with tempfile.TemporaryDirectory() as folder:
-        config = ScriptConfig(script=SCRIPT, run_folder=Path(folder), arguments=("--batch", str(batch)))
+        config = ScriptConfig(script=SCRIPT, run_folder=Path(folder), arguments=words)
         run_local(perform_script, nodes, config, patience=60, on_event=keep)
     return records[0]
 
@@ -104,13 +105,13 @@ def settled(record: TrainRecord) -> float:
     return median(step.seconds for step in record.steps[len(record.steps) // 2 :])
 
 
-def uneven(results: Results, speeds: str, rounds: int, batch: int) -> None:
+def uneven(results: Results, speeds: str, rounds: int, *words: str) -> None:
     """Speed-up over the fastest node alone."""
     nodes = parse_local_nodes(speeds)
     best = max(nodes, key=lambda node: node.speed_at(0))
     ideal = sum(node.speed_at(0) for node in nodes) / best.speed_at(0)
     for _ in range(rounds):
-        alone, together = record_of([best], batch), record_of(nodes, batch)
+        alone, together = record_of([best], *words), record_of(nodes, *words)
         check = together.plan.check
         results.add(
             "nodes {speeds}: {speed_up:.2f} times the fastest alone, {part:.0%} of {ideal:.2f}; "
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batch", type=int, default=224)
     parser.add_argument("--speeds", default="1.0,0.5,0.25")
+    parser.add_argument("--idle-ms", type=float, default=0.0, help="that a sample waits, on uneven nodes alone")
     words = parser.parse_args()
     with open_results(words) as results:
         blocks = measure_ranks(
@@ -145,7 +147,8 @@ def main() -> None:
             ratio=evener / plain,
             blocks=ratios(*([median(block) for block in blocks[way]] for way in ("evener", "plain"))),
         )
-        uneven(results, words.speeds, words.rounds, words.batch)
+        given = ("--batch", str(words.batch), "--idle-ms", str(words.idle_ms))
+        uneven(results, words.speeds, words.rounds, *given)
 
 
 if __name__ == "__main__":

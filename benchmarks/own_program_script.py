@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import torch
 from torch import nn
@@ -33,15 +34,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=224)
+    parser.add_argument("--idle-ms", type=float, default=0.0, help="that a sample waits, in the place of computing")
     words = parser.parse_args()
     run = evener.join()
-    model = make_model()
+    model = make_model() if not words.idle_ms else nn.Sequential(nn.Flatten(), nn.Linear(768, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     loader = DataLoader(make_data(words.batch * 10), batch_size=words.batch, shuffle=True)
     model, optimizer, loader = run.prepare(model, optimizer, loader)
     for _ in run.epochs(-(-words.steps // 10)):
         for x, y in loader:
             optimizer.zero_grad()
+            time.sleep(len(x) * words.idle_ms / 1e3)
             loss = nn.functional.cross_entropy(model(x), y)
             torch.autograd.backward(loss)
             optimizer.step()
