@@ -14,8 +14,9 @@ opposed as well: then it is the data or the training that changed, not the worke
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from functools import partial
 from math import ceil, isfinite, log, sqrt
 from random import SystemRandom
 
@@ -49,9 +50,9 @@ class Opposition:
 
     def __init__(self) -> None:
         self._lengths: deque[tuple[str, float, int]] = deque(maxlen=_LENGTHS)
-        self._directions: deque[tuple[str, NDArray[np.float64]]] = deque(maxlen=_DIRECTIONS)
-        self._verdicts: dict[str, deque[bool]] = {}
-        self._offset: int | None = None
+        self._samples: deque[tuple[str, NDArray[np.float64], float]] = deque(maxlen=_DIRECTIONS)
+        self._verdicts: defaultdict[str, deque[bool]] = defaultdict(partial(deque, maxlen=_OF))
+        self._place: tuple[int, slice] | None = None
         self._usual, self._until = 0.0, 0
 
     def examine(self, contributions: Sequence[tuple[str, Flat, int]]) -> list[int]:
@@ -60,14 +61,15 @@ class Opposition:
         Args:
             contributions: worker, contribution and number of samples of each.
         """
-        lengths = [self._observe(*one) for one in contributions]
+        with np.errstate(over="ignore", invalid="ignore"):
+            lengths = [self._observe(*one) for one in contributions]
         if len(self._lengths) < _LEAST_KNOWN:
             return []
         self._refresh(len(contributions))
         found = []
         for i, (worker, _, _) in enumerate(contributions):
             is_opposed = lengths[i] > MOST_TIMES * self._usual and self._is_opposed(worker)
-            self._verdicts.setdefault(worker, deque(maxlen=_OF)).append(is_opposed)
+            self._verdicts[worker].append(is_opposed)
             if is_opposed:
                 found.append(i)
         return found
@@ -79,20 +81,20 @@ class Opposition:
     def _observe(self, worker: str, flat: Flat, num_samples: int) -> float:
         """Remember a contribution; the length of its sample, 0 if it is not finite."""
         sample = self._sample(flat)
-        with np.errstate(over="ignore", invalid="ignore"):
-            length = sqrt(float(np.dot(sample, sample)))
+        length = sqrt(np.dot(sample, sample))
         if not isfinite(length) or length == 0.0 or num_samples <= 0:
             return 0.0
         self._lengths.append((worker, length, num_samples))
-        self._directions.append((worker, sample / length))
+        self._samples.append((worker, sample, length))
         return length
 
     def _sample(self, flat: Flat) -> NDArray[np.float64]:
-        array = max(flat.parameters, key=len)
-        stride = ceil(len(array) / _SAMPLE)
-        if self._offset is None:
-            self._offset = SystemRandom().randrange(stride)
-        return array[self._offset :: stride].astype(np.float64)
+        if self._place is None:
+            sizes = [len(array) for array in flat.parameters]
+            stride = ceil(max(sizes) / _SAMPLE)
+            self._place = sizes.index(max(sizes)), slice(SystemRandom().randrange(stride), None, stride)
+        which, places = self._place
+        return flat.parameters[which][places].astype(np.float64)
 
     def _refresh(self, count: int) -> None:
         """Now and then, find what lengths are usual."""
@@ -102,7 +104,7 @@ class Opposition:
             self._until = min(_OFTEN, len(self._lengths))
 
     def _is_opposed(self, worker: str) -> bool:
-        others = {name for name, _ in self._directions if name != worker}
+        others = {name for name, _, _ in self._samples if name != worker}
         if len(others) < _LEAST_WORKERS - 1 or self._are_others_opposed(worker):
             return False
         return self._is_outlier(worker) and self._points_away(worker)
@@ -125,6 +127,6 @@ class Opposition:
         return True
 
     def _points_away(self, worker: str) -> bool:
-        own = next(sample for name, sample in reversed(self._directions) if name == worker)
-        others = np.sum([sample for name, sample in self._directions if name != worker], axis=0)
+        own = next(sample for name, sample, _ in reversed(self._samples) if name == worker)
+        others = np.sum([sample / length for name, sample, length in self._samples if name != worker], axis=0)
         return float(np.dot(own, others)) < 0.0
