@@ -213,7 +213,7 @@ class Stage:
             self._take(self._honest.receive())
         while self._session is not None and self._session.can_work:
             self._session.work()
-        while self._command.wait(0.0):
+        while self.result is None and self._command.wait(0.0):  # whoever says nothing after the run is left
             header = self._command.receive().header
             if isinstance(header, m.RunFinished):
                 self.result = header
@@ -301,12 +301,12 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    epochs = max(4, given.messages // 5000)
+    epochs = max(4, given.messages // 4000)
     stage = Stage(Random(given.seed), epochs=epochs)
     process, before = psutil.Process(), 0
     while stage.sent.total() < given.messages:
         stage.be_hostile()
-        if stage._random.random() < 0.001:  # so that the run is not over before the last message
+        if stage._random.random() < 0.001:  # so that the run is not over long before the last message
             stage.be_honest()
         if not before and stage.sent.total() > given.messages // 10:
             before = process.memory_info().rss
