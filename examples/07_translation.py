@@ -1,11 +1,12 @@
-"""Translation between English and German in a pipeline: a Transformer, two language pairs of unlike size.
+"""Translation from and to English in a pipeline: a Transformer, language pairs of unlike size.
 
     evener train examples/07_translation.py --data FOLDER --strategy pipeline --local-nodes 1.0,0.5 --batch-size 64
 
 FOLDER holds deu-eng.zip of https://www.manythings.org/anki (sentence pairs of Tatoeba, CC BY), a line a pair with a tab
-between. To show what temperature does, English to German has all of them and German to English a twentieth. A pair of
-n sentences is drawn with a probability in proportion to n ** (1 / temperature) (Huang et al., 2019, section 5, after
-Arivazhagan et al.): with 1 the small pair is hardly seen, with 5 almost as often as the large one.
+between, and fra-eng.zip, spa-eng.zip ... beside it if there are to be more languages: two pairs each. To show what
+temperature does, English to German has all sentences and German to English a twentieth. A pair of n sentences is drawn
+with a probability in proportion to n ** (1 / temperature) (Huang et al., 2019, section 5, after Arivazhagan et al.):
+with 1 the small pair is hardly seen, with 5 (`--option temperature=5`) almost as often as the large one.
 
 A sample is a source, which begins with the language to translate into, and a target; its loss is the mean over the
 target's words. Layers are scaled and logits clipped as in `evener.models.Transformer`, so that depth does no harm.
@@ -30,20 +31,31 @@ PADDING, UNKNOWN, BEGIN, END, TO_GERMAN, TO_ENGLISH = range(6)
 SPECIAL, LONGEST, VALIDATION, RARER = 6, 12, 512, 20
 
 
-def pairs(folder: Path) -> list[tuple[list[str], list[str]]]:
-    """(English, German) as words, both at most LONGEST long, shuffled."""
-    with zipfile.ZipFile(folder / "deu-eng.zip") as archive:
-        lines = archive.read("deu.txt").decode().splitlines()
+def languages(folder: Path) -> list[str]:
+    """Those of FOLDER, German first."""
+    found = sorted(path.name.removesuffix("-eng.zip") for path in folder.glob("*-eng.zip"))
+    return sorted(found, key=lambda language: language != "deu")
+
+
+def tag_of(index: int) -> int:
+    """Of the language so many places behind German: what the source begins with."""
+    return TO_GERMAN if index == 0 else SPECIAL + index - 1
+
+
+def pairs(folder: Path, language: str = "deu") -> list[tuple[list[str], list[str]]]:
+    """(English, the other language) as words, both at most LONGEST long, shuffled."""
+    with zipfile.ZipFile(folder / f"{language}-eng.zip") as archive:
+        lines = archive.read(f"{language}.txt").decode().splitlines()
     words = [[re.findall(r"\w+|[^\w\s]", side.lower()) for side in line.split("\t")[:2]] for line in lines]
-    short = [(english, german) for english, german in words if max(len(english), len(german)) <= LONGEST]
+    short = [(english, other) for english, other in words if max(len(english), len(other)) <= LONGEST]
     order = torch.randperm(len(short), generator=torch.Generator().manual_seed(0)).tolist()
     return [short[i] for i in order]
 
 
-def vocabulary(sentences: list[tuple[list[str], list[str]]], size: int) -> dict[str, int]:
-    """Numbers of the most frequent words of both languages."""
+def vocabulary(sentences: list[tuple[list[str], list[str]]], size: int, first: int) -> dict[str, int]:
+    """Numbers, from `first` on and below `size`, of the most frequent words of all languages."""
     counts = Counter(word for pair in sentences for side in pair for word in side)
-    return {word: i for i, (word, _) in enumerate(counts.most_common(size - SPECIAL), SPECIAL)}
+    return {word: i for i, (word, _) in enumerate(counts.most_common(size - first), first)}
 
 
 def probabilities(sizes: list[int], temperature: float) -> Tensor:
@@ -56,16 +68,18 @@ class Sentences(Dataset[tuple[tuple[Tensor, Tensor], Tensor]]):
     """`samples` draws from the language pairs: ((source, target), the target's successors), all padded."""
 
     def __init__(self, folder: Path, size: int, samples: int, temperature: float, held_out: bool) -> None:
-        sentences = pairs(folder)
-        self.numbers = vocabulary(sentences, size)
-        sentences = sentences[:VALIDATION] if held_out else sentences[VALIDATION:]
-        small = sentences if held_out else sentences[::RARER]
-        languages = [(TO_GERMAN, sentences), (TO_ENGLISH, [(german, english) for english, german in small])]
+        texts = [pairs(folder, language) for language in languages(folder)]
+        self.numbers = vocabulary([pair for text in texts for pair in text], size, SPECIAL + len(texts) - 1)
+        directions: list[tuple[int, list[tuple[list[str], list[str]]]]] = []
+        for index, text in enumerate(texts):
+            sentences = text[:VALIDATION] if held_out else text[VALIDATION:]
+            small = sentences if held_out else sentences[::RARER]
+            directions += [(tag_of(index), sentences), (TO_ENGLISH, [(other, english) for english, other in small])]
         draw = torch.Generator().manual_seed(1)
-        chances = probabilities([len(own) for _, own in languages], temperature)
+        chances = probabilities([len(own) for _, own in directions], temperature)
         self.drawn = []
         for pair in torch.multinomial(chances, samples, replacement=True, generator=draw).tolist():
-            tag, own = languages[pair]
+            tag, own = directions[pair]
             self.drawn.append((tag, *own[int(torch.randint(len(own), (), generator=draw))]))
 
     def __len__(self) -> int:
@@ -102,7 +116,7 @@ def task(
     samples: int = 20000,
     temperature: float = 5.0,
 ) -> Task:
-    """Translates in both directions; `samples` are drawn for an epoch."""
+    """Translates in both directions; `samples` are drawn for an epoch, pairs of languages by `temperature`."""
     if data_dir is None or not (data_dir / "deu-eng.zip").is_file():
         raise MissingFile("--data has to name the folder with deu-eng.zip of https://www.manythings.org/anki")
     data = partial(Sentences, data_dir, words, temperature=temperature)

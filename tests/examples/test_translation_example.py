@@ -59,6 +59,24 @@ def test_a_sample_is_a_source_with_its_language_and_a_target_with_its_successors
     assert tags == {example.TO_GERMAN, example.TO_ENGLISH}
 
 
+def test_more_languages_are_more_pairs_and_temperature_draws_all_of_them(example: Any, tmp_path: Path) -> None:
+    for language, word, lines in (("deu", "katze", 2000), ("fra", "chat", 1200), ("spa", "gato", 700)):
+        with zipfile.ZipFile(tmp_path / f"{language}-eng.zip", "w") as archive:
+            archive.writestr(f"{language}.txt", "\n".join(f"cat {i % 9}\t{word} {i % 9}" for i in range(lines)))
+    counts = {}
+    for temperature in (1.0, 100.0):
+        data = example.Sentences(tmp_path, 60, samples=4000, temperature=temperature, held_out=False)
+        tags = [int(source[0]) for (source, _), _ in (data[i] for i in range(len(data)))]
+        counts[temperature] = {tag: tags.count(tag) for tag in set(tags)}
+        assert set(tags) == {example.TO_GERMAN, example.TO_ENGLISH, 6, 7}
+        assert min(data.numbers.values()) == 8
+        words = {number: word for word, number in data.numbers.items()}
+        first = {int(source[0]): words[int(target[1])] for (source, target), _ in (data[i] for i in range(400))}
+        assert (first[example.TO_GERMAN], first[6], first[7]) == ("katze", "chat", "gato")
+    assert counts[1.0][example.TO_GERMAN] > 5 * counts[1.0][7]  # 1488 sentences to 188
+    assert counts[100.0][example.TO_GERMAN] < 1.3 * counts[100.0][7]
+
+
 def test_what_is_too_long_is_left_out(example: Any, folder: Path) -> None:
     assert len(example.pairs(folder)) == 1000
 
