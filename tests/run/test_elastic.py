@@ -33,6 +33,15 @@ def off(one: Path, other: Path) -> float:
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
+def wait_for_first_epoch(tmp_path: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Return when the run has written its first checkpoint."""
+    deadline = time.monotonic() + seconds
+    while not (tmp_path / "struck" / "checkpoints").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def run_with(
     tmp_path: Path,
     strike: signal.Signals,
@@ -41,6 +50,7 @@ def run_with(
     *more: str,
     victims: int = 1,
     wakes_after: float | None = None,
+    start_seconds: float = 60.0,
 ) -> TrainRecord:
     """The record of a run whose first ranks are struck after the first epoch. Raises AssertionError: what it said."""
     words = ("--local-nodes", nodes, "--option", f"pause={pause}", *more, "--output", "struck")
@@ -49,11 +59,7 @@ def run_with(
         process = subprocess.Popen(
             command(*WORDS, *words, *shares), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=errors
         )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "struck" / "checkpoints").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_first_epoch(tmp_path, process, start_seconds)
     struck = ranks_of(process.pid)[:victims]
     for rank in struck:
         os.kill(rank.pid, strike)
@@ -102,18 +108,39 @@ def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can_be_resumed(
+    tmp_path: Path, alone: Path
+) -> None:
+    words = (*WORDS, "--local-nodes", "1,0.5", "--shares", "1,0.5", "--patience", "20", "--output", "struck")
+    process = subprocess.Popen(
+        command(*words, "--option", "pause=0.05"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    wait_for_first_epoch(tmp_path, process, 150)
+    ranks = ranks_of(process.pid)
+    process.kill()
+    process.wait()
+    assert len(ranks) == 2
+    assert psutil.wait_procs(ranks, timeout=20)[1] == []
+    result = evener_here(*words, "--resume", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert off(alone, tmp_path / "struck") < 1e-10
+
+
+@pytest.mark.slow
 def test_a_run_of_which_nobody_is_left_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="nobody is left who holds the state of the training"):
         run_with(tmp_path, signal.SIGKILL, "1,0.5", 0.05, "--patience", "20", victims=2)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "words", [("data+filter", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
 )
 def test_a_divided_model_goes_on_if_that_is_asked_for(tmp_path: Path, alone: Path, words: tuple[str, ...]) -> None:
     more = ("--patience", "20", "--elastic", "--strategy", *words)
-    record = run_with(tmp_path, signal.SIGKILL, "1,0.5,0.5", 0.05, *more)
+    record = run_with(tmp_path, signal.SIGKILL, "1,0.5,0.5", 0.05, *more, start_seconds=150)  # it is rehearsed, too
     assert off(alone, tmp_path / "struck") < 1e-10
     lost = [event.message for event in record.events if event.kind == "node lost"]
     assert len(lost) == 1
