@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.benchmark.dry_run import LiveBytes
-from evener.comm.group import join_group, leave_group
+from evener.comm.joining import join_group, leave_group
 from evener.comm.step_timing import StepTimer
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
@@ -23,7 +23,7 @@ from evener.launch.ranks import run_local
 from evener.models.unet import UNet
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import DividedModel
+from evener.parallel.divided_model import DividedModel
 from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import form_process_mesh
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evener.comm.group import join_group, leave_group
+from evener.comm.joining import join_group, leave_group
 from evener.comm.step_timing import StepTimer
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment

@@ -21,7 +21,7 @@ from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
 from evener.oracle.replay import ExchangeTiming, TraceEvent, replay
-from evener.parallel.divided import DividedModel
+from evener.parallel.divided_model import DividedModel
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh

@@ -19,7 +19,8 @@ from torch._C._distributed_c10d import FileStore
 
 from evener.benchmark import links
 from evener.benchmark.links import latency_and_cost, measure_links, pairs
-from evener.comm.group import Group, join_group
+from evener.comm.group import Group
+from evener.comm.joining import join_group
 from evener.comm.signed_store import SignedStore
 from evener.errors import InvalidValue, NodeLost
 from evener.profile import LinkProfile

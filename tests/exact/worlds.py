@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 import evener
-from evener.comm.group import Group, join_group
+from evener.comm.group import Group
+from evener.comm.joining import join_group
 from evener.comm.signed_store import SignedStore
 from evener.errors import EvenerError, NodeLost
 from evener.parallel.pipeline.pipeline import Pipeline

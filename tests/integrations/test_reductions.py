@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from evener.comm.group import leave_group
+from evener.comm.joining import leave_group
 from evener.errors import InvalidInput
 from evener.integrations.reductions import Reductions
 from evener.launch.nodes import LocalNode

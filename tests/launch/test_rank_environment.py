@@ -1,112 +1,12 @@
-"""Who is silent: a table, and heartbeats on a real store."""
+"""Which collectives the ranks of a run have."""
 
-import threading
-import time
+from __future__ import annotations
 
 import pytest
 import torch
 
 from evener.launch.nodes import LocalNode
-from evener.launch.rank_environment import RankEnvironment, RankHeartbeat, read_beat
-from support.stores import memory_store
-
-
-def test_a_heartbeat_in_the_store_reads_back_and_is_zero_before_the_first() -> None:
-    store = memory_store()
-    assert read_beat(store, 1) == (0, 0)
-    store.set("beat/1", "12:345")
-    assert read_beat(store, 1) == (12, 345)
-
-
-@pytest.mark.parametrize(
-    ("last", "now", "silent"),
-    [
-        ((10.0, 10.0), 11.0, None),
-        ((10.0, 4.9), 10.0, 2),
-        ((10.0, 5.0), 10.0, None),
-        ((1.0, 2.0), 10.0, 1),
-    ],
-)
-def test_silence_is_a_count_that_has_not_grown_for_the_patience(
-    last: tuple[float, ...], now: float, silent: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = memory_store()
-    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b", "c"], patience=5.0, on_lost=print)
-    for seconds, rank in sorted(zip(last, (1, 2), strict=True)):
-        store.set(f"beat/{rank}", "1:3")
-        heartbeat._find_lost(seconds)
-    sentence = heartbeat._find_lost(now)
-    assert (sentence is None) == (silent is None)
-    assert sentence is None or f"(rank {silent}) has been silent for 5 s, at step 3" in sentence
-
-
-def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
-    store, lost = memory_store(), list[str]()
-    heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=0.4, on_lost=lost.append)
-    heartbeat.start()
-    for count in range(1, 9):
-        store.set("beat/1", f"{count}:7")
-        time.sleep(0.1)
-    assert not lost
-    heartbeat.join(timeout=5)
-    assert lost == ["node b (rank 1) has been silent for 0.4 s, at step 7; node a waited for it"]
-    assert read_beat(store, 1) == (8, 7)
-    assert read_beat(store, 0)[1] == 0
-
-
-def test_a_failure_that_a_rank_reports_reaches_the_others_at_once() -> None:
-    store, lost = memory_store(), list[str]()
-    heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=60, on_lost=lost.append)
-    RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=60, on_lost=print).report_failure(
-        "node b ran out of memory"
-    )
-    heartbeat.start()
-    heartbeat.join(timeout=5)
-    assert lost == ["node b ran out of memory"]
-
-
-def test_a_stopped_heartbeat_says_nothing() -> None:
-    lost = list[str]()
-    heartbeat = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=lost.append)
-    heartbeat.start()
-    heartbeat.stop()
-    time.sleep(0.5)
-    assert all(thread.name != "evener-heartbeat" for thread in threading.enumerate())
-    assert not lost
-
-
-@pytest.mark.parametrize("word", ["left", "heard"])
-def test_who_keeps_the_store_outlasts_those_who_need_it(word: str) -> None:
-    store, ended = memory_store(), threading.Event()
-    keeper = RankHeartbeat(store, rank=0, nodes=["a", "b", "c"], patience=60.0, on_lost=print, keeps_store=True)
-    store.set("left/2", "1")
-
-    def stop() -> None:
-        keeper.stop()
-        ended.set()
-
-    ending = threading.Thread(target=stop, daemon=True)
-    ending.start()
-    assert not ended.wait(0.3)
-    store.set(f"{word}/1", "1")
-    assert ended.wait(30)
-    ending.join()
-
-
-def test_who_keeps_the_store_does_not_wait_for_the_silent() -> None:
-    keeper = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=print, keeps_store=True)
-    keeper.stop()
-
-
-def test_who_hears_of_a_failure_says_so() -> None:
-    store, lost = memory_store(), list[str]()
-    heartbeat = RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=2.0, on_lost=lost.append)
-    store.set("failure", "node a (rank 0) failed: why")
-    heartbeat.start()
-    heartbeat.join(timeout=10)
-    assert lost == ["node a (rank 0) failed: why"]
-    assert store.check(["heard/1"])
+from evener.launch.rank_environment import RankEnvironment
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from evener.errors import NodeLost
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import RankEnvironment, read_beat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.rank_heartbeat import read_beat
 from evener.launch.ranks import run_local
 from evener.record import Event
 

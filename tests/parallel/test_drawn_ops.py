@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evener.comm.group import Group, join_group, leave_group
+from evener.comm.group import Group
+from evener.comm.joining import join_group, leave_group
 from evener.errors import EvenerError, InvalidInput
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment

@@ -16,7 +16,7 @@ from evener.comm.group import Group
 from evener.errors import InvalidInput, TrainingFailed
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import DividedModel
+from evener.parallel.divided_model import DividedModel
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.optimizer_probe import scope_of
 from evener.parallel.parallel_model import Criterion, ParallelModel

@@ -11,7 +11,8 @@ import torch
 from msgspec.structs import replace
 
 from evener import BatchTask
-from evener.comm.group import Group, leave_group
+from evener.comm.group import Group
+from evener.comm.joining import leave_group
 from evener.errors import Interrupted, InvalidInput
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, run_inprocess

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evener import BatchTask
-from evener.comm.group import leave_group
+from evener.comm.joining import leave_group
 from evener.errors import EvenerError, InvalidInput, InvalidValue
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, run_inprocess

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from evener.comm.group import leave_group
+from evener.comm.joining import leave_group
 from evener.errors import EvenerError
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment

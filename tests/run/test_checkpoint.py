@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from evener.comm.group import join_group
+from evener.comm.joining import join_group
 from evener.errors import InvalidFile, MissingFile, TrainingFailed
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion

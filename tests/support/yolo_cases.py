@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch.utils._pytree import tree_leaves
 
-from evener.comm.group import leave_group
+from evener.comm.joining import leave_group
 from evener.data.sampler import permutation
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment

@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from evener.atomic import atomic_write
-from evener.comm.group import Group, leave_group
+from evener.comm.group import Group
+from evener.comm.joining import leave_group
 from evener.errors import InvalidInput
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment

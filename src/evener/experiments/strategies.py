@@ -32,7 +32,7 @@ from evener.models.resnet import resnet152
 from evener.oracle.data_parallel import samples_of_replicas
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.parallel.divided import DividedModel
+from evener.parallel.divided_model import DividedModel
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.staged import StagedModel

@@ -1,15 +1,10 @@
-"""What a rank finds when it starts, how its program is run there, and how it notices that another is lost.
-Every rank writes a growing number and its step to the store that all share, several times a second, from a thread of
-its own: it works when the main thread waits inside a collective for ever. The rule is that of `evener.heartbeat`.
-"""
+"""What a rank finds when it starts, and how its program is run there."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,143 +19,16 @@ from evener.errors import (
     NodeLost,
     NonFiniteLoss,
     TrainingFailed,
-    first_line,
     is_noted,
     place_of,
 )
 from evener.events import RunEvent
-from evener.heartbeat import Progress, interval
 from evener.launch.nodes import LocalNode
+from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.record import Epoch
 from evener.signals import first_request
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
-_FAILURE = "failure"
-
-
-class RankHeartbeat:
-    """One rank's heartbeat, and its ear for those of the others.
-
-    Args:
-        store: shared by all ranks; used by this thread alone.
-        rank: of this process.
-        nodes: name of every rank's node.
-        patience: seconds of silence after which a rank is lost.
-        on_lost: called once, in this thread, with one sentence about who is lost.
-        keeps_store: whether the store is kept by this process, and gone with it.
-
-    Attributes:
-        step: that this rank works on.
-    """
-
-    def __init__(
-        self,
-        store: SignedStore,
-        *,
-        rank: int,
-        nodes: Sequence[str],
-        patience: float,
-        on_lost: Callable[[str], None],
-        keeps_store: bool = False,
-    ) -> None:
-        self._thread = threading.Thread(target=self._run, name="evener-heartbeat", daemon=True)
-        self.step = 0
-        self._store, self._rank, self._nodes = store, rank, nodes
-        self._patience, self._on_lost, self._keeps_store = patience, on_lost, keeps_store
-        self._done = threading.Event()
-        now = time.monotonic()
-        self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
-
-    def start(self) -> None:
-        """Begin to beat and to listen, until stopped or until somebody is lost."""
-        self._thread.start()
-
-    def join(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds until the heartbeat has ended."""
-        self._thread.join(timeout)
-
-    def stop(self) -> None:
-        """End the heartbeat; this rank counts as having left, not as lost. Who keeps the store, outlasts the others."""
-        self._done.set()
-        self._leave(_left(self._rank), "1")
-        if self._thread.ident is not None:
-            self.join(timeout=self._patience)
-        if self._keeps_store:
-            self._outlast_others()
-
-    def report_failure(self, sentence: str) -> None:
-        """Publish this rank's own failure, so that the others need not wait to name it."""
-        self._leave(_FAILURE, sentence)
-
-    def _outlast_others(self) -> None:
-        """Return when every other rank has left, has heard of a failure, or is silent for too long."""
-        pause = threading.Event()
-        while any(self._needs_store(other, time.monotonic()) for other in self._others):
-            pause.wait(interval(self._patience))
-
-    def _needs_store(self, other: int, now: float) -> bool:
-        if self._store.check([_left(other)]) or self._store.check([_heard(other)]):
-            return False
-        return self._others[other].idle_seconds(read_beat(self._store, other)[0], now=now) <= self._patience
-
-    def _run(self) -> None:
-        count = 0
-        while not self._done.wait(interval(self._patience)):
-            count += 1
-            sentence = self._beat(count)
-            if sentence and not self._done.is_set():
-                self._on_lost(sentence)
-                return
-
-    def _leave(self, key: str, value: str) -> None:
-        try:
-            self._store.set(key, value)
-        except RuntimeError:
-            return  # the store is gone, and with it whoever could have read this
-
-    def _beat(self, count: int) -> str | None:
-        """Beat, then listen to the others; a sentence if one of them is lost."""
-        try:
-            self._store.set(_key(self._rank), f"{count}:{self.step}")
-            if self._store.check([_FAILURE]):
-                self._store.set(_heard(self._rank), "1")
-                return str(self._store.get(_FAILURE).decode())
-            return self._find_lost(time.monotonic())
-        except NodeLost as error:
-            return str(error)
-        except RuntimeError as error:
-            return f"the store that all ranks share is gone, with the process that kept it ({first_line(error)})"
-
-    def _find_lost(self, now: float) -> str | None:
-        beats = {other: read_beat(self._store, other) for other in self._others}
-        idle = {other: p.idle_seconds(beats[other][0], now=now) for other, p in self._others.items()}
-        for other, seconds in idle.items():
-            if seconds > self._patience and not self._store.check([_left(other)]):
-                return (
-                    f"node {self._nodes[other]} (rank {other}) has been silent for {self._patience:g} s, "
-                    f"at step {beats[other][1]}; node {self._nodes[self._rank]} waited for it"
-                )
-        return None
-
-
-def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
-    """The number of the last heartbeat of `rank` and the step that it works on; zeros before the first."""
-    if not store.check([_key(rank)]):
-        return 0, 0
-    count, step = store.get(_key(rank)).decode().split(":")
-    return int(count), int(step)
-
-
-def _left(rank: int) -> str:
-    return f"left/{rank}"
-
-
-def _heard(rank: int) -> str:
-    return f"heard/{rank}"
-
-
-def _key(rank: int) -> str:
-    return f"beat/{rank}"
 
 
 def end_process(error: EvenerError) -> None:

@@ -24,13 +24,8 @@ from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import (
-    Program,
-    RankEnvironment,
-    RankHeartbeat,
-    read_beat,
-    run_rank,
-)
+from evener.launch.rank_environment import Program, RankEnvironment, run_rank
+from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
 from evener.launch.store import connect_store, keep_store, new_secret
 from evener.record import Epoch, Event
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c

@@ -14,7 +14,8 @@ from evener.comm.signed_store import SignedStore
 from evener.errors import InvalidValue, NodeLost
 from evener.host import own_address
 from evener.launch.nodes import LocalNode
-from evener.launch.rank_environment import RankEnvironment, RankHeartbeat
+from evener.launch.rank_environment import RankEnvironment
+from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret
 
 

@@ -1,8 +1,6 @@
 """Filter, channel and spatial parallelism, and their hybrids with data parallelism.
 
-    ShardedModel    this rank's part of a model: outputs, gradients and weights are those of one process
-    DividedModel    the same as the training loop sees it
-
+A `ShardedModel` is one rank's part of a model: outputs, gradients and weights are those of one process.
 Every rank of a replica gives the whole batch of its replica, gets the whole outputs, and computes the loss of all of
 its samples; gradients of its own weights are complete when `backward()` returns.
 """
@@ -11,21 +9,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.comm.exchange import Route
 from evener.errors import InvalidInput
 from evener.oracle.division.layout import ALIKE, WHOLE, Layout, length
-from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import ReplicaPlan, Shard, plan_replica, plan_replicas
 from evener.parallel.drawn_ops import refuse_own_draws
-from evener.parallel.full_state import gather_tensors, own_part, pieces_of
+from evener.parallel.full_state import gather_tensors, own_part
 from evener.parallel.gradient_hooks import GradientHooks, copied
 from evener.parallel.gradient_sums import GradientSums
 from evener.parallel.norm_statistics import DataAxis
@@ -34,7 +30,6 @@ from evener.parallel.op_call import Nest, OpGraph
 from evener.parallel.op_graph import op_graph, unknown_undivided
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.optimizer_probe import Scope
-from evener.parallel.parallel_model import Criterion
 from evener.parallel.process_mesh import ProcessMesh
 from evener.parallel.rank_program import RankProgram
 from evener.parallel.redistribute import part_of, regions
@@ -44,7 +39,6 @@ from evener.parallel.refusals import (
     refuse_divided_hooks,
     refuse_parts,
     refuse_ties,
-    tensors_in_order,
 )
 from evener.parallel.shared_statistics import uncounted
 from evener.tracer.meta_model import on_meta
@@ -231,77 +225,3 @@ def divided_copy(model: nn.Module, plan: ReplicaPlan, rank: int) -> nn.Module:
             layer: Any = part.get_submodule(operation.name)
             layer.groups = max(1, length(reads[rank]) // width)
     return part
-
-
-class DividedModel:
-    """A model whose layers the ranks of a replica divide; the arguments are those of `ShardedModel`."""
-
-    rng_stream = 0
-    """What is random is drawn for the samples of all replicas, as in one process."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        mesh: ProcessMesh,
-        example: Any,
-        criterion: Criterion,
-        recompute: bool = False,
-        compiles: bool = False,
-    ) -> None:
-        self.group, self.replica, self.is_reporter = mesh.world, mesh.index, mesh.group.is_leader
-        self._criterion = criterion
-        self.model = ShardedModel(model, mesh, tensors_in_order(example), recompute, compiles)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Of this rank's part."""
-        return self.model.part.parameters()
-
-    def train(self, mode: bool = True) -> nn.Module:
-        """From now on the model trains, or evaluates."""
-        return self.model.train(mode)
-
-    def add_gradients(self, inputs: Any, targets: Any, *, samples: int, total: int, is_last: bool) -> Tensor:
-        """As `ParallelModel`; every rank computes the loss of all samples of its replica."""
-        travelling = nullcontext() if is_last else self.model.sums.accumulating()
-        present = nullcontext() if samples else self.model.without_samples()
-        with travelling, present:
-            loss = self._criterion.backward(self._outputs, inputs, targets, samples / total) * self.is_reporter
-        if is_last:
-            self.model.hooks.run(self.model.part.named_parameters())
-        return loss
-
-    @torch.no_grad()
-    def predict(self, inputs: Any) -> Any:
-        """The outputs; all ranks of the replica have to call this, the first one gets them."""
-        with self._criterion.autocast():
-            outputs = self._outputs(inputs)
-        return outputs if self.is_reporter else None
-
-    def _outputs(self, inputs: Any) -> Any:
-        return self.model(*tensors_in_order(inputs))
-
-    def clip(self, largest: float) -> None:
-        """As `ParallelModel`."""
-        self.model.sums.clip(largest)
-
-    def gather_weights(self) -> dict[str, Tensor]:
-        """As `ParallelModel`."""
-        weights = self.model.gather_weights() if self.replica == 0 else {}
-        return weights if self.group.is_leader else {}
-
-    def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-        """As `ParallelModel`."""
-        model = self.model
-        return model.part.state_dict(), pieces_of(model.state_shards(), model.mesh.group.rank)
-
-    def buffers(self) -> Iterator[Tensor]:
-        """As `ParallelModel`."""
-        return self.model.part.buffers()
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """As `ParallelModel`."""
-        self.model.load_weights(weights)
-
-    def held(self) -> HeldModel:
-        """As `ParallelModel`."""
-        return self.model.held()

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evener.comm.group import Group, leave_group
+from evener.comm.group import Group
+from evener.comm.joining import leave_group
 from evener.comm.step_timing import StepTimer
 from evener.errors import EvenerError, explain
 from evener.events import RunEvent

@@ -18,7 +18,7 @@ from rich.console import Console
 from evener.benchmark.busy import ProcessorWatch
 from evener.benchmark.device import environment, profile_device
 from evener.benchmark.links import measure_links
-from evener.comm.group import leave_group
+from evener.comm.joining import leave_group
 from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.events import Phase, RunEvent

@@ -14,7 +14,8 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset, IterableDataset
 
-from evener.comm.group import Group, join_group
+from evener.comm.group import Group
+from evener.comm.joining import join_group
 from evener.comm.step_timing import StepTimer
 from evener.data.alike import require_same_data
 from evener.data.loader import collect, seed_all, split_batch

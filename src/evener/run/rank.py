@@ -20,7 +20,8 @@ from torch import Tensor
 
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
-from evener.comm.group import Group, leave_group
+from evener.comm.group import Group
+from evener.comm.joining import leave_group
 from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.line import Line
 from evener.errors import CannotWrite, InvalidInput, NodeLost, NotExact

@@ -17,7 +17,7 @@ from evener.oracle.division.plan import Arrangement
 from evener.oracle.rebalance import Balance
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
-from evener.parallel.divided import DividedModel
+from evener.parallel.divided_model import DividedModel
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.optimizer import ModelOptimizer

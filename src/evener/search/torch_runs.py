@@ -10,7 +10,7 @@ from evener.events import RunEvent
 from evener.heartbeat import Progress
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import read_beat
+from evener.launch.rank_heartbeat import read_beat
 from evener.launch.ranks import RankStarter, raise_first, show_event
 from evener.launch.store import LEAST_START_SECONDS
 from evener.run.config import RunConfig

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from evener.benchmark.device import environment
-from evener.comm.group import Group, leave_group
+from evener.comm.group import Group
+from evener.comm.joining import leave_group
 from evener.launch.rank_environment import RankEnvironment
 from evener.record import TrainRecord
 from evener.run.context import join_world

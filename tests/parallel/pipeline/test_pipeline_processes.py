@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evener.comm.group import leave_group
+from evener.comm.joining import leave_group
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.pipeline.micro_batches import divided
 from evener.parallel.pipeline.pipeline import Pipeline

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.benchmark.dry_run import LiveBytes
-from evener.comm.group import leave_group
+from evener.comm.joining import leave_group
 from evener.errors import DoesNotFit, EvenerError
 from evener.launch.rank_environment import RankEnvironment
 from evener.models.amoebanet import AmoebaNetD
