@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -59,6 +60,8 @@ TEXTS = (
 )
 KINDS = [kind for kind in mi.type_info(ToMaster).types if kind.cls is not m.ShutDown]  # type: ignore[attr-defined]
 MOST_EVIL = 4
+_BEAT_SECONDS = 10.0
+"""After which the honest node says something, however busy the machine is: the master benches who is silent."""
 HONEST, RUN = "honest", "linear-1"
 SYNC = synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
 
@@ -165,13 +168,16 @@ class Stage:
         self._session: WorkerSession | None = None
         self.result: m.RunFinished | None = None
         self._honest, self._command = self._connect(ToNode), self._connect(ToCommand)
+        self._heard = time.monotonic()
         self._send(self._honest, self._introduction())
         self._command.send(m.SubmitRun(), [encode_job(job(agreement, epochs=epochs)), weights().memory])
         while self._session is None:
             self.be_honest()
 
     def be_hostile(self) -> None:
-        """One hostile message, over a new connection or one that there is."""
+        """One hostile message, over a new connection or one that there is; the honest node beats as nodes do."""
+        if time.monotonic() - self._heard > _BEAT_SECONDS:
+            self.be_honest()
         if len(self._evil) < MOST_EVIL and self._random.random() < 0.2:
             self._evil.append(self._connect(ToNode))
         if not self._evil:
@@ -208,6 +214,8 @@ class Stage:
 
     def be_honest(self) -> None:
         """What the honest node and the command do with what has come to them."""
+        self._heard = time.monotonic()
+        self._send(self._honest, m.Heartbeat())
         self._step()
         while self._honest.wait(0.0):
             self._take(self._honest.receive())
