@@ -58,7 +58,9 @@ def test_published_divisions(name: str, division: Division, way: str) -> None:
     hold(serial(name), division, WAYS[way])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name != "yolo" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_rows_and_columns(name: str) -> None:
     hold(serial(name), "spatial", GRID)
 

@@ -24,7 +24,7 @@ QUICK = ["mnist", "vae", "vae_as_it_was", "gan", "tokens", "contrastive", "lbfgs
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("world", list(WORLDS)[1:])
+@pytest.mark.parametrize("world", [pytest.param("3:1", marks=pytest.mark.slow), "5:2:0"])
 def test_programs_of_every_kind_equal_one_process(world: str, tmp_path: Path) -> None:
     _hold(QUICK, WORLDS[world], tmp_path)
 

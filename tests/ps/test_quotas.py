@@ -53,6 +53,7 @@ def as_many_as_may(ps: Plane, most: int) -> Iterator[Connection[m.Header]]:
             return
 
 
+@pytest.mark.slow
 def test_connections_leave_the_files_that_a_master_needs_itself(few_files: int) -> None:
     limits = connection_limits(15.0)
     assert limits.connections + limits.pending + 128 <= few_files

@@ -75,6 +75,7 @@ def test_a_run_resumes_only_with_the_settings_that_decide_the_order(tmp_path: Pa
     assert "it was made with batch_size 10, this run has 7" in other.stderr
 
 
+@pytest.mark.slow
 def test_a_batch_that_no_memory_holds_names_the_cure(tmp_path: Path) -> None:
     result = evener("train", TINY, "--local-nodes", "1,1", "--memory", "9KB", "--batch-size", "50", cwd=tmp_path)
     assert result.returncode == 5
@@ -82,7 +83,7 @@ def test_a_batch_that_no_memory_holds_names_the_cure(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("strategy", ["auto", "data"])
+@pytest.mark.parametrize("strategy", ["auto", pytest.param("data", marks=pytest.mark.slow)])
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path, strategy: str) -> None:
     task = (
         Path(TINY)

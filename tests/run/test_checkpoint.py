@@ -180,7 +180,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("after", [0.0, 0.01, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.003, 0.02, 0.05))])
+@pytest.mark.parametrize("after", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.003, 0.01, 0.02, 0.05))])
 def test_killed_at_any_moment_the_last_good_one_is_there(tmp_path: Path, after: float) -> None:
     code = _WRITER.format(path=[str(Path(__file__).parent), *sys.path])
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as writer:

@@ -64,6 +64,7 @@ def staged(strategy: str, nodes: str, folder: Path, shares: str = "measured") ->
     return read_noun(folder / "record.json", TrainRecord)
 
 
+@pytest.mark.slow
 def test_a_pipeline_says_before_the_first_step_what_it_will_send(tmp_path: Path) -> None:
     record = staged("pipeline", "1,1", tmp_path / "run")
     said = record.plan.prediction
@@ -74,6 +75,7 @@ def test_a_pipeline_says_before_the_first_step_what_it_will_send(tmp_path: Path)
     assert said.communication_seconds > 0
 
 
+@pytest.mark.slow
 def test_replicas_that_are_cut_elsewhere_predict_nothing(tmp_path: Path) -> None:
     assert staged("data+pipeline", "1,1,1", tmp_path / "run", "equal").plan.prediction is None
 

@@ -46,8 +46,9 @@ def test_synchronous_updates_equal_one_process(tmp_path: Path, optimizer: str) -
     assert record.validations[-1].loss == pytest.approx(alone_record.validations[-1].loss, abs=1e-10)
 
 
-QUICK = [{"agreement": "sync"}, {"agreement": "average", "compress": "int8", "overlap": True, "local_steps": "2"}]
+QUICK = [{"agreement": "sync"}]
 SLOW = [
+    {"agreement": "average", "compress": "int8", "overlap": True, "local_steps": "2"},
     {"agreement": "async"},
     {"agreement": "bounded", "staleness": 2},
     {"agreement": "average", "local_steps": "4"},
@@ -82,6 +83,7 @@ def test_averaging_an_epoch_exchanges_once_an_epoch_and_gives_faster_nodes_more(
     assert shares["node-0"] > 1.5 * shares["node-1"]
 
 
+@pytest.mark.slow
 def test_batch_norm_statistics_are_averaged_and_counters_are_whole_numbers(tmp_path: Path) -> None:
     record, weights = train(tmp_path, "1,1", agreement="average", local_steps="2", task=TINY, epochs=6)
     assert (record.validation_accuracy or 0) > 0.6
@@ -94,6 +96,7 @@ def test_batch_norm_statistics_are_averaged_and_counters_are_whole_numbers(tmp_p
     assert all(float(mean.abs().max()) > 0.01 for mean in means)
 
 
+@pytest.mark.slow
 def test_bf16_computing_learns_too(tmp_path: Path) -> None:
     record, _ = train(tmp_path, "1,1", agreement="sync", precision="bf16", epochs=8)
     assert (record.validation_accuracy or 0) > 0.6

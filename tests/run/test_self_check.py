@@ -53,10 +53,8 @@ def train(folder: Path, *words: str, plant: str = "", model: str = NETWORK, loss
     return result.stderr.strip().splitlines()[-1] if result.returncode else ""
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["data", pytest.param("sharded", marks=pytest.mark.slow), pytest.param("pipeline", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["data", "sharded", "pipeline"])
 def test_what_was_checked_is_in_the_plan_and_on_the_terminal(tmp_path: Path, strategy: str) -> None:
     shares = () if strategy == "pipeline" else ("--shares", "7,2,1")
     assert train(tmp_path, "--strategy", strategy, *shares, options="clip_norm=1.0") == ""
@@ -151,6 +149,7 @@ Trial.divided = waits
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_for_each_other_end_the_run_in_time(tmp_path: Path) -> None:
     sentence = train(tmp_path, "--strategy", "data", "--shares", "5,2,1", plant=WAITS_FOR_OTHERS)
     assert "--strategy data cannot train this model: in the check before the first step node" in sentence

@@ -134,6 +134,7 @@ def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) ->
     assert distance(straight, last) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_saved_plan_is_performed(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     train(tmp_path / "first", "1,1,1", strategy="data+sharded", shares="2,1,4", replicas="2,1")
     file = tmp_path / "first" / "plan.json"

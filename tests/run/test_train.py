@@ -86,6 +86,7 @@ def test_a_resumed_run_on_other_nodes_equals_an_uninterrupted_one(tmp_path: Path
     assert distance(straight, resumed) < 1e-10
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Path) -> None:
     straight = train(tmp_path, "straight", "1,1", epochs=3)
     train(tmp_path, "two", "1,1", epochs=2)
@@ -100,6 +101,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_pat
     assert event.message == f"it is called {kept}/damaged-{newest.name} now"
 
 
+@pytest.mark.slow
 def test_checkpoints_come_by_the_clock_too(tmp_path: Path) -> None:
     train(tmp_path, "run", "1,1", epochs=1, option={"pause": "0.2", "samples": "100"}, checkpoint_every="1s")
     events = read_noun(tmp_path / "run" / "record.json", TrainRecord).events
@@ -153,6 +155,7 @@ def test_reduced_precision_learns_too(tmp_path: Path, precision: str) -> None:
     assert (read_noun(tmp_path / "r" / "record.json", TrainRecord).validation_accuracy or 0) > 0.6
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_same_command_gives_the_same_weights(tmp_path: Path) -> None:
     alone = train(tmp_path, "alone")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

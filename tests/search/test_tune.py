@@ -104,6 +104,7 @@ def _workers(pid: int) -> list[psutil.Process]:
     return [worker for server in servers for worker in server.children() if worker.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.slow
 def test_a_killed_search_and_a_killed_node_change_nothing_of_what_is_found(tmp_path: Path) -> None:
     words: tuple[str, ...] = (
         "tune",

@@ -120,6 +120,7 @@ def test_with_tls_nothing_spoiled_is_ever_believed_five_hundred_times() -> None:
     _try_all("tcp+tls", mischiefs(seed=2, num=500, first=0, last=20_000))
 
 
+@pytest.mark.slow
 def test_without_tls_a_spoiled_greeting_or_head_is_never_believed() -> None:
     _try_all("tcp", mischiefs(seed=3, num=14, first=0, last=GREETING_BYTES))
     heads = [

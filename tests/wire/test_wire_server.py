@@ -377,6 +377,7 @@ def test_the_unix_door_of_a_killed_master_is_opened_anew(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("transport", ["tcp", "tcp+tls"])
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_messages_or_connections(transport: str) -> None:
     memory = bytearray(100_000)
 

@@ -28,7 +28,7 @@ def compare(env: RankEnvironment, orders: list[tuple[str, int, int, Options]]) -
 
 
 @pytest.mark.parametrize(
-    "ranks", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 5]
+    "ranks", [pytest.param(2, marks=pytest.mark.slow), 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))]
 )
 def test_a_stage_on_every_rank(ranks: int) -> None:
     orders: list[tuple[str, int, int, Options]] = []
@@ -40,6 +40,7 @@ def test_a_stage_on_every_rank(ranks: int) -> None:
     start(compare, ranks, orders)
 
 
+@pytest.mark.slow
 def test_every_model_on_three_ranks() -> None:
     start(compare, 3, [(name, 7, 3, {"rematerialise": "always"}) for name in CASES])
 
@@ -68,8 +69,7 @@ def train_replicas(env: RankEnvironment, order: dict[str, Any]) -> None:
     leave_group()
 
 
-@pytest.mark.parametrize(
-    "replicas", [pytest.param(((0, 1, 2), (3, 4)), marks=pytest.mark.slow), ((4,), (1, 0, 2, 3))], ids=str
-)
+@pytest.mark.parametrize("replicas", [((0, 1, 2), (3, 4)), ((4,), (1, 0, 2, 3))], ids=str)
+@pytest.mark.slow
 def test_replicas_of_different_numbers_of_stages_are_one_process(replicas: tuple[tuple[int, ...], ...]) -> None:
     start(train_replicas, 5, {"replicas": replicas, "cases": ["residual", "tied", "branches", "transformer"]})
