@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evener.errors import InvalidFile, InvalidValue, MissingExtra, MissingFile
 from evener.wire.errors import BadToken
-from evener.wire.identity import Address, Identity, Token, make_identity
+from evener.wire.identity import Address, Identity, Token, host_in, make_identity
 from support.wire_peers import INSECURE, SECURE
 
 secrets = st.binary(min_size=16, max_size=16)
@@ -190,3 +190,11 @@ def test_a_missing_cryptography_says_what_to_type(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MissingExtra, match="pip install cryptography, or use --insecure"):
         make_identity()
     assert make_identity(insecure=True).token.insecure
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [(Address("10.0.0.5", 7000), "10.0.0.5"), (Address("::1", 7000), "::1"), (Address(path="/run/evener.sock"), "")],
+)
+def test_the_host_is_read_from_an_address_in_a_sentence(address: Address, host: str) -> None:
+    assert host_in(address.words) == host

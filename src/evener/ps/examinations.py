@@ -40,6 +40,7 @@ from evener.ps.messages import Send
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.schema import shown
 from evener.wire.errors import BadFrame
+from evener.wire.identity import host_in
 
 MASTER = "master"
 """What the master's own machine is called among the nodes'."""
@@ -212,15 +213,20 @@ def look_here(home: StateDir) -> MachineFacts:
     return examine({"runs": home.runs}, machine=MASTER)
 
 
+def is_of_this_machine(origin: str) -> bool:
+    """Whether a connection of `origin` (`Address.words`) comes from the master's own machine."""
+    host = host_in(origin)
+    return not host or is_loopback(host)
+
+
 def _may_be_probed(place: Place, origin: str) -> bool:
     """Whether the others are to connect there: to an address of a machine, and not of their own loopback."""
     try:
         address = ip_address(place.address)
     except ValueError:
         return False
-    is_here = origin.startswith("unix") or is_loopback(origin.partition(",")[0])
     return (
-        not ((address.is_loopback and not is_here) or address.is_multicast or address.is_unspecified)
+        not ((address.is_loopback and not is_of_this_machine(origin)) or address.is_multicast or address.is_unspecified)
         and 0 < place.port < 2**16
     )
 

@@ -31,7 +31,7 @@ from evener.ps.status import encode_status
 from evener.schema import shown, write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
-from evener.wire.identity import Grant, Role
+from evener.wire.identity import Grant, Role, host_in
 from evener.wire.server import Server
 
 
@@ -195,7 +195,7 @@ class Handlers:
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
         if node.profile is not None:
             raise BadFrame("its device has been measured before")
-        node.profile = replace(header.profile, node=node.name, address=node.origin.rpartition(", port ")[0])
+        node.profile = replace(header.profile, node=node.name, address=host_in(node.origin))
         profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
         try:
             write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from evener.errors import InvalidInput
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.schema import read_noun
+from evener.wire.identity import host_in
 
 
 class System(NamedTuple):
@@ -29,7 +30,7 @@ class System(NamedTuple):
         """Why a node of this `name` that comes from `origin` (`Address.words`) may not join; empty if it may."""
         if name not in self.devices:
             return f"{self.file} describes no node {name}, but {', '.join(self.devices)}: choose one with --name"
-        allowed, host = self.origins[name], origin.rpartition(", port ")[0]
+        allowed, host = self.origins[name], host_in(origin)
         if allowed and host not in allowed:
             return f"{self.file} says that node {name} is at {self.devices[name].address}, and this one is at {host}"
         return ""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evener.doctor.facts import is_loopback
 from evener.doctor.finding import Finding, faults, found
 from evener.doctor.machine_checks import check_machine
 from evener.doctor.peers import PeerFacts, check_peers
 from evener.errors import InvalidInput
 from evener.ps.blob import Blob
 from evener.ps.examination_messages import MOST_CODE_BYTES, Examination, ExaminedNode, TaskQuestion
-from evener.ps.examinations import MASTER
+from evener.ps.examinations import MASTER, is_of_this_machine
 from evener.ps.master_client import MasterClient
 from evener.ps.status import NodeStatus
 from evener.tasks.imports import files_needed
@@ -47,7 +46,7 @@ def look_before_run(client: MasterClient) -> list[Finding]:
         InvalidInput: no node can take part; says why.
     """
     nodes = [node for node in client.ask().nodes if node.state == "present"]
-    if all(is_loopback(host_of(node)) or node.address.startswith("unix") for node in nodes):
+    if all(is_of_this_machine(node.address) for node in nodes):
         return []
     found = [one for one in findings_of(client.examine(SECONDS)) if one.what in _BEFORE_A_RUN]
     broken = {one.machine: one for one in found if one.severity == "error"}
@@ -55,11 +54,6 @@ def look_before_run(client: MasterClient) -> list[Finding]:
         words = "; ".join(one.words for one in broken.values())
         raise InvalidInput(f"no node can take part: {words} (--no-preflight: start without looking)")
     return faults(found)
-
-
-def host_of(node: NodeStatus) -> str:
-    """The address that a node comes from, without its port."""
-    return node.address.partition(",")[0]
 
 
 def findings_of(examination: Examination) -> list[Finding]:

@@ -75,6 +75,11 @@ class Address(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def host_in(words: str) -> str:
+    """The host in the `words` of an address; empty for a socket of this machine."""
+    return words.rpartition(", port ")[0]
+
+
 Role = Literal["node", "submitter", "admin"]
 """What a token allows: to be a node; to have runs done and to watch them; everything."""
 ROLES: tuple[Role, ...] = ("node", "submitter", "admin")
