@@ -38,7 +38,7 @@ PASS_SECONDS = 34e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attained:
+class Efficiency:
     """Fractions of a sheet's peaks that training reaches on one architecture.
 
     Attributes:
@@ -56,11 +56,11 @@ class Attained:
     has_bf16: bool = True
 
 
-_VOLTA = Attained(half=0.57, has_bf16=False)
-_AMPERE = Attained(tf32=0.23, half=0.47)
-_GEFORCE_30 = Attained(tf32=0.6, half=0.85)
-_GEFORCE_40 = Attained(tf32=0.6, half=0.75)
-_GEFORCE_50 = Attained(tf32=0.6, half=0.6)
+_VOLTA = Efficiency(half=0.57, has_bf16=False)
+_AMPERE = Efficiency(tf32=0.23, half=0.47)
+_GEFORCE_30 = Efficiency(tf32=0.6, half=0.85)
+_GEFORCE_40 = Efficiency(tf32=0.6, half=0.75)
+_GEFORCE_50 = Efficiency(tf32=0.6, half=0.6)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Card:
         fp64, fp32: TFLOP/s without tensor units.
         tf32: TFLOP/s of dense TF32; 0 where there is none.
         half: TFLOP/s of dense fp16, accumulated in fp32.
-        attained: what training gets of it.
+        efficiency: what training gets of it.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Card:
     fp32: float
     tf32: float
     half: float
-    attained: Attained
+    efficiency: Efficiency
 
     def profile(self) -> DeviceProfile:
         """As a device, `cuda:0` of `node`."""
@@ -105,15 +105,15 @@ class Card:
         )
 
     def _throughputs(self) -> tuple[Throughput, ...]:
-        attained = self.attained
-        fp64, fp32 = self.fp64 * attained.plain, self.fp32 * attained.plain
-        half = self.half * attained.matmul, self.half * attained.half
+        efficiency = self.efficiency
+        fp64, fp32 = self.fp64 * efficiency.plain, self.fp32 * efficiency.plain
+        half = self.half * efficiency.matmul, self.half * efficiency.half
         rates: dict[Precision, tuple[float, float]] = {
             "fp64": (fp64, fp64),
-            "fp32": (fp32, max(fp32, self.tf32 * attained.tf32)),
+            "fp32": (fp32, max(fp32, self.tf32 * efficiency.tf32)),
             "fp16": half,
         }
-        if attained.has_bf16:
+        if efficiency.has_bf16:
             rates["bf16"] = half
         return tuple(
             Throughput(precision=precision, matmul_flops=matmul * _TERA, conv_flops=conv * _TERA)
@@ -123,7 +123,7 @@ class Card:
 
 # fmt: off
 CARDS: Mapping[str, Card] = {
-    #                  model                  units  GiB  GB/s   fp64   fp32    tf32    half  attained
+    #                  model                  units  GiB  GB/s   fp64   fp32    tf32    half  efficiency
     "gtx1080ti": Card("GeForce GTX 1080 Ti",     28,  11,  484,  0.35,  11.3,    0.0,   0.18, _VOLTA),
     "p100":      Card("Tesla P100-SXM2-16GB",    56,  16,  732,  5.3,   10.6,    0.0,   21.2, _VOLTA),
     "v100":      Card("Tesla V100-SXM2-16GB",    80,  16,  900,  7.8,   15.7,    0.0,  125.0, _VOLTA),
