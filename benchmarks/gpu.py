@@ -108,7 +108,8 @@ def rates(results: Results, words: Namespace) -> None:
 def plain_step(context: RankContext, words: dict[str, Any]) -> Step:
     """A step of a loop that somebody who knows PyTorch would write."""
     device, model = context.group.device, context.model
-    model = torch.compile(model) if words["compile"] else model  # type: ignore[assignment]
+    if words["compile"]:
+        model.compile()
     optimizer = context.make_optimizer(model.parameters())
     pinned = device.type == "cuda"
     loader = DataLoader(context.train_data, context.batch_size, shuffle=True, drop_last=True, pin_memory=pinned)
@@ -179,23 +180,7 @@ def memory(results: Results, words: Namespace) -> None:
         results.say("memory: PyTorch counts that of a GPU alone")
         return
     for network, precision in itertools.product(("resnet50", "gpt"), (torch.float32, torch.bfloat16, torch.float16)):
-        task = make_task(network, 1)
-        inputs, targets = next(iter(DataLoader(task.train_data(), 1)))
-
-        def loss_step(model: torch.nn.Module, batch: Any, precision: torch.dtype = precision) -> torch.Tensor:
-            with torch.autocast("cuda", precision, enabled=precision != torch.float32):
-                return KINDS[network].loss(model(batch[0]), batch[1])  # noqa: B023
-
-        def fetch(samples: int) -> list[torch.Tensor]:
-            return [one.to(device).repeat(samples, *[1] * (one.dim() - 1)) for one in (inputs, targets)]  # noqa: B023
-
-        optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
-        with dry_run_of(task.model().to(device), optimizer, loss_step, fetch, device) as trial:
-            samples = capacity(trial, 1 << 20, allowed)
-            assert samples is not None
-            torch.cuda.reset_peak_memory_stats(device)
-            trial.run_step(samples)
-            peak = torch.cuda.max_memory_allocated(device)
+        samples, peak = peak_of_promised(network, precision, device, allowed)
         results.add(
             "{network} {precision}: {samples} samples, peak {of_allowed:.1%} of what was allowed",
             part="memory",
@@ -204,6 +189,27 @@ def memory(results: Results, words: Namespace) -> None:
             samples=samples,
             of_allowed=peak / (SHARE_OF_USABLE * allowed),
         )
+
+
+def peak_of_promised(network: str, precision: torch.dtype, device: torch.device, allowed: int) -> tuple[int, int]:
+    """Samples that are promised to fit `allowed` bytes of a GPU, and the peak of a step on them, in bytes."""
+    task = make_task(network, 1)
+    inputs, targets = next(iter(DataLoader(task.train_data(), 1)))
+
+    def loss_step(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast("cuda", precision, enabled=precision != torch.float32):
+            return KINDS[network].loss(model(batch[0]), batch[1])
+
+    def fetch(samples: int) -> list[torch.Tensor]:
+        return [one.to(device).repeat(samples, *[1] * (one.dim() - 1)) for one in (inputs, targets)]
+
+    optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+    with dry_run_of(task.model().to(device), optimizer, loss_step, fetch, device) as trial:
+        samples = capacity(trial, 1 << 20, allowed)
+        assert samples is not None
+        torch.cuda.reset_peak_memory_stats(device)
+        trial.run_step(samples)
+        return samples, torch.cuda.max_memory_allocated(device)
 
 
 def merging(results: Results, words: Namespace) -> None:

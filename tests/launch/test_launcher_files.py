@@ -21,7 +21,9 @@ from support.documented import ROOT
 
 FOLDER = ROOT / "examples" / "launchers"
 MANIFESTS = sorted((FOLDER / "kubernetes").glob("*.yaml"))
-_COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+_GROUP = typer.main.get_command(app)
+assert isinstance(_GROUP, typer.core.TyperGroup)
+_COMMANDS = _GROUP.commands
 
 
 def documents(manifest: Path) -> list[Any]:
