@@ -26,11 +26,13 @@ from results import Results, open_results, parser_of
 from turns import in_turn, ratios, seconds_of
 
 from evener.models.resnet import resnet152
+from evener.ps.device_merges import DeviceMerge
 from evener.sync.compression import Compressor
 from evener.sync.layout import ArraySpec, Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Push
 from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import Compression, Sgd, SyncProtocol, Workload, asynchronous, synchronous
+from evener.sync.protocol import Compression, Robust, Sgd, SyncProtocol, Workload, asynchronous, synchronous
+from evener.sync.robust import merge_robustly
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
 
@@ -168,7 +170,17 @@ def ways_to_merge(workers: int, cores: ThreadPool) -> tuple[dict[str, Callable[[
         OURS: lambda: Merging(out, flats, [1.0] * workers, cores).finish(),
         "(c) streaming, weights 1:2:3:4": lambda: stream(out, flats, weights, cores),
     }
-    return ways | on_cuda(states, flats), layout.num_bytes
+    return ways | robust_ways(out, flats, cores) | on_cuda(states, flats), layout.num_bytes
+
+
+def robust_ways(out: Flat, flats: list[Flat], cores: ThreadPool) -> dict[str, Callable[[], object]]:
+    """The rules that are no mean: on the cores, and by PyTorch on the device."""
+    ways: dict[str, Callable[[], object]] = {}
+    rules: tuple[Robust, ...] = ("trimmed", "median", "krum")
+    for rule in rules:
+        ways[f"{rule}, cores"] = partial(merge_robustly, rule, out, flats, cores)
+        ways[f"{rule}, device"] = partial(DeviceMerge(rule), out, flats, [1.0] * len(flats))
+    return ways
 
 
 def compare(results: Results, workers: int, rounds: int, cores: ThreadPool) -> None:

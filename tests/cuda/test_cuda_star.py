@@ -11,13 +11,15 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
+from evener.ps.device_merges import DeviceMerge
 from evener.ps.merges import merge_of
 from evener.record import TrainRecord
 from evener.run.commands import perform
 from evener.run.config import RunConfig
 from evener.schema import read_noun
 from evener.sync.layout import Flat, flat_of, layout_of
-from evener.sync.protocol import Merge, averaging
+from evener.sync.protocol import Merge, Robust, averaging
+from evener.sync.robust import merge_robustly
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
 from support.accelerator import DEVICE, NEEDS_DEVICE, TOLERANCE, distance
@@ -122,5 +124,19 @@ def test_merges_agree(merge: Merge) -> None:
             Merging(found, flats, weights, cores).finish()
         else:
             whole(found, flats, weights)
+    for name, value in wanted.views().items():
+        np.testing.assert_allclose(found.views()[name], value, rtol=1e-14)
+
+
+@pytest.mark.parametrize("rule", ["trimmed", "median", "krum"])
+def test_robust_merges_agree(rule: Robust) -> None:
+    draw = np.random.default_rng(0)
+    arrays: list[dict[str, Any]] = [{f"w{i}": draw.standard_normal((i + 1, 3)) for i in range(7)} for _ in range(5)]
+    layout = layout_of(arrays[0], statistics=())
+    flats = [flat_of(layout, one) for one in arrays]
+    found, wanted = Flat(layout), Flat(layout)
+    with ThreadPool(1) as cores:
+        merge_robustly(rule, wanted, flats, cores)
+    DeviceMerge(rule)(found, flats, [1.0] * 5)
     for name, value in wanted.views().items():
         np.testing.assert_allclose(found.views()[name], value, rtol=1e-14)

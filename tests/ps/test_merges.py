@@ -1,4 +1,4 @@
-"""The published ways of merging give what the master's own gives, whatever is merged."""
+"""Other ways of merging give what the master's own gives, whatever is merged."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import pytest
 from msgspec.structs import replace
 
 from evener.errors import InvalidValue
-from evener.ps.merges import merge_by_threads, merge_of, merge_on_device
+from evener.ps.device_merges import DeviceMerge
+from evener.ps.merges import merge_by_threads, merge_of
 from evener.sync.aggregator import WholeMerge
 from evener.sync.layout import Flat, flat_of, layout_of
 from evener.sync.messages import Push
 from evener.sync.parameter_server import ParameterServer
-from evener.sync.protocol import Merge, Workload, averaging
+from evener.sync.protocol import Merge, Robust, SyncProtocol, Workload, averaging
+from evener.sync.robust import merge_robustly
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
 
-MERGES = [merge_by_threads, merge_on_device]
+MERGES = [merge_by_threads, DeviceMerge("mean"), DeviceMerge("clip")]
 
 
 def contributions(count: int) -> list[Flat]:
@@ -34,6 +36,23 @@ def contributions(count: int) -> list[Flat]:
     ]
     layout = layout_of(arrays[0], statistics=("mean",))
     return [flat_of(layout, one) for one in arrays]
+
+
+def server_of(agreement: SyncProtocol, flats: dict[str, Flat]) -> ParameterServer:
+    """A server to which each worker has pushed what `flats` says."""
+    start = Flat(flats["a"].layout)
+    work = Workload(num_samples=12, num_epochs=1)
+    server = ParameterServer(agreement, work, start, quorum=len(flats), merge=merge_of(agreement))
+    for worker in flats:
+        server.admit(worker)
+    for worker, flat in flats.items():
+        number = next(iter(server.worker(worker).leases))
+        inbox = server.inbox(worker, number)
+        assert inbox is not None
+        inbox[:] = flat.memory.data
+        del inbox
+        server.push(worker, Push(number=number, seconds=1.0, loss=1.0), start.layout.num_bytes)
+    return server
 
 
 @pytest.mark.parametrize("merge", MERGES)
@@ -55,20 +74,8 @@ def test_a_server_merges_with_them_and_leaves_out_what_is_not_finite(name: Merge
     if bad:
         flats["c"].floats[0][0] = np.nan
     agreement = replace(averaging(batch=1, local_steps=2), merge=name)
-    start = Flat(flats["a"].layout)
-    work = Workload(num_samples=12, num_epochs=1)
-    server = ParameterServer(agreement, work, start, quorum=3, merge=merge_of(agreement))
-    for worker in flats:
-        server.admit(worker)
-    samples = {worker: server.worker(worker).leases for worker in flats}
-    weights = {worker: float(sum(lease.num_samples for lease in leases.values())) for worker, leases in samples.items()}
-    for worker, flat in flats.items():
-        number = next(iter(server.worker(worker).leases))
-        inbox = server.inbox(worker, number)
-        assert inbox is not None
-        inbox[:] = flat.memory.data
-        del inbox
-        server.push(worker, Push(number=number, seconds=1.0, loss=1.0), start.layout.num_bytes)
+    server = server_of(agreement, flats)
+    weights = {worker: float(server.worker(worker).totals.num_samples) for worker in flats}
     kept = ["a", "b"] if bad else ["a", "b", "c"]
     wanted = sum(flats[one].floats[0] * weights[one] for one in kept) / sum(weights[one] for one in kept)
     assert server.version == 1
@@ -76,6 +83,35 @@ def test_a_server_merges_with_them_and_leaves_out_what_is_not_finite(name: Merge
     assert server.worker("c").totals.refused == (1 if bad else 0)
 
 
-def test_what_is_no_mean_has_no_other_way() -> None:
-    with pytest.raises(InvalidValue, match="merge must be cores: median is no mean, got 'threads'"):
+@pytest.mark.parametrize("rule", ["trimmed", "median", "krum"])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_the_device_agrees_robustly_as_the_cores_do(rule: Robust, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evener.ps.device_merges._CACHED", 4)
+    sources = contributions(count)
+    sources[-1].floats[0][:] = -1e30
+    found, wanted = Flat(sources[0].layout), Flat(sources[0].layout)
+    DeviceMerge(rule)(found, sources, [1.0] * count)
+    with ThreadPool(1) as cores:
+        merge_robustly(rule, wanted, sources, cores)
+    for name, value in wanted.views().items():
+        np.testing.assert_allclose(found.views()[name], value, rtol=1e-6 if value.dtype == np.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_server_agrees_robustly_on_its_device_and_leaves_out_what_is_not_finite(bad: bool) -> None:
+    flats = dict(zip("abc", contributions(3), strict=True))
+    if bad:
+        flats["c"].floats[0][0] = np.nan
+    agreement = replace(averaging(batch=1, local_steps=2), merge="device", robust="median")
+    server = server_of(agreement, flats)
+    kept = ["a", "b"] if bad else ["a", "b", "c"]
+    assert server.version == 1
+    np.testing.assert_allclose(
+        server.weights.floats[0], -np.median([flats[one].floats[0] for one in kept], axis=0), rtol=1e-12
+    )
+    assert server.worker("c").totals.refused == (1 if bad else 0)
+
+
+def test_what_is_no_mean_has_no_threads() -> None:
+    with pytest.raises(InvalidValue, match="merge must be cores or device: median is no mean, got 'threads'"):
         replace(averaging(batch=1), robust="median", merge="threads")

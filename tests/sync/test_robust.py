@@ -16,7 +16,7 @@ from evener.sync.layout import Flat, flat_of, layout_of
 from evener.sync.messages import Push
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Robust, Sgd, Workload, asynchronous, averaging, bounded, diloco, synchronous
-from evener.sync.robust import MOST_TIMES, NormClipper, merge_robustly, nearest, norm_of
+from evener.sync.robust import MOST_TIMES, NormClipper, exchanges, merge_robustly, nearest, norm_of
 from evener.sync.threads import ThreadPool
 
 SGD = Sgd(learning_rate=1.0)
@@ -58,6 +58,16 @@ def test_literal_agreements(rule: Robust, values: tuple[float, ...], wanted: flo
     found = merged(rule, *values)
     assert found["w"] == pytest.approx([wanted] * 3)
     assert found["d"] == pytest.approx([wanted] * 2)
+
+
+@pytest.mark.parametrize("count", range(1, 20))
+def test_exchanges_sort_all_that_is_not_cut_off(count: int) -> None:
+    draw = np.random.default_rng(count)
+    for cut in (0, 1, (count - 1) // 2):
+        for values in draw.permuted(np.tile(np.arange(count), (200, 1)), axis=1).tolist():
+            for i, j in exchanges(count, cut):
+                values[i], values[j] = min(values[i], values[j]), max(values[i], values[j])
+            assert values[cut : count - cut] == list(range(cut, count - cut))
 
 
 def test_increments_of_counters_are_those_of_the_middling_node() -> None:

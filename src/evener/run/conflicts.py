@@ -91,8 +91,8 @@ _CONFLICTS = (
     ),
     Conflict(
         ("merge",),
-        lambda c, _: c.robust in ("trimmed", "median", "krum"),
-        "{option} computes means, and --robust trimmed, median and krum are none: leave one of them out",
+        lambda c, _: c.merge == "threads" and c.robust in ("trimmed", "median", "krum"),
+        "{option} threads computes means, and --robust trimmed, median and krum are none: take --merge cores or device",
     ),
     Conflict(
         ("columns",),

@@ -21,7 +21,7 @@ from evener.sync.weights import Broadcast, Buffer, CommonWeights
 from evener.sync.worker_record import SpeedEstimate, WorkerRecord
 
 WholeMerge = Callable[[Flat, Sequence[Flat], Sequence[float]], None]
-"""Writes the mean of contributions that are all here, weighted, and the sum of their counters."""
+"""Writes what contributions that are all here agree upon, weighted, with their counters."""
 
 NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
 OPPOSED = "the contribution is far longer than is usual, and points away from all others"
@@ -59,7 +59,7 @@ class Aggregator:
         cores: that compute.
         first_number: of the leases.
         quorum: workers that have to be here for work to begin or go on.
-        merge: computes means of contributions; None: one pass over memory on `cores`, while they arrive if possible.
+        merge: merges contributions; None: one pass over memory on `cores`, of means while they arrive if possible.
 
     Attributes:
         common: weights.
@@ -203,9 +203,13 @@ class Aggregator:
 
     def _merge_robustly(self, flats: Sequence[Flat]) -> tuple[int, ...]:
         bad = tuple([i for i, flat in enumerate(flats) if not is_finite(flat, self._cores)])
-        if not bad:
+        if bad:
+            return bad
+        if self._whole_merge is None:
             merge_robustly(self.agreement.robust, self._merged, flats, self._cores)
-        return bad
+        else:
+            self._whole_merge(self._merged, flats, [1.0] * len(flats))
+        return ()
 
     def _leave_out_opposed(self, kept: list[Received], judged: dict[str, Judgement]) -> bool:
         """Take out of `kept` what works against all others, and judge it; whether there was any."""

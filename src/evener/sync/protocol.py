@@ -25,7 +25,7 @@ Compression = Literal["none", "bf16", "int8"]
 Robust = Literal["mean", "clip", "trimmed", "median", "krum"]
 """How contributions are merged; see `robust`."""
 Merge = Literal["cores", "threads", "device"]
-"""Who computes their mean: all cores in one pass over memory, six threads array by array, or the master's device."""
+"""Who merges: all cores in one pass over memory, six threads array by array (means only), or the master's device."""
 Rate = Finite | tuple[Finite, ...]
 """A learning rate, or one for every version of the weights, from 0; the last one holds for all later versions."""
 
@@ -99,7 +99,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         thin: how both are written for a worker whose line makes all others wait; none: it is not told to send less.
         is_overlapped: whether a worker goes on with its next steps while its contribution travels.
         robust: how contributions are merged; the mean, weighted by samples, is what one process does.
-        merge: who computes that mean; the result is the same but for rounding.
+        merge: who computes that; the result is the same but for rounding.
         fraction: of the workers that is drawn for a round, where each has data that stay (`Workload.parts`).
     """
 
@@ -130,8 +130,8 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         waits = self.local_steps != "epoch" or self.staleness == 0
         needs_several = self.robust in ("trimmed", "median", "krum")
         require(not needs_several or self.staleness == 0, "robust", self.robust, "mean or clip unless staleness is 0")
-        is_mean = self.robust in ("mean", "clip")
-        require(is_mean or self.merge == "cores", "merge", self.merge, f"cores: {self.robust} is no mean")
+        has_way = self.merge != "threads" or not needs_several
+        require(has_way, "merge", self.merge, f"cores or device: {self.robust} is no mean")
         require(waits, "staleness", self.staleness, "0 if a worker's local steps are an epoch's")
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from math import inf, isfinite, sqrt
 from statistics import median
 
@@ -68,20 +69,42 @@ def merge_robustly(rule: Robust, out: Flat, sources: Sequence[Flat], cores: Thre
         return
     for k, array in enumerate(out.floats):
         _merge_array(rule, array, [source.floats[k] for source in sources], cores)
+    merge_counters(out, sources)
+
+
+def merge_counters(out: Flat, sources: Sequence[Flat]) -> None:
+    """Write the middling increment of each counter, times their number, into `out`."""
     if out.counters.size:
         stacked = np.stack([source.counters for source in sources])
         np.multiply(np.sort(stacked, axis=0)[len(sources) // 2], len(sources), out=out.counters)
 
 
+def num_left_out(rule: Robust, count: int) -> int:
+    """How many values of a coordinate `trimmed` or `median` leaves out at each end, of `count`."""
+    if rule == "median":
+        return (count - 1) // 2
+    return max(1, int(_TRIMMED * count)) if count >= 3 else 0
+
+
 def nearest(sources: Sequence[Flat], cores: ThreadPool) -> int:
-    """Krum: which one has the least sum of squared distances to its n - f - 2 nearest, f = (n - 3) // 2 being bad."""
+    """Krum: which one is nearest to most of the others."""
     count = len(sources)
-    if count < 3:
-        return 0
     squares = np.zeros((count, count))
     for i in range(count):
         for j in range(i):
             squares[i, j] = squares[j, i] = _squared_distance(sources[i], sources[j], cores)
+    return nearest_by(squares)
+
+
+def nearest_by(squares: Floats) -> int:
+    """Whose sum of squared distances to its n - f - 2 nearest is least, f = (n - 3) // 2 being bad; of two, the first.
+
+    Args:
+        squares: distances between each two, symmetric, shape (n, n).
+    """
+    count = len(squares)
+    if count < 3:
+        return 0
     kept = count - (count - 3) // 2 - 2
     scores = np.sort(squares, axis=1)[:, 1 : 1 + kept].sum(axis=1)
     return int(np.argmin(scores))
@@ -101,14 +124,47 @@ def _squared_distance(one: Flat, other: Flat, cores: ThreadPool) -> float:
 
 
 def _merge_array(rule: Robust, out: Floats, sources: Sequence[Floats], cores: ThreadPool) -> None:
-    count = len(sources)
-    cut = max(1, int(_TRIMMED * count)) if count >= 3 else 0
-    if rule == "median":
-        cut = (count - 1) // 2
+    count, cut = len(sources), num_left_out(rule, len(sources))
+    pairs = exchanges(count, cut)
 
     def block(_: int, start: int, stop: int) -> None:
-        values = np.stack([source[start:stop] for source in sources])
-        values.sort(axis=0)
-        np.mean(values[cut : count - cut], axis=0, out=out[start:stop])
+        rows = [source[start:stop].copy() for source in sources]
+        spare = np.empty_like(rows[0])
+        for i, j in pairs:
+            np.minimum(rows[i], rows[j], out=spare)
+            np.maximum(rows[i], rows[j], out=rows[j])
+            rows[i], spare = spare, rows[i]
+        for row in rows[cut + 1 : count - cut]:
+            rows[cut] += row
+        np.divide(rows[cut], count - 2 * cut, out=out[start:stop])
 
     cores.each(0, out.size, out.itemsize * count, block)
+
+
+@cache
+def exchanges(count: int, cut: int) -> tuple[tuple[int, int], ...]:
+    """What sorts `count` values by exchanges alone, so that whole arrays are sorted at once, coordinate by coordinate.
+
+    Batcher's merge exchange (Knuth, The Art of Computer Programming 5.2.2 M), without those exchanges on which nothing
+    but the `cut` least and the `cut` largest depend.
+
+    Returns:
+        Places (i, j), i < j, one after the other: the lesser of both values goes to i, the larger to j.
+    """
+    pairs: list[tuple[int, int]] = []
+    top = 1 << max(0, (count - 1).bit_length() - 1)
+    p = top if count > 1 else 0
+    while p:
+        q, r, d = top, 0, p
+        while True:
+            pairs += [(i, i + d) for i in range(count - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q // 2, p
+        p //= 2
+    wanted, kept = set(range(cut, count - cut)), list[tuple[int, int]]()
+    for pair in reversed(pairs):
+        if wanted.intersection(pair):
+            wanted.update(pair)
+            kept.append(pair)
+    return tuple(reversed(kept))
