@@ -3,8 +3,9 @@
 A node of speed 0.25 idles three times as long as it computed. The thread's own processor time counts, not the wall
 clock, so that several slowed nodes honestly share a core: time lost to another process is taken out of the idling, and
 what the sharing itself costs, cold caches and switches, once the pace has a `reference`: the seconds of a step at full
-speed on a core of one's own. Every step of a slowed node then takes reference / speed: it is held to that before its
-gradients leave it, where the others wait for it, and what a step takes longer is made up for by the next ones.
+speed on a core of one's own. Every step of a slowed node then takes reference / speed, besides loading: it is held to
+that before its gradients leave it, where the others wait for it, and what a step takes longer is made up for by the
+next ones.
 """
 
 from __future__ import annotations
@@ -55,20 +56,29 @@ class Pace:
         wall = time.perf_counter() - wall
         self.idle(wall if self._synchronise is not None else time.thread_time() - busy, wall)
 
-    def idle(self, busy: float, wall: float, *, is_update: bool = False, before_update: bool = False) -> float:
+    def idle(
+        self,
+        busy: float,
+        wall: float,
+        *,
+        is_loading: bool = False,
+        is_update: bool = False,
+        before_update: bool = False,
+    ) -> float:
         """Idle for what was computed; the seconds of it.
 
         Args:
             busy: seconds of processor time that it took.
             wall: seconds that it took.
+            is_loading: it was samples that were read: not part of the reference.
             is_update: it was the optimiser's update.
             before_update: all of the step is computed but its update, and the others wait for it from now on.
         """
         self._debt = max(self._debt + busy / self.speed - wall, -_LARGEST_CREDIT)
-        self._spent += wall
+        self._spent += 0.0 if is_loading else wall
         if is_update:
             self._update = busy / self.speed
-        if self._is_held():
+        if self._is_held() and not is_loading:
             self._hold(is_update, before_update)
         if self._debt < _SHORTEST_SLEEP:
             return 0.0
@@ -76,7 +86,7 @@ class Pace:
         time.sleep(self._debt)
         slept = time.perf_counter() - before
         self._debt -= slept
-        self._spent += slept
+        self._spent += 0.0 if is_loading else slept
         return slept
 
     def expect(self, samples: int) -> None:

@@ -148,6 +148,25 @@ def test_a_batch_that_alone_exceeds_the_time_is_measured_all_the_same() -> None:
 
 
 @pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("expected", "sizes"), [(0, [2]), (2, [2]), (5, [2, 4, 8]), (8, [2, 4, 8])])
+def test_the_batch_that_is_expected_is_timed_though_it_takes_longer(expected: int, sizes: list[int]) -> None:
+    step = Sleeper()
+    result = timing(network(), loss_step=step, expected=expected, seconds=0.01)
+    assert [batch.samples for batch in result.batches] == sizes
+    assert affine(result)[1] == pytest.approx(0.0005 if expected > 2 else 0.0015)
+
+
+def test_a_batch_is_not_expected_for_longer_than_half_a_minute(clock: Clock) -> None:
+    def slow(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        clock.compute(len(batch[0]))
+        return loss_step(model, batch)
+
+    result = timing(network(), loss_step=slow, expected=32, seconds=1.0)
+    assert [batch.samples for batch in result.batches] == [2, 4]
+    assert clock.wall < 50, "steps to find what fits, and the update, come on top"
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_pass_that_something_held_up_does_not_count() -> None:
     step = Sleeper()
 

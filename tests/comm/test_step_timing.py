@@ -79,6 +79,18 @@ def test_a_step_that_took_too_long_is_made_up_for_by_the_next(clock: Clock) -> N
     assert step(clock, timer, 0.005, samples=10) < 0.035  # it may take 0.04 s, less what the first took too long
 
 
+def test_loading_takes_a_slowed_rank_longer_too_besides_its_reference(clock: Clock) -> None:
+    timer = StepTimer(torch.device("cpu"), 0.5)
+    timer.pace.reference = lambda samples: 0.002 * samples
+    for _ in range(2):
+        start = time.perf_counter()
+        timer.resume("io")
+        clock.compute(0.03)
+        timer.pause()
+        assert time.perf_counter() - start == pytest.approx(0.06)
+        assert step(clock, timer, 0.02, samples=10) == pytest.approx(0.04)
+
+
 def test_the_others_are_not_kept_waiting_for_the_update(clock: Clock) -> None:
     timer = StepTimer(torch.device("cpu"), 0.5)
     timer.pace.reference = lambda samples: 0.02 * samples

@@ -1,6 +1,7 @@
 """How long a task's model takes on a device by batch size: the measure that decides the shares.
 
     sizes 2, 4, 8 ... as far as memory and half of the time allow          first sweep, upwards
+    on to the batch that is expected, if need be in more time
     the same sizes again, until the time is over                           second sweep, downwards
     one optimiser step, a few times                                        the update
 
@@ -31,6 +32,8 @@ _MOST_PASSES = 50
 _LEAST_UPDATES = 3
 _SLOWED_SECONDS = 0.04
 _UPDATE_SHARE = 0.1
+_MOST_SECONDS = 15.0
+"""Of the first sweep, to come to the batch that is expected."""
 
 
 def time_task(
@@ -40,6 +43,7 @@ def time_task(
     task: str,
     precision: str,
     largest: int,
+    expected: int = 0,
     memory_limit: int | None = None,
     seconds: float = 1.5,
 ) -> TaskTiming:
@@ -51,9 +55,12 @@ def time_task(
         task: named in the result.
         precision: likewise.
         largest: batch that will ever be asked for.
+        expected: batch that will be asked for as a rule: sizes up to it are timed, each twice, if that takes no more
+            than half a minute. From smaller ones alone its time is a guess.
         memory_limit: bytes that the user grants; None for all that are usable.
-        seconds: for the passes, about; exceeded where two of the smallest batch take longer. Finding what fits the
-            memory and timing the update come on top: some three steps of four samples, and a tenth of `seconds`.
+        seconds: for the passes, about; exceeded where two of the smallest batch take longer, or `expected` does.
+            Finding what fits the memory and timing the update come on top: some three steps of four samples, and a
+            tenth of `seconds`.
 
     Returns:
         The timings, at least of one size; `max_samples` is None if `largest` samples fit.
@@ -65,7 +72,7 @@ def time_task(
     require(seconds > 0, "seconds", seconds, "positive")
     bound = capacity(trial, largest, usable_memory(str(trial.device), memory_limit)[1])
     passes = _PassTimer(trial, timer, DeviceClock(trial.device))
-    batches = passes.sweep(batch_sizes(bound or largest), seconds)
+    batches = passes.sweep(batch_sizes(bound or largest), expected, seconds)
     update = passes.update(batches[0].samples, seconds * _UPDATE_SHARE)
     timer.discard()
     return TaskTiming(task=task, precision=precision, batches=batches, update_seconds=update, max_samples=bound)
@@ -99,16 +106,18 @@ class _PassTimer:
     passes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     fetch_seconds: dict[int, float] = field(default_factory=dict)
 
-    def sweep(self, sizes: list[int], seconds: float) -> tuple[BatchTiming, ...]:
-        """Time as many of `sizes` as fit `seconds`, at least the first: upwards, then downwards."""
+    def sweep(self, sizes: list[int], expected: int, seconds: float) -> tuple[BatchTiming, ...]:
+        """Time as many of `sizes` as fit `seconds`, at least the first, up to `expected`: upwards, then downwards."""
         start = time.perf_counter()
         for size, larger in zip(sizes, [*sizes[1:], None], strict=True):
             self._visit(size, seconds / 2 / len(sizes))
             spent = time.perf_counter() - start
-            if larger is None or spent + self._visit_seconds(size) * larger / size > seconds / 2:
+            most = seconds / 2 if size >= expected else max(seconds / 2, _MOST_SECONDS)
+            if larger is None or spent + self._visit_seconds(size) * larger / size > most:
                 break
+        end = start + max(seconds, 2 * (time.perf_counter() - start) if expected else 0)
         for size in sorted(self.passes, reverse=True):
-            remaining = start + seconds - time.perf_counter()
+            remaining = end - time.perf_counter()
             if self._visit_seconds(size) < remaining:
                 self._visit(size, remaining / 2)
         return tuple(self._timing(size) for size in sorted(self.passes))

@@ -138,7 +138,9 @@ class StepTimer:
             busy = wall = begin.event.elapsed_time(end.event) / 1e3
         else:
             busy, wall = end.busy - begin.busy, end.wall - begin.wall
-        slept = self.pace.idle(busy, wall, is_update=phase == "wu", before_update=before_update)
+        slept = self.pace.idle(
+            busy, wall, is_loading=phase == "io", is_update=phase == "wu", before_update=before_update
+        )
         return self._now(phase) if slept else end
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from evener.benchmark.busy import ProcessorWatch
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce
 from evener.benchmark.task_timing import time_task
@@ -32,12 +34,13 @@ from evener.run.costs import (
     gradient_bytes,
     gradient_sync,
     memory_limit,
+    tell_busy,
     worker_of,
 )
 from evener.run.planning import Shape, divide
 
-TimeSteps = Callable[[float, float], TaskTiming]
-"""Times steps at a speed, for so many seconds."""
+TimeSteps = Callable[[float, float, int], TaskTiming]
+"""Times steps at a speed, for so many seconds, up to the number of images that is expected."""
 
 
 def share_plan(
@@ -64,20 +67,23 @@ def share_plan(
         shape = Shape("data", rows, 1, batch_size, given or [1.0])
         return divide(shape, env.nodes, (), batch_size, GradientSync(gradient_bytes=gradient_bytes(model)))
     time_steps = partial(_time, env, trainer, model, batch_size)
-    workers = _measure(env, group, time_steps)
-    calibrate(env, group, partial(time_steps, 1.0, CALIBRATION_SECONDS))
+    workers = _measure(env, group, time_steps, -(-batch_size // group.size))
     sizes = given or [float(size) for size in apportion(batch_size, workers)]
+    own = math.ceil(batch_size * sizes[group.rank] / sum(sizes))
+    calibrate(env, group, partial(time_steps, 1.0, CALIBRATION_SECONDS, own))
     exchange = gradient_sync(group, model, measure_all_reduce(group, gradient_bytes(model)))
     return divide(Shape("data", rows, 1, batch_size, sizes), env.nodes, workers, batch_size, exchange)
 
 
-def _measure(env: RankEnvironment, group: Group, time_steps: TimeSteps) -> tuple[Worker, ...]:
+def _measure(env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int) -> tuple[Worker, ...]:
     """What a batch costs every rank, all measuring at the same time. Raises DoesNotFit on all if it does on one."""
     group.barrier()
+    watch = ProcessorWatch(env.node.name, env.node.cores)
     try:
-        own = b"+" + msgspec.json.encode(time_steps(group.timer.pace.speed, MEASURE_SECONDS))
+        own = b"+" + msgspec.json.encode(time_steps(group.timer.pace.speed, MEASURE_SECONDS, expected))
     except DoesNotFit as error:
         own = b"-" + f"node {env.node.name}: {error}".encode()
+    tell_busy(env, group, watch)
     rows = group.all_gather_bytes(own)
     for row in rows:
         if row.startswith(b"-"):
@@ -86,7 +92,7 @@ def _measure(env: RankEnvironment, group: Group, time_steps: TimeSteps) -> tuple
 
 
 def _time(
-    env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, speed: float, seconds: float
+    env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, speed: float, seconds: float, expected: int
 ) -> TaskTiming:
     """Seconds of forward and backward by number of images, at a `speed`. Raises DoesNotFit."""
     dataset, collate = trainer.train_loader.dataset, trainer.train_loader.collate
@@ -112,6 +118,7 @@ def _time(
             task=trainer.args.task,
             precision="fp16" if trainer.amp else "fp32",
             largest=largest,
+            expected=expected,
             memory_limit=memory_limit(env),
             seconds=seconds,
         )
