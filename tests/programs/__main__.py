@@ -11,14 +11,19 @@ import ast
 import math
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
+from programs.plain_ddp import DIFFER, under_ddp
 from programs.suite import WORLDS, Outcome, changed_lines, in_world, names, off, outcome_in, perform, plain, source
 
 BEGIN, END = "<!-- programs: made by python -m programs -->", "<!-- end of programs -->"
 TOGETHER = 8
 """Programs that one start of the nodes performs."""
+PLAIN = "plain DDP"
+LACKING = ("_as_it_was", "_as_they_were")
+"""Ends of the names of programs that are others, without the words that say what their loss is."""
 
 
 def verdict(found: Outcome, expected: Outcome) -> str:
@@ -37,27 +42,50 @@ def find(folder: Path, until: float) -> bool:
                 return False
             sys.stderr.write(f"nodes {world}: {', '.join(some)}\n")
             in_world(shares, some, folder / slug(world))
+    for name in [name for name in names() if not (folder / slug(PLAIN) / f"{name}.pt").exists()]:
+        if time.monotonic() > until:
+            return False
+        under_ddp(name, folder / slug(PLAIN))
     return True
+
+
+def ddp_verdict(found: Outcome) -> str:
+    """A cell of the column of plain DDP."""
+    return {"": "trains", DIFFER: "nodes differ"}.get(found.sentence, "fails")
+
+
+def summary(folder: Path) -> str:
+    """How many of the programs that plain DDP trains are trained; what lacks a word counts as the one that has it."""
+    chosen = [name for name in names() if not name.endswith(LACKING)]
+    by_ddp = [name for name in chosen if not outcome_in(folder / slug(PLAIN), name).sentence]
+    uneven = [slug(world) for world, shares in WORLDS.items() if "," in shares]
+    ours = [name for name in by_ddp if not any(outcome_in(folder / world, name).sentence for world in uneven)]
+    return (
+        f"Of the {len(chosen)} programs that do not lack such a word, plain DDP on two equal nodes comes to the end of "
+        f"{len(by_ddp)} with the same weights on both. Of these {len(by_ddp)}, {len(ours)} "
+        f"({len(ours) / len(by_ddp):.0%}) are trained on uneven nodes, as on one."
+    )
 
 
 def slug(world: str) -> str:
     """A folder's name."""
-    return world.replace(":", "-")
+    return world.replace(":", "-").replace(" ", "-")
 
 
 def table(folder: Path) -> str:
     """Every program with its verdicts, in Markdown."""
     rows = [
-        "| program | lines | " + " | ".join(f"nodes {world}" for world in WORLDS) + " |",
-        "|---" * (2 + len(WORLDS)) + "|",
+        "| program | lines | " + " | ".join([*(f"nodes {world}" for world in WORLDS), PLAIN]) + " |",
+        "|---" * (3 + len(WORLDS)) + "|",
     ]
     for name in names():
         text = source(name)
         what = (ast.get_docstring(ast.parse(text)) or "").removesuffix(".")
         expected = perform(plain(text), name)
-        cells = " | ".join(verdict(outcome_in(folder / slug(world), name), expected) for world in WORLDS)
-        rows.append(f"| `{name}`: {what} | {changed_lines(text)} | {cells} |")
-    return "\n".join(rows)
+        cells = [verdict(outcome_in(folder / slug(world), name), expected) for world in WORLDS]
+        cells.append(ddp_verdict(outcome_in(folder / slug(PLAIN), name)))
+        rows.append(f"| `{name}`: {what} | {changed_lines(text)} | {' | '.join(cells)} |")
+    return "\n".join([*rows, "", *textwrap.wrap(summary(folder), 118)])
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from programs.plain_ddp import DIFFER, under_ddp
 from programs.suite import WORLDS, changed_lines, in_world, names, off, perform, plain, source
 
 REFUSED = {
@@ -39,6 +40,15 @@ def test_all_programs_equal_one_process_or_are_refused(world: str, tmp_path: Pat
 def test_most_programs_change_five_lines_at_most() -> None:
     lines = sorted(changed_lines(source(name)) for name in names())
     assert lines[len(lines) // 2] <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_plain_ddp_trains_some_programs_fails_with_some_and_lets_nodes_differ_in_others(tmp_path: Path) -> None:
+    assert not under_ddp("mnist", tmp_path).sentence
+    assert not under_ddp("experts", tmp_path).sentence  # with the option that its error message advises
+    assert "uninitialized" in under_ddp("lazy_layers_as_they_were", tmp_path).sentence
+    assert under_ddp("functional_gradients", tmp_path).sentence == DIFFER
 
 
 def _hold(chosen: Sequence[str], shares: str, folder: Path) -> None:
