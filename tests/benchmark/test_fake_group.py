@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from evener.benchmark.exchanges import distinct_sizes, measure_exchanges
-from evener.benchmark.fake_group import EventTrace, Step, fake_group, rehearse
+from evener.benchmark.fake_group import EventTrace, fake_group
+from evener.benchmark.rehearsal import Step, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.oracle.division.layout import Replica
@@ -149,6 +150,19 @@ def test_where_a_rank_cannot_make_its_twin_nobody_rehearses_and_it_says_why() ->
         assert together(3, rank) == [0, 0, 0]
 
 
+def test_a_rank_that_leaves_its_step_in_the_middle_leaves_the_others_in_step() -> None:
+    def rank(group: Group) -> int:
+        def step() -> None:
+            group.all_gather_bytes(b"what I am about to do")
+            if group.rank == 2:
+                raise ValueError("no such step")
+
+        return len(rehearse(group, EventTrace(CPU), lambda: step, 0.05))
+
+    with pytest.warns(UserWarning, match="nothing is predicted: .*no such step"):
+        assert together(3, rank) == [0, 0, 0]
+
+
 def test_exchanges_are_measured_alike_on_all_ranks() -> None:
     def rank(group: Group) -> list[ExchangeTiming]:
         return measure_exchanges(group, {"exchange": [64, 200_000], "all-reduce": [4096], "all-gather": [64]})
@@ -176,3 +190,13 @@ def test_statistics_in_silence_are_those_of_the_own_samples() -> None:
 
     for rows in together(2, rank):
         assert [row.tolist() for row in rows] == [[1.0, 2.0], [1.0, 2.0]]
+
+
+def test_a_rank_without_samples_hears_the_statistics_of_others_in_silence() -> None:
+    def rank(group: Group) -> list[Tensor]:
+        quiet: Any = fake_group(group, range(group.size), StepTimer(CPU), EventTrace(CPU))
+        return list(quiet.all_gather(torch.zeros(2), "statistics"))
+
+    first, second = together(2, rank)
+    assert [row.tolist() for row in first] == [[0.0, 0.0], [2.0, 2.0]]
+    assert [row.tolist() for row in second] == [[2.0, 2.0], [0.0, 0.0]]

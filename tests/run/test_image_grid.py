@@ -56,6 +56,27 @@ def test_the_nodes_have_to_fill_whole_rows(tmp_path: Path) -> None:
         perform(config, quiet=True)
 
 
+VOLUMES = {"image": "1x5x7x4", "samples": "24", "width": "3", "depth": "1", "classes": "3"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "columns", "shares", "strategy"),
+    [("1,1,1", 1, "3,0,2", "spatial"), ("1,1,1,1", 2, "3,1,2,2", "spatial"), ("1,1,1", 1, "3,1,2", "filter")],
+)
+def test_divided_volumes_equal_one_process(
+    tmp_path: Path, nodes: str, columns: int, shares: str, strategy: str
+) -> None:
+    settings = RunConfig(
+        task="synthetic", option=VOLUMES, batch_size=6, epochs=1,
+        precision="fp64", seed=3, local_nodes="1", output=tmp_path / "alone",
+    )  # fmt: skip
+    perform(settings, quiet=True)
+    divided = replace(settings, strategy=strategy, columns=columns, shares=shares, local_nodes=nodes)
+    perform(replace(divided, output=tmp_path / "divided"), quiet=True)
+    assert_same_weights(tmp_path / "alone", tmp_path / "divided")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "columns", "shares"), [("1,1", 2, "2,1"), ("1,1,1,1", 2, "3,1,2,2")])
 def test_a_grid_of_ranks_equals_one_process(tmp_path: Path, nodes: str, columns: int, shares: str) -> None:
@@ -67,6 +88,10 @@ def test_a_grid_of_ranks_equals_one_process(tmp_path: Path, nodes: str, columns:
     record = perform(grid, quiet=True)
     assert record.plan.columns == columns
     assert record.plan.check is not None
-    one, divided = (load_file(tmp_path / way / "model.safetensors") for way in ("alone", "grid"))
-    assert one.keys() == divided.keys()
-    assert max(float((one[name].double() - divided[name].double()).abs().max()) for name in one) < 1e-10
+    assert_same_weights(tmp_path / "alone", tmp_path / "grid")
+
+
+def assert_same_weights(alone: Path, divided: Path) -> None:
+    one, other = (load_file(folder / "model.safetensors") for folder in (alone, divided))
+    assert one.keys() == other.keys()
+    assert max(float((one[name].double() - other[name].double()).abs().max()) for name in one) < 1e-10

@@ -222,6 +222,31 @@ def normalised_first() -> nn.Module:
     )
 
 
+class VolumeNet(nn.Module):
+    """Volumes: odd strides and dilations, groups, poolings, a transposed convolution, trilinear resizing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(nn.Conv3d(2, 6, (3, 5, 3), (2, 1, 1), (1, 2, 1)), nn.BatchNorm3d(6), nn.ReLU())
+        self.middle = nn.Sequential(
+            nn.Conv3d(6, 6, 3, padding="same", dilation=(1, 2, 1), groups=3),
+            nn.InstanceNorm3d(6, affine=True),
+            nn.AvgPool3d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        )
+        self.up = nn.ConvTranspose3d(6, 5, (3, 2, 2), 2, (1, 0, 0))
+        self.grow = nn.Upsample(scale_factor=(2, 1, 1), mode="trilinear")
+        self.least = nn.AdaptiveMaxPool3d((3, 2, 1))
+        self.decide = nn.Linear(11 * 6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool3d(self.enter(x), 2, 1)
+        y = self.grow(self.up(self.middle(x)))
+        x = torch.cat([F.interpolate(x, size=y.shape[2:]), y], 1)
+        means = torch.flatten(x.mean((2, 3, 4)), 1)
+        decided: Tensor = self.decide(torch.flatten(self.least(x), 1)) + means[:, :4]
+        return decided
+
+
 @dataclass(frozen=True)
 class Case:
     """A network and the inputs to compare it with.
@@ -242,4 +267,5 @@ CASES = {
     "yolo": Case(lambda: YoloV8((4, 6, 8, 10, 14)), (3, 3, 64, 64)),
     "normalised first": Case(normalised_first, (3, 3, 5, 5)),
     "mixed": Case(Mixed, (3, 3, 7, 5)),
+    "volumes": Case(VolumeNet, (3, 2, 11, 9, 6)),
 }

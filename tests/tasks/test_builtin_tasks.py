@@ -260,13 +260,18 @@ def test_tiny_imagenet_that_is_missing_is_told_when_the_data_are_first_used(tmp_
         ({"kind": "mlp"}, 3072 * 32 + 2 * 32 * 32 + 3 * 64 + 330),
         ({"kind": "mlp", "parameters": "heavy", "batch_norm": "false", "depth": "1"}, 3073 * 32 + 33 * 4096 + 40970),
         ({"image": "1x5x3", "parameters": "heavy", "depth": "1"}, 9 * 32 + 64 + 2 * (9216 + 64) + 481 * 4096 + 40970),
+        ({"image": "2x5x3x4", "width": "8", "depth": "1"}, 2 * 8 * 27 + 16 + 2 * (8 * 8 * 27 + 16) + 90),
+        (
+            {"image": "1x5x8x9", "width": "8", "depth": "1", "parameters": "heavy", "classes": "3"},
+            8 * 27 + 16 + 2 * (8 * 8 * 27 + 16) + (8 * 5 * 4 * 4 + 1) * 4096 + 4097 * 3,
+        ),
     ],
 )
 def test_synthetic_models_have_the_size_that_is_asked_for(options: Mapping[str, str], parameters: int) -> None:
     task = load_task("synthetic", options=options)
     model = task.model()
     inputs = torch.stack([task.train_data()[index][0] for index in range(2)])
-    assert (size(model), model(inputs).shape) == (parameters, (2, 10))
+    assert (size(model), model(inputs).shape) == (parameters, (2, int(options.get("classes", 10))))
 
 
 def test_synthetic_data_follow_their_seed() -> None:
@@ -306,13 +311,16 @@ def test_synthetic_tasks_are_learned(kind: str) -> None:
     assert accuracy(task, model) > 0.8
 
 
+_SIZES = "image must be channels, rows and columns, such as 3x32x32, or 1x16x16x16 for volumes"
+
+
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
         ("synthetic", {"kind": "rnn"}, "kind must be cnn or mlp, got 'rnn'"),
         ("synthetic", {"parameters": "few"}, "parameters must be light or heavy, got 'few'"),
-        ("synthetic", {"image": "32x32"}, "image must be channels, rows and columns, such as 3x32x32, got (32, 32)"),
-        ("synthetic", {"image": "3x0x32"}, "image must be channels, rows and columns, such as 3x32x32, got (3, 0, 32)"),
+        ("synthetic", {"image": "32x32"}, f"{_SIZES}, got (32, 32)"),
+        ("synthetic", {"image": "3x0x32"}, f"{_SIZES}, got (3, 0, 32)"),
         ("synthetic", {"depth": "0"}, "depth must be positive, got 0"),
         ("synthetic", {"samples": "-1"}, "samples must be positive, got -1"),
         ("digits", {"channels": "0"}, "channels must be positive, got 0"),

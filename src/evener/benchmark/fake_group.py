@@ -9,13 +9,10 @@ their parts at the same time, so that what they share (a memory bus, a core) is 
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf, isinf
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,16 +23,10 @@ from evener.comm.abortable_group import groups_known_to_torch
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
-from evener.errors import require
 from evener.oracle.replay import ExchangeKind, TraceEvent
 
-WARM_UP = 2
-"""Steps that do not count: DistributedDataParallel sorts its buckets anew after the first one."""
-_MOST_ROUNDS = 7
 _ANY_COUNT = 2.0
 """As statistics that come from the others: BatchNorm refuses a single value a channel."""
-
-Step: TypeAlias = Callable[[], object]
 
 
 class EventTrace:
@@ -153,10 +144,13 @@ class FakeProcessGroup(dist.ProcessGroup):
         return _Sent(self.trace, self.trace.begin("all-reduce", self.ranks, sum(t.nbytes for t in tensors)), tensors)
 
     def all_gather_single(self, output: Tensor, source: Tensor, _: Any = None) -> _Sent:
-        """Everybody's numbers: copies of the own ones."""
+        """Everybody's numbers: copies of the own ones; any statistics, where they would be those of no samples."""
         number = self.trace.begin("all-gather", self.ranks, source.nbytes)
         with self.trace.stopped():
-            output.view(len(self.ranks), -1).copy_(source.view(1, -1).expand(len(self.ranks), -1))
+            rows, own = output.view(len(self.ranks), -1), source.view(1, -1)
+            others = own if own.any() or self.trace.kind != "statistics" else torch.full_like(own, _ANY_COUNT)
+            rows.copy_(others.expand_as(rows))
+            rows[self.rank()] = own[0]
         return _Sent(self.trace, number, [output])
 
     _allgather_base = all_gather_single  # type: ignore[assignment]  # the name before PyTorch 2.13
@@ -256,45 +250,3 @@ def known_to_torch(group: Group) -> Iterator[None]:
         yield
     finally:
         known.pop(group.process_group, None)
-
-
-def rehearse(
-    group: Group, trace: EventTrace, prepare: Callable[[], Step], seconds: float, rounds: int = _MOST_ROUNDS
-) -> list[tuple[TraceEvent, ...]]:
-    """The beats of some steps, as many on every rank, that `prepare` returns what performs; at most `rounds`.
-
-    All together take about `seconds`, more where three steps take longer. Nothing if a rank cannot rehearse, of which
-    it warns: a GPU may have no memory for a second copy of weights, and a forecast that fails must not end a run.
-    """
-    require(seconds > 0, "seconds", seconds, "positive")
-    step, taken = _warm_up(trace, prepare)
-    (slowest,) = group.all_reduce_max([taken])
-    if step is None or isinf(slowest):
-        return []
-    rounds = max(1, min(rounds, _MOST_ROUNDS, int(seconds / slowest) - WARM_UP))
-    beats = []
-    for _ in range(rounds):
-        group.barrier()
-        beats.append(_round(trace, step))
-    return beats
-
-
-def _warm_up(trace: EventTrace, prepare: Callable[[], Step]) -> tuple[Step | None, float]:
-    """What performs a step, and the seconds of the last one of some; nothing and infinity if this rank cannot do it."""
-    taken = inf
-    try:
-        step = prepare()
-        for _ in range(WARM_UP):
-            start = time.perf_counter()
-            _round(trace, step)
-            taken = time.perf_counter() - start
-    except Exception as error:
-        warnings.warn(f"this rank cannot rehearse a step, so nothing is predicted: {error!r}", stacklevel=2)
-        return None, inf
-    return step, taken
-
-
-def _round(trace: EventTrace, step: Step) -> tuple[TraceEvent, ...]:
-    trace.start()
-    step()
-    return trace.finish()

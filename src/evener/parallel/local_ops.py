@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from evener.oracle.division.network import Kind, Linear, Nearest, Spreading
-from evener.parallel import rectangle_ops
+from evener.parallel import box_ops
+from evener.parallel.box_ops import empty_output
 from evener.parallel.drawn_ops import dropout, of_all_samples
 from evener.parallel.norms import GroupBatchNorm, group_norm
 from evener.parallel.op_context import LocalOp, OpContext
-from evener.parallel.rectangle_ops import empty_output
 from evener.parallel.redistribute import mover
 from evener.parallel.shared_statistics import with_all_replicas
 from evener.parallel.spatial_convolution import StripConvolution
@@ -61,10 +62,11 @@ def _part(ctx: OpContext) -> LocalOp:
 def _average(ctx: OpContext) -> LocalOp:
     """The mean over all pixels, or this rank's addend of it."""
     need, shape = ctx.step.choice.needs[0], ctx.inputs[0].shape
+    sides = tuple(range(2, len(shape)))
     if need.along(2) is None:
-        return lambda inputs: inputs[0].mean((2, 3), keepdim=True)
-    pixels = shape[2] * shape[3]
-    return lambda inputs: inputs[0].sum((2, 3), keepdim=True) / pixels
+        return lambda inputs: inputs[0].mean(sides, keepdim=True)
+    pixels = prod(shape[2:])
+    return lambda inputs: inputs[0].sum(sides, keepdim=True) / pixels
 
 
 def _layer(ctx: OpContext) -> LocalOp:
@@ -116,42 +118,42 @@ def _transposed(ctx: OpContext) -> LocalOp:
     """A transposed convolution: gets what its windows reach before it computes."""
     halo, layer, shape = ctx.step.halo, ctx.layer, ctx.shape
     bring = mover(halo, ctx.mesh.group) if halo is not None else None
-    held, outputs = ctx.rectangles(ctx.step.choice.reach or ctx.step.choice.needs[0])
+    held, outputs = ctx.boxes(ctx.step.choice.reach or ctx.step.choice.needs[0])
     windows: Any = ctx.operation.windows
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         x = bring(inputs[0]) if bring is not None else inputs[0]
         if outputs.is_empty or held.is_empty:
             return _with_bias(empty_output(shape, x, layer.weight), layer.bias)
-        return rectangle_ops.transposed(x, layer, windows, held, outputs)
+        return box_ops.transposed(x, layer, windows, held, outputs)
 
     return run
 
 
 def _pool(ctx: OpContext) -> LocalOp:
-    """Pooling or resizing of a rectangle, or of all pixels of some channels."""
+    """Pooling or resizing of a box, or of all pixels of some channels."""
     if ctx.step.choice.gives.along(2) is None:
         return _layer(ctx)
-    held, outputs = ctx.rectangles(ctx.step.choice.needs[0])
-    compute = _rectangle_function(ctx)
+    held, outputs = ctx.boxes(ctx.step.choice.needs[0])
+    compute = _box_function(ctx)
     shape = ctx.shape
     if outputs.is_empty or held.is_empty:
         return lambda inputs: empty_output(shape, inputs[0], dtype=inputs[0].dtype)
     return lambda inputs: compute(inputs[0], ctx.operation.windows, held, outputs)
 
 
-def _rectangle_function(ctx: OpContext) -> Callable[..., Tensor]:
+def _box_function(ctx: OpContext) -> Callable[..., Tensor]:
     layer, windows = ctx.layer, ctx.operation.windows
-    if isinstance(layer, nn.MaxPool2d):
-        return lambda x, *where: rectangle_ops.max_pool(x, layer, *where)
-    if isinstance(layer, nn.AvgPool2d):
+    if isinstance(layer, nn.MaxPool2d | nn.MaxPool3d):
+        return lambda x, *where: box_ops.max_pool(x, layer, *where)
+    if isinstance(layer, nn.AvgPool2d | nn.AvgPool3d):
         image = ctx.inputs[0].shape[2:]
-        return lambda x, *where: rectangle_ops.average_pool(x, layer, image, *where)
-    if isinstance(layer, nn.AdaptiveMaxPool2d):
-        return rectangle_ops.adaptive_maximum
+        return lambda x, *where: box_ops.average_pool(x, layer, image, *where)
+    if isinstance(layer, nn.AdaptiveMaxPool2d | nn.AdaptiveMaxPool3d):
+        return box_ops.adaptive_maximum
     if isinstance(windows[0], Nearest):
-        return rectangle_ops.nearest
-    return rectangle_ops.linear if isinstance(windows[0], Linear) else rectangle_ops.adaptive_average
+        return box_ops.nearest
+    return box_ops.linear if isinstance(windows[0], Linear) else box_ops.adaptive_average
 
 
 def _batch_norm(ctx: OpContext) -> LocalOp:

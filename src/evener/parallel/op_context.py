@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from evener.oracle.division.layout import Layout, Region, Shape, length
 from evener.oracle.division.network import Operation
 from evener.oracle.division.plan import OperationPlan
+from evener.parallel.box_ops import Box, held_by
 from evener.parallel.op_call import At, Call, OpGraph, filled
 from evener.parallel.process_mesh import ProcessMesh
-from evener.parallel.rectangle_ops import Rectangle, held_by
 
 LocalOp: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """From this rank's inputs, in the layouts that the plan says, to its output."""
@@ -89,7 +89,7 @@ class OpContext:
 
         return compute
 
-    def rectangles(self, reach: Layout) -> tuple[Rectangle, Rectangle]:
+    def boxes(self, reach: Layout) -> tuple[Box, Box]:
         """What this rank has of the input, when it comes in layout `reach`, and what of the output."""
         own = held_by(self.step.choice.gives, self.rank, self.operation.shape)
         return held_by(reach, self.rank, self.inputs[0].shape), own

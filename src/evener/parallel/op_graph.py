@@ -198,11 +198,12 @@ class _Builder:
         return self._add(f"{node.name}()", call=Call(module, (self._slots[x],)), shape=shape, **found_out)
 
     def _average(self, node: fx.Node) -> Slot:
-        """A mean over all pixels; without its two dims of one pixel unless they are kept."""
+        """A mean over all pixels; without its dims of one pixel unless they are kept."""
         n, c = self._shape(node)[:2]
-        source = self._argument(node.args[0])
-        whole = self._add(f"{node.name}()", "average", (n, c, 1, 1), Call(args=(source,)))
-        if len(self._shape(node)) == 4:
+        source, [given] = self._argument(node.args[0]), self._given(node)
+        ones = (1,) * (len(given) - 2)
+        whole = self._add(f"{node.name}()", "average", (n, c, *ones), Call(args=(source,)))
+        if len(self._shape(node)) == len(given):
             return whole
         return self._add(f"{node.name}()", "flatten", (n, c), Call(args=(whole,)))
 

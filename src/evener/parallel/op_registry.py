@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from types import FunctionType
 from typing import Any, TypedDict
 
@@ -99,12 +100,17 @@ def _weights(module: nn.Module, roles: dict[str, Role]) -> tuple[Weight, ...]:
 
 def _convolution(module: Any, _input: Shape, output: Shape) -> Description:
     found: Description = {"kind": "convolution", "groups": module.groups}
-    if module.padding_mode == "zeros" and len(output) == 4:
+    if module.padding_mode == "zeros":
         found["windows"] = tuple(
             Sliding(k, s, _before(module.padding, i, k, d), d)
             for i, (k, s, d) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True))
         )
-    return found if len(output) == 4 else {}
+    return found if _is_batch(module, output) else {}
+
+
+def _is_batch(module: nn.Module, shape: Shape) -> bool:
+    """Whether `shape` is that of several images, or volumes: (N, C, ...); `module` takes single ones, too."""
+    return len(shape) == (5 if isinstance(module, _OF_VOLUMES) else 4)
 
 
 def _before(padding: str | tuple[int, ...], i: int, kernel: int, dilation: int) -> int:
@@ -117,46 +123,49 @@ def _transposed(module: Any, _input: Shape, output: Shape) -> Description:
     settings = zip(module.kernel_size, module.stride, module.padding, module.dilation, strict=True)
     windows = tuple(Spreading(*one) for one in settings)
     found: Description = {"kind": "convolution", "groups": module.groups, "filter_dim": 1, "windows": windows}
-    return found if len(output) == 4 else {}
+    return found if _is_batch(module, output) else {}
 
 
 def _pool(module: Any, _input: Shape, output: Shape) -> Description:
-    if len(output) != 4 or getattr(module, "return_indices", False):
+    if not _is_batch(module, output) or getattr(module, "return_indices", False):
         return {}
     dilation = getattr(module, "dilation", 1)
-    sides = zip(*(_pair(x) for x in (module.kernel_size, module.stride, module.padding, dilation)), strict=True)
+    settings = (module.kernel_size, module.stride, module.padding, dilation)
+    sides = zip(*(_each(value, len(output) - 2) for value in settings), strict=True)
     return {"kind": "pool", "windows": tuple(Sliding(*side) for side in sides)}
 
 
 def _adaptive(module: Any, given: Shape, output: Shape) -> Description:
-    if len(output) != 4 or getattr(module, "return_indices", False):
+    if not _is_batch(module, output) or getattr(module, "return_indices", False):
         return {}
-    if output[2:] == (1, 1) and isinstance(module, nn.AdaptiveAvgPool2d):
+    if set(output[2:]) == {1} and isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPool3d):
         return {"kind": "average"}
     return {"kind": "pool", "windows": tuple(Adaptive(*side) for side in zip(given[2:], output[2:], strict=True))}
 
 
 def _resize(module: Any, given: Shape, output: Shape) -> Description:
-    if len(output) != 4:
+    if len(output) not in (4, 5):
         return {}
-    factors = _pair(None if module.recompute_scale_factor else module.scale_factor)
+    factors = _each(None if module.recompute_scale_factor else module.scale_factor, len(output) - 2)
     sides = list(zip(given[2:], output[2:], factors, strict=True))
     windows: tuple[WindowRule, ...] = ()
     if module.mode == "nearest":
         windows = tuple(Nearest(n, 1 / f if f else n / m) for n, m, f in sides)
-    elif module.mode == "bilinear" and module.align_corners:
+    elif module.mode in _LINEAR and module.align_corners:
         windows = tuple(Linear(n, (n - 1) / (m - 1) if m > 1 else 0.0, 0.0) for n, m, _ in sides)
-    elif module.mode == "bilinear":
+    elif module.mode in _LINEAR:
         windows = tuple(Linear(n, 1 / f if f else n / m, 0.5) for n, m, f in sides)
     return {"kind": "resize", "windows": windows}
 
 
-def _instance_norm(module: nn.InstanceNorm2d, given: Shape, _output: Shape) -> Description:
-    return {} if module.track_running_stats or len(given) != 4 else {"kind": "group_norm", "groups": given[1]}
+def _instance_norm(module: Any, given: Shape, _output: Shape) -> Description:
+    is_divided = not module.track_running_stats and _is_batch(module, given)
+    return {"kind": "group_norm", "groups": given[1]} if is_divided else {}
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    return (value[0], value[1]) if isinstance(value, Sequence) else (value, value)
+def _each(value: Any, sides: int) -> tuple[Any, ...]:
+    """`value` along every side, where it is not given by side."""
+    return tuple(value) if isinstance(value, Sequence) else (value,) * sides
 
 
 def _of_kind(kind: Kind) -> Callable[[Any, Shape, Shape], Description]:
@@ -164,16 +173,24 @@ def _of_kind(kind: Kind) -> Callable[[Any, Shape, Shape], Description]:
 
 
 _pointwise = _of_kind("pointwise")
+_LINEAR = ("bilinear", "trilinear")
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm)
+_INSTANCE_NORMS = (nn.InstanceNorm2d, nn.InstanceNorm3d)
+_OF_VOLUMES = (
+    *(nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
+    nn.InstanceNorm3d,
+)
 _MODULES: dict[type[nn.Module], Callable[[Any, Shape, Shape], Description]] = {
-    nn.Conv2d: _convolution,
-    nn.ConvTranspose2d: _transposed,
+    **dict.fromkeys((nn.Conv2d, nn.Conv3d), _convolution),
+    **dict.fromkeys((nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed),
     nn.Linear: lambda _module, _given, output: {"kind": "linear"} if len(output) == 2 else {},
-    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d), _pool),
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d, nn.AvgPool3d), _pool),
     **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _adaptive),
+    **dict.fromkeys((nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d), _adaptive),
     nn.Upsample: _resize,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm), _of_kind("batch_norm")),
+    **dict.fromkeys(_BATCH_NORMS, _of_kind("batch_norm")),
     nn.GroupNorm: lambda module, _given, _output: {"kind": "group_norm", "groups": module.num_groups},
-    nn.InstanceNorm2d: _instance_norm,
+    **dict.fromkeys(_INSTANCE_NORMS, _instance_norm),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish), _pointwise),
     **dict.fromkeys((nn.Sigmoid, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardtanh, nn.Hardswish), _pointwise),
     **dict.fromkeys((nn.Softplus, nn.Softsign, nn.Threshold, nn.Dropout, nn.Identity), _pointwise),
@@ -181,10 +198,8 @@ _MODULES: dict[type[nn.Module], Callable[[Any, Shape, Shape], Description]] = {
 _KERNEL: dict[str, Role] = {"weight": "kernel", "bias": "vector"}
 _VECTORS: dict[str, Role] = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "vector")
 _ROLES: dict[type[nn.Module], dict[str, Role]] = {
-    **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.Linear), _KERNEL),
-    **dict.fromkeys(
-        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm, nn.GroupNorm, nn.InstanceNorm2d), _VECTORS
-    ),
+    **dict.fromkeys((nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear), _KERNEL),
+    **dict.fromkeys((*_BATCH_NORMS, nn.GroupNorm, *_INSTANCE_NORMS), _VECTORS),
 }
 
 AS_MODULES: dict[Callable[..., Any], type[nn.Module]] = {
@@ -192,6 +207,10 @@ AS_MODULES: dict[Callable[..., Any], type[nn.Module]] = {
     F.avg_pool2d: nn.AvgPool2d,
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
+    F.max_pool3d: nn.MaxPool3d,
+    F.avg_pool3d: nn.AvgPool3d,
+    F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
+    F.adaptive_max_pool3d: nn.AdaptiveMaxPool3d,
     F.interpolate: nn.Upsample,
     F.dropout: nn.Dropout,
 }
@@ -241,14 +260,16 @@ def is_pointwise(target: Any) -> bool:
 
 
 def flattens(given: Sequence[Shape], output: Shape) -> bool:
-    """Whether an output (N, C H W) has the numbers of its only input (N, C, H, W) in their order."""
-    if len(given) != 1 or len(given[0]) != 4 or len(output) != 2:
+    """Whether an output (N, C H W) has the numbers of its only input (N, C, H, W), or of a volume, in their order."""
+    if len(given) != 1 or len(given[0]) not in (4, 5) or len(output) != 2:
         return False
-    return output == (given[0][0], given[0][1] * given[0][2] * given[0][3])
+    return output == (given[0][0], prod(given[0][1:]))
 
 
 def averages(given: Sequence[Shape], node: fx.Node) -> bool:
-    """Whether a mean is that over all pixels of (N, C, H, W)."""
+    """Whether a mean is that over all pixels of (N, C, H, W), or of volumes."""
+    if len(given) != 1 or len(given[0]) not in (4, 5) or "dtype" in node.kwargs:
+        return False
     dims: Any = node.kwargs.get("dim", (*node.args, None, None)[1])
-    listed = [d % 4 for d in dims] if isinstance(dims, Sequence) else []
-    return len(given) == 1 and len(given[0]) == 4 and sorted(listed) == [2, 3] and "dtype" not in node.kwargs
+    listed = [d % len(given[0]) for d in dims] if isinstance(dims, Sequence) else []
+    return sorted(listed) == list(range(2, len(given[0])))

@@ -1,7 +1,7 @@
-"""Convolutions of images divided by rows and columns: each rank has a rectangle, and gets a halo while it computes.
+"""Convolutions of images and volumes that are divided: each rank has a box, and gets a halo while it computes.
 
 A convolution is linear in its input: what the halo adds to the outputs at the edges is computed when it has come, and
-added. So the own rectangle is convolved as a whole, without a copy, while the halo travels; backward sends the halo's
+added. So the own box is convolved as a whole, without a copy, while the halo travels; backward sends the halo's
 gradient first and computes the own one meanwhile.
 """
 
@@ -20,20 +20,20 @@ from evener.comm.group import Group
 from evener.oracle.division.layout import Shape
 from evener.oracle.division.network import Operation, Sliding
 from evener.oracle.division.plan import OperationPlan
-from evener.parallel.rectangle_ops import Rectangle, compute_dtype, held_by, margins, reached, surround, touched
+from evener.parallel.box_ops import Box, compute_dtype, held_by, margins, reached, surround, touched
 
 
 @dataclass(frozen=True)
 class Convolution:
     """Computes `outputs` (some) of a convolution from the pixels `held`, taking all others for zero."""
 
-    windows: tuple[Sliding, Sliding]
+    windows: tuple[Sliding, ...]
     groups: int
-    held: Rectangle
-    outputs: Rectangle
+    held: Box
+    outputs: Box
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The outputs, (N, F, rows, columns), from `x` (N, C, rows, columns)."""
+        """The outputs, (N, F, *sizes), from `x` (N, C, *sizes)."""
         padding, x = self._pad(x)
         return torch.ops.aten.convolution(x, weight, bias, *self._settings(padding))  # type: ignore[no-any-return]
 
@@ -50,21 +50,19 @@ class Convolution:
             dx = surround(dx, reached(self.windows, self.outputs), self.held)
         return dx, d_weight, d_bias
 
-    @property
-    def _margins(self) -> tuple[int, int, int, int]:
-        return margins(self.held, reached(self.windows, self.outputs))
-
     def _pad(self, x: Tensor) -> tuple[list[int], Tensor]:
         """The padding that the kernel itself can add, and `x` with what it cannot."""
-        left, right, top, bottom = self._margins
-        own = zip(self.windows, ((top, bottom), (left, right)), self.held.shape, self.outputs.shape, strict=True)
-        if all(_adds_itself(*one) for one in own):
-            return [top, left], x
-        return [0, 0], surround(x, self.held, reached(self.windows, self.outputs))
+        wanted = reached(self.windows, self.outputs)
+        around = margins(self.held, wanted)
+        if all(
+            _adds_itself(*one) for one in zip(self.windows, around, self.held.shape, self.outputs.shape, strict=True)
+        ):
+            return [before for before, _ in around], x
+        return [0] * len(around), surround(x, self.held, wanted)
 
     def _settings(self, padding: list[int]) -> tuple[object, ...]:
         strides, dilations = ([getattr(w, name) for w in self.windows] for name in ("stride", "dilation"))
-        return strides, padding, dilations, False, [0, 0], self.groups
+        return strides, padding, dilations, False, [0] * len(padding), self.groups
 
 
 def _adds_itself(window: Sliding, around: tuple[int, int], inputs: int, outputs: int) -> bool:
@@ -75,19 +73,19 @@ def _adds_itself(window: Sliding, around: tuple[int, int], inputs: int, outputs:
 
 @dataclass(frozen=True)
 class Seam:
-    """A rectangle of the halo, by its convolution, and the place of its outputs among the rank's."""
+    """A box of the halo, by its convolution, and the place of its outputs among the rank's."""
 
     convolution: Convolution
     place: tuple[slice, ...]
 
 
 class StripConvolution:
-    """What one rank does of a convolution of images that are divided by rows and columns.
+    """What one rank does of a convolution of images or volumes that are divided.
 
     Args:
         group: the ranks of the replica.
         operation: the convolution.
-        shape: of its input (N, C, H, W), whole.
+        shape: of its input (N, C, ...), whole.
         step: how the plan does it.
     """
 
@@ -119,22 +117,19 @@ class StripConvolution:
         return cast(Tensor, _Convolve.apply(self, x, weight, bias))  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def _halos(held: Rectangle, needed: Rectangle) -> list[Rectangle]:
+    def _halos(held: Box, needed: Box) -> list[Box]:
         return [] if needed.is_empty else needed.without(held.common(needed))
 
-    def _seam(self, windows: tuple[Sliding, Sliding], groups: int, halo: Rectangle) -> Seam | None:
+    def _seam(self, windows: tuple[Sliding, ...], groups: int, halo: Box) -> Seam | None:
         outputs = touched(windows, halo).common(self.outputs)
         if outputs.is_empty:
             return None
-        (top, bottom), (left, right) = outputs.rows, outputs.columns
-        first_row, first_column = self.outputs.rows[0], self.outputs.columns[0]
-        rows, columns = slice(top - first_row, bottom - first_row), slice(left - first_column, right - first_column)
-        return Seam(Convolution(windows, groups, halo, outputs), (slice(None), slice(None), rows, columns))
+        return Seam(Convolution(windows, groups, halo, outputs), outputs.place_in(self.outputs))
 
 
-def _region(halo: Sequence[Rectangle], shape: Shape) -> tuple[tuple[tuple[int, int], ...], ...]:
-    rows, columns = ((halo[0].rows,), (halo[0].columns,)) if halo else ((), ())
-    return ((0, shape[0]),), ((0, shape[1]),), rows, columns
+def _region(halo: Sequence[Box], shape: Shape) -> tuple[tuple[tuple[int, int], ...], ...]:
+    sides = [(side,) for side in halo[0].sides] if halo else [()] * (len(shape) - 2)
+    return ((0, shape[0]),), ((0, shape[1]),), *sides
 
 
 class _Convolve(torch.autograd.Function):
@@ -146,9 +141,8 @@ class _Convolve(torch.autograd.Function):
         if strip.core is not None:
             y = strip.core.forward(strip.core_of(x), weight, bias)
         else:
-            rows, columns = strip.outputs.shape
-            y = weight.new_zeros(len(x), len(weight), rows, columns)
-            y = y if bias is None else y + bias.view(-1, 1, 1)
+            y = weight.new_zeros(len(x), len(weight), *strip.outputs.shape)
+            y = y if bias is None else y + bias.view(-1, *[1] * (x.dim() - 2))
         halos = receive()
         for seam, halo in zip(strip.seams, halos, strict=False):
             if seam is not None:
@@ -169,7 +163,7 @@ class _Convolve(torch.autograd.Function):
         if strip.core is not None:
             d_core, d_weight, d_bias = strip.core.backward(dy.contiguous(), strip.core_of(x), weight, wanted)
         elif wanted[2]:
-            d_bias = dy.sum((0, 2, 3))
+            d_bias = dy.sum((0, *range(2, dy.dim())))
         dx = add_halos([_spread_out(d_core, x, strip)])[0] if add_halos is not None else None
         if wanted[1]:
             d_weight = sum(d_weights, start=d_weight if d_weight is not None else torch.zeros_like(weight))
@@ -179,7 +173,7 @@ class _Convolve(torch.autograd.Function):
 def _seams_backward(
     strip: StripConvolution, dy: Tensor, weight: Tensor, halos: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients of the rectangles of the halo, and of the weight from each of them."""
+    """Gradients of the boxes of the halo, and of the weight from each of them."""
     d_halos, d_weights = [], []
     for i, halo in enumerate(halos):
         seam = strip.seams[i] if i < len(strip.seams) else None

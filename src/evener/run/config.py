@@ -68,7 +68,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         str | None, Meta(description="Of data+...: nodes that hold one model together, such as 3,2; two halves.")
     ] = None
     columns: Annotated[
-        int, Meta(description="Of spatial: nodes side by side that divide the columns of images, too.")
+        int, Meta(description="Of spatial: nodes side by side that divide columns of images (rows of volumes), too.")
     ] = 1
     micro_batches: Annotated[
         int | None, Meta(description="Of pipelines: parts of a batch that follow each other; 4 a stage.")

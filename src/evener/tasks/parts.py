@@ -38,24 +38,26 @@ def one_cycle(optimizer: Optimizer, steps: int) -> LambdaLR:
     return LambdaLR(optimizer, partial(share_of_peak, steps=steps))
 
 
-def convolution(inputs: int, outputs: int, batch_norm: bool = True) -> list[nn.Module]:
-    """A 3x3 convolution that keeps H and W, and its normalisation if wanted."""
-    layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=not batch_norm)
-    return [layer, nn.BatchNorm2d(outputs)] if batch_norm else [layer]
+def convolution(inputs: int, outputs: int, batch_norm: bool = True, sides: int = 2) -> list[nn.Module]:
+    """A convolution of 3 pixels along each of its `sides` that keeps their sizes, and its normalisation if wanted."""
+    kind, norm = (nn.Conv2d, nn.BatchNorm2d) if sides == 2 else (nn.Conv3d, nn.BatchNorm3d)
+    layer = kind(inputs, outputs, 3, padding=1, bias=not batch_norm)
+    return [layer, norm(outputs)] if batch_norm else [layer]
 
 
 class ResidualBlock(nn.Module):
-    """x -> relu(x + two convolutions of x), [N, C, H, W] -> [N, C, H, W] (He et al., 2016).
+    """x -> relu(x + two convolutions of x), [N, C, ...] -> [N, C, ...] (He et al., 2016).
 
     Args:
         channels: C.
         batch_norm: normalise after every convolution; without it the block starts as the identity (Zhang et al.,
             2019), so that deep stacks of it learn all the same.
+        sides: 2 of images, 3 of volumes.
     """
 
-    def __init__(self, channels: int, batch_norm: bool = True) -> None:
+    def __init__(self, channels: int, batch_norm: bool = True, sides: int = 2) -> None:
         super().__init__()
-        first, second = (convolution(channels, channels, batch_norm) for _ in range(2))
+        first, second = (convolution(channels, channels, batch_norm, sides) for _ in range(2))
         if not batch_norm:
             nn.init.zeros_(second[0].weight)  # type: ignore[arg-type]
         self.body = nn.Sequential(*first, nn.ReLU(), *second)

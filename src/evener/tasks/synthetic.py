@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def task(
     Args:
         data_dir: None, for the data are made.
         kind: "cnn", a residual network (much computing for few parameters), or "mlp", linear layers.
-        image: shape of a sample: channels, rows, columns.
+        image: shape of a sample: channels, rows, columns; of a volume channels, planes, rows, columns.
         classes: number of them.
         samples: for training; a quarter as many for validation.
         width: channels of every convolution, or units of every linear layer.
@@ -55,7 +56,8 @@ def task(
     require(data_dir is None, "the data folder of task synthetic", str(data_dir), "left out: its data are made")
     require(kind in ("cnn", "mlp"), "kind", kind, "cnn or mlp")
     require(parameters in ("light", "heavy"), "parameters", parameters, "light or heavy")
-    require(len(image) == 3 and min(image) > 0, "image", image, "channels, rows and columns, such as 3x32x32")
+    allowed = "channels, rows and columns, such as 3x32x32, or 1x16x16x16 for volumes"
+    require(len(image) in (3, 4) and min(image) > 0, "image", image, allowed)
     sizes = {"classes": classes, "samples": samples, "width": width, "depth": depth}
     for name, size in sizes.items():
         require(size > 0, name, size, "positive")
@@ -72,12 +74,12 @@ def task(
 
 
 class NoisyImages(Dataset[tuple[Tensor, int]]):
-    """Pairs of an image (that of its class, smooth, plus noise), float32 [C, H, W], and its class; classes take turns.
+    """Pairs of an image (that of its class, smooth, plus noise), float32 [C, ...], and its class; classes take turns.
 
     Takes the memory of a few images only, whatever its length: each sample's noise is one of 64 images, shifted.
 
     Args:
-        image: (C, H, W).
+        image: (C, H, W), or (C, D, H, W) for volumes.
         classes: number of them.
         samples: length of the data set.
         seed: the same seed gives the same classes and noise.
@@ -91,8 +93,9 @@ class NoisyImages(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, image: Shape, classes: int, samples: int, seed: int, first: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
-        coarse = torch.randn(classes, image[0], 4, 4, generator=generator)
-        self._classes = 2 * interpolate(coarse, image[1:], mode="bilinear")
+        sides = len(image) - 1
+        coarse = torch.randn(classes, image[0], *[4] * sides, generator=generator)
+        self._classes = 2 * interpolate(coarse, image[1:], mode="bilinear" if sides == 2 else "trilinear")
         self._noise = torch.randn(self.BANK, *image, generator=generator)
         self._first = first
         self.targets = [(first + index) % classes for index in range(samples)]
@@ -107,16 +110,24 @@ class NoisyImages(Dataset[tuple[Tensor, int]]):
         return self._classes[label] + noise, label
 
 
+_MEANS: dict[int, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = {
+    2: (nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    3: (nn.AvgPool3d, nn.AdaptiveAvgPool3d),
+}
+"""Of images and volumes: a mean over windows, and one over all pixels."""
+
+
 def _cnn(image: Shape, classes: int, width: int, depth: int, heavy: bool, batch_norm: bool) -> nn.Module:
-    """[N, *image] -> [N, classes]; heavy: the last rows and columns are averaged to about 4x4 instead of one."""
-    channels, rows, columns = image
-    window = (max(1, rows // 4), max(1, columns // 4))
-    pooled = width * (rows // window[0]) * (columns // window[1]) if heavy else width
+    """[N, *image] -> [N, classes]; heavy: the last pixels are averaged to about 4 along each side instead of one."""
+    channels, *sizes = image
+    sides, window = len(sizes), tuple(max(1, size // 4) for size in sizes)
+    means, mean = _MEANS[sides]
+    pooled = width * math.prod(size // each for size, each in zip(sizes, window, strict=True)) if heavy else width
     return nn.Sequential(
-        *convolution(channels, width, batch_norm),
+        *convolution(channels, width, batch_norm, sides),
         nn.ReLU(),
-        *(ResidualBlock(width, batch_norm) for _ in range(depth)),
-        nn.AvgPool2d(window) if heavy else nn.AdaptiveAvgPool2d(1),
+        *(ResidualBlock(width, batch_norm, sides) for _ in range(depth)),
+        means(window) if heavy else mean(1),
         nn.Flatten(),
         *_head(pooled, classes, heavy),
     )

@@ -12,12 +12,13 @@ _IMAGE_CONV: tuple[Dim, ...] = ("sample", "channel", "filter", "row", "column")
 
 _SPLITS: dict[type[nn.Module], tuple[Dim, ...]] = {
     **dict.fromkeys((nn.Conv2d, nn.Conv3d), _IMAGE_CONV),
-    **dict.fromkeys((nn.Linear, nn.Conv1d, nn.ConvTranspose2d), _WEIGHTED),
+    **dict.fromkeys((nn.Linear, nn.Conv1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _WEIGHTED),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _POINTWISE),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Hardswish), _POINTWISE),
     **dict.fromkeys((nn.Dropout, nn.Identity), _POINTWISE),
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.MaxPool3d, nn.AvgPool3d), _POINTWISE),
     **dict.fromkeys((nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.InstanceNorm2d), ("sample", "channel")),
+    **dict.fromkeys((nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d, nn.InstanceNorm3d), ("sample", "channel")),
 }
 _HAS_WINDOW = (
     nn.modules.conv._ConvNd,

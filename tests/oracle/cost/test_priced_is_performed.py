@@ -81,7 +81,7 @@ def test_of_drawn_networks_and_any_shares(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["vgg16", "unet"])
+@pytest.mark.parametrize("name", ["vgg16", "unet", "cosmoflow"])
 def test_of_the_zoo(name: str, mode: Division) -> None:
     graph, ranks = draw(name), (3.0, 0.0, 1.0, 2.0, 1.7)
     assert priced(graph, mode, ranks) == performed(operations_of(graph).network, mode, ranks)
@@ -117,6 +117,30 @@ def test_a_traced_model_is_priced_as_its_modules_are_divided(
     model, images = build(), torch.zeros(6, 3, 16, 16)
     expected = performed(op_graph(model, [images]).network, mode, ranks, samples=len(images))
     assert priced(trace_model_graph(model, images), mode, ranks) == expected
+
+
+def volumes() -> nn.Module:
+    """Strides, groups, poolings, enlargement and a linear layer, in three dimensions."""
+    return nn.Sequential(
+        nn.Conv3d(2, 8, 3, padding=1, bias=False),
+        nn.BatchNorm3d(8),
+        nn.ReLU(),
+        nn.MaxPool3d(3, 2, 1),
+        nn.Conv3d(8, 12, (5, 3, 1), (2, 1, 1), (2, 1, 0), groups=4),
+        nn.ReLU(),
+        nn.ConvTranspose3d(12, 6, 2, 2),
+        nn.AdaptiveMaxPool3d((3, 2, 4)),
+        nn.Flatten(),
+        nn.Linear(6 * 24, 5),
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [(1.0, 1.0), (1.0, 0.0, 2.5, 0.4)])
+def test_a_traced_model_of_volumes_is_priced_as_it_is_divided(ranks: tuple[float, ...], mode: Division) -> None:
+    model, given = volumes(), torch.zeros(4, 2, 11, 8, 6)
+    expected = performed(op_graph(model, [given]).network, mode, ranks, samples=len(given))
+    assert priced(trace_model_graph(model, given), mode, ranks) == expected
 
 
 def test_a_narrow_network_on_many_ranks_sends_what_it_is_said_to() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, prod
 from typing import Literal, Protocol, TypeAlias
 
 from evener.oracle.division.layout import Interval, Shape
@@ -59,12 +59,12 @@ class Operation:
 
     Attributes:
         name: of the module or function, for reports and weights; operations of one name share their weights.
-        kind: decides how it can be divided. `average` is the mean over all rows and columns, `part` a stretch of the
+        kind: decides how it can be divided. `average` is the mean over all pixels, `part` a stretch of the
             input's channels, `item` one of several values that its input is, `other` anything that needs its whole
             input, `whole` what needs its whole gradient, too.
         inputs: indices of earlier operations.
-        shape: of the output: (N, C), (N, C, H, W) or any other.
-        windows: of rows and columns, where the operation has them.
+        shape: of the output: (N, C), (N, C, H, W), (N, C, D, H, W) or any other.
+        windows: of rows and columns (of a volume: planes, rows, columns), where the operation has them.
         groups: of channels that know nothing of each other.
         filter_dim: of the kernel, 0 or 1; the other one is that of channels.
         bounds: of a `part`, in channels of its input.
@@ -87,8 +87,8 @@ class Operation:
 
     @property
     def is_image(self) -> bool:
-        """Whether the output has rows and columns to divide: more than one pixel."""
-        return len(self.shape) == 4 and self.shape[2] * self.shape[3] > 1
+        """Whether the output is images, or volumes, of more than one pixel: it has sides that can be divided."""
+        return len(self.shape) in (4, 5) and prod(self.shape[2:]) > 1
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Planner:
     Attributes:
         network: to be divided.
         table: what to do with each kind of operation.
-        divides_images: whether rows and columns of images are divided, and not channels.
+        divides_images: whether the first two sides of images and volumes are divided, and not channels.
         size: number of ranks.
         choices: that were made before, by name of the operation.
         modes: by name, that are to be kept.
@@ -113,7 +113,7 @@ class Planner:
             return split_along({1: Apart(segments)}) if segments else ON_ALL
         if not operation.is_image:
             return ON_ALL
-        return split_along({2: Apart(operation.shape[2:3]), 3: Apart(operation.shape[3:], axis=1)})
+        return split_along({2: Apart(operation.shape[2:3]), 3: Apart(operation.shape[3:4], axis=1)})
 
     def _bring(self, value: int, need: Placement) -> list[Transfer]:
         """The cheapest transfers that bring `value` to where it is needed; none if it is there."""

@@ -2,11 +2,11 @@
 
     filter, channel, hybrid   as published: every value is gathered, so that the ranks do the rest alike
     sharded                   values stay divided by channel, convolutions move their narrower side
-    spatial                   rows and columns of images
+    spatial                   rows and columns of images, planes and rows of volumes
 
 Two families. By channel: every rank has some channels of every value; only convolutions and linear layers mix them, as
 `filter` (own filters, from all channels that these read) or as `channel` (addends of all filters, from own channels).
-By rows and columns: every rank has a rectangle of every image; windows reach beyond it.
+By the first two sides: every rank has a box of every image or volume; windows reach beyond it.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def flattened_channels(s: Situation) -> Choice:
 
 
 def by_window(s: Situation) -> Choice:
-    """A rectangle of the output, from the rectangle of the input that its windows reach."""
+    """A box of the output, from the box of the input that its windows reach."""
     if not (s.operation.is_image and s.operation.windows):
         return undivided(s)
     gives = s.natural
