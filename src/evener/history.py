@@ -235,7 +235,11 @@ class History(msgspec.Struct, kw_only=True):
     def last_loss(self) -> float | None:
         """Mean over the samples of the last epoch that was begun; None if there was no step."""
         entries = self._all()
-        last = [entry for entry in entries if entry.epoch == entries[-1].epoch]
+        return self.loss_of(entries[-1].epoch) if entries else None
+
+    def loss_of(self, epoch: int) -> float | None:
+        """Mean over the samples of an epoch; None if there was no step of it."""
+        last = [entry for entry in self._all() if entry.epoch == epoch]
         samples = sum(entry.samples - entry.untold for entry in last)
         return sum(entry.loss for entry in last) / samples if samples else None
 

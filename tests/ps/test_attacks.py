@@ -70,6 +70,7 @@ class Unchecked(msgspec.Struct, kw_only=True):
     num_validation: Any
     has_accuracy: Any
     submitter: Any
+    nodes: Any
 
 
 def replace_unchecked(one: Any, **fields: Any) -> Any:
@@ -295,7 +296,7 @@ def test_an_error_where_bytes_arrive_costs_the_peer_alone(monkeypatch: Any) -> N
 def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_begins(
     where: str, monkeypatch: Any
 ) -> None:
-    from evener.ps import scheduler
+    from evener.ps import active_run
     from evener.ps.training_run import TrainingRun
 
     def broken(*_: Any) -> None:
@@ -305,7 +306,7 @@ def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_b
         if where == "tick":
             monkeypatch.setattr(TrainingRun, "tick", broken)
         else:
-            monkeypatch.setattr(scheduler, "weights_of", broken)
+            monkeypatch.setattr(active_run, "weights_of", broken)
         result, _ = ps.watch(job(SYNC), weights())
         assert result.exit_code == 1
         assert "run linear-1 cannot be gone on with (ArithmeticError: the books do not balance)" in result.reason

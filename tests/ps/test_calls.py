@@ -69,8 +69,7 @@ class Plane:
 
     @property
     def version(self) -> int:
-        run = self.master._scheduler.run
-        assert run is not None
+        (run,) = self.master._scheduler.runs
         return run.server.version
 
     def job(self) -> Job:

@@ -15,7 +15,7 @@ from test_master import SYNC, distance
 
 from evener.atomic import atomic_write
 from evener.errors import InvalidInput
-from evener.ps import checkpointing, scheduler
+from evener.ps import active_run, checkpointing
 from evener.ps.config import StateDir
 from evener.sync.snapshot import Snapshot, save_snapshot
 from support.linear_engine import job, serial, weights
@@ -164,7 +164,7 @@ def test_results_that_cannot_be_written_reach_the_command_all_the_same(monkeypat
 
     with plane("a") as ps:
         with monkeypatch.context() as patch:
-            patch.setattr(scheduler, "save_result", full)
+            patch.setattr(active_run, "save_result", full)
             _, found = ps.run(job(SYNC), weights())
         assert distance(found, serial(4)) < 1e-12
         wait_until(lambda: any("results cannot be written (No space left" in said for said in ps.said))

@@ -67,10 +67,11 @@ def test_what_differs_is_remarked(words: dict[str, Any], remark: str) -> None:
 def test_a_contribution_in_pieces_is_refused_for_no_memory_was_given_for_them(
     lengths: tuple[int, ...], reason: str
 ) -> None:
+    run = SimpleNamespace(job=SimpleNamespace(nodes=None), inbox=lambda _, __, size: memoryview(bytes(size)))
     place = Handlers(
         cast(Any, None),
         cast(Any, SimpleNamespace(at=lambda peer: "node")),
-        cast(Any, SimpleNamespace(run=SimpleNamespace(inbox=lambda node, header, length: memoryview(bytes(length))))),
+        cast(Any, SimpleNamespace(runs=[run])),
         cast(Any, None),
         cast(Any, SimpleNamespace(send=None)),
     ).place

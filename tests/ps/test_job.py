@@ -36,7 +36,7 @@ def blob(folder: Path) -> Blob:
 
 def test_a_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     sent = Sent()
-    found = Submissions(tmp_path, sent).submit(3, buffers(), "")
+    found = Submissions(tmp_path, sent).submit(3, buffers())
     assert found is not None
     assert (found.peer, found.job.run) == (3, "linear-1")
     assert bytes(found.weights.memory) == bytes(weights().memory)
@@ -46,7 +46,7 @@ def test_a_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
 def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
-    assert submissions.submit(3, buffers(own.digest), "") is None
+    assert submissions.submit(3, buffers(own.digest)) is None
     assert isinstance(sent[0][1], FetchBlob)
     piece = BlobChunk(digest=own.digest, offset=0, total=own.num_bytes)
     data = own.read(0, own.num_bytes)
@@ -59,9 +59,9 @@ def test_a_run_with_blobs_is_complete_with_their_last_piece(tmp_path: Path) -> N
 def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_goes_on(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
-    submissions.submit(3, buffers(own.digest), "")
-    assert submissions.submit(4, buffers(), "") is None
-    assert submissions.submit(5, [memoryview(b"\xc1")], "") is None
+    submissions.submit(3, buffers(own.digest))
+    assert submissions.submit(4, buffers()) is None
+    assert submissions.submit(5, [memoryview(b"\xc1")]) is None
     assert sent.reasons(4) == ["another command is submitting a run at this moment: try again"]
     assert "cannot be understood" in sent.reasons(5)[0]
     data = memoryview(own.read(0, own.num_bytes))
@@ -70,25 +70,25 @@ def test_a_second_submission_waits_whether_it_makes_sense_or_not_and_the_first_g
 
 def test_a_busy_master_says_why_it_waits(tmp_path: Path) -> None:
     sent = Sent()
-    assert Submissions(tmp_path, sent).submit(3, buffers(), "busy") is None
+    assert Submissions(tmp_path, sent, why_not=lambda _: "busy").submit(3, buffers()) is None
     assert sent.reasons(3) == ["busy"]
 
 
 def test_a_damaged_blob_ends_its_submission_and_another_may_come(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
-    submissions.submit(3, buffers(own.digest), "")
+    submissions.submit(3, buffers(own.digest))
     data = bytes(own.num_bytes)
     assert submissions.chunk(3, BlobChunk(digest=own.digest, offset=0, total=own.num_bytes), memoryview(data)) is None
     assert len(sent.reasons(3)) == 1
-    assert submissions.submit(4, buffers(), "") is not None
+    assert submissions.submit(4, buffers()) is not None
 
 
 def test_a_command_that_goes_leaves_room_for_the_next_one(tmp_path: Path) -> None:
     sent, own = Sent(), blob(tmp_path)
     submissions = Submissions(tmp_path / "blobs", sent)
-    submissions.submit(3, buffers(own.digest), "")
+    submissions.submit(3, buffers(own.digest))
     submissions.left(99)
-    assert submissions.submit(4, buffers(), "") is None
+    assert submissions.submit(4, buffers()) is None
     submissions.left(3)
-    assert submissions.submit(4, buffers(), "") is not None
+    assert submissions.submit(4, buffers()) is not None

@@ -146,7 +146,7 @@ def test_an_archive_of_a_hundred_thousand_empty_files_costs_the_master_nothing(t
     stream = struct.pack("<Q", len(listing)) + listing
     digest, sent = hashlib.sha256(stream).hexdigest(), Sent()
     submissions = Submissions(tmp_path / "blobs", sent)
-    submissions.submit(1, [memoryview(encode_job(replace(job(SYNC), code=digest))), weights().memory.data], "")
+    submissions.submit(1, [memoryview(encode_job(replace(job(SYNC), code=digest))), weights().memory.data])
     began = time.process_time()
     found = submissions.chunk(1, m.BlobChunk(digest=digest, offset=0, total=len(stream)), memoryview(stream))
     assert time.process_time() - began < 0.2

@@ -49,9 +49,9 @@ def test_a_record_counts_samples_waiting_and_what_became_of_contributions() -> N
         history.add(Entry(step, 0, 30 // step, 30.0 / step, 5.0, 1, 1, 0, {name: work}))
     totals = WorkerTotals(applied=4, refused=1, late=2, staleness=6, most_stale=3)
     fast_worker = WorkerRecord("fast", totals=totals)
-    nodes = {"fast": NodeRecord("fast", device="cuda:0", peak_memory_bytes=9, worker=fast_worker)}
+    nodes, workers = {"fast": NodeRecord("fast", device="cuda:0", peak_memory_bytes=9)}, {"fast": fast_worker}
     own = job(SYNC, protocol="sync")
-    record = record_of(own, history, nodes, COSTS, seconds=12.0, startup=2.0, environment={"evener": "0"})
+    record = record_of(own, history, nodes, COSTS, workers, seconds=12.0, startup=2.0, environment={"evener": "0"})
     fast, slow = record.nodes
     assert [fast.share, slow.share] == pytest.approx([2 / 3, 1 / 3])
     assert (fast.seconds_computing, fast.seconds_waiting) == (2.0, 8.0)

@@ -1,7 +1,7 @@
-"""What a master writes down of a run in progress, so that killed and started again it goes on with it.
+"""What a master writes down of each run in progress, so that killed and started again it goes on with it.
 
-    run/server-NUMBER.safetensors    weights, optimiser and samples, by `sync.snapshot`
-    run/checkpoint-NUMBER.msgpack    SHA-256 of the rest | SHA-256 of the file above | everything else
+    run/server-RUN-NUMBER.safetensors    weights, optimiser and samples, by `sync.snapshot`
+    run/checkpoint-RUN-NUMBER.msgpack    SHA-256 of the rest | SHA-256 of the file above | everything else
 
 The second is written after the first, so a crash at any moment leaves a pair that belongs together. The last two pairs
 are kept: if a disk has damaged the newer one, that is set aside by name and the older one is gone on from. Another
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import msgspec
 from evener.atomic import atomic_write
 from evener.errors import InvalidFile, InvalidInput
 from evener.history import History
-from evener.ps.config import MasterConfig
+from evener.ps.config import MasterConfig, StateDir
 from evener.ps.job import Job
 from evener.ps.node_state import NodeState
 from evener.ps.nodes import Nodes
@@ -30,7 +30,7 @@ from evener.ps.training_run import TrainingRun
 from evener.schema import NOT_DECODED, Part
 from evener.sync.snapshot import Snapshot, load_snapshot, save_snapshot
 
-_CHECKPOINTS, _SERVERS = "checkpoint-*.msgpack", "server-*.safetensors"
+_CHECKPOINT, _SERVER, _DIGITS = "checkpoint-{}-{}.msgpack", "server-{}-{}.safetensors", "[0-9]" * 8
 _KEPT = 2
 _APART_SECONDS = 2.0
 """Between two checkpoints, at least."""
@@ -63,36 +63,40 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
     nodes: dict[str, NodeState]
 
 
+def unfinished(home: StateDir) -> list[str]:
+    """Names of the runs that the last master of this home had in progress."""
+    found = home.run.glob(_CHECKPOINT.format("*", _DIGITS))
+    return sorted({path.stem.removeprefix("checkpoint-").rpartition("-")[0] for path in found})
+
+
 class Checkpointer:
-    """Writes down one run at a time; close it.
+    """Writes down one run; close it.
 
     Args:
         config: of the master.
+        run: its name.
     """
 
-    def __init__(self, config: MasterConfig) -> None:
-        self._folder, self._aside = config.home.run, config.home.aside
+    def __init__(self, config: MasterConfig, run: str) -> None:
+        self._folder, self._aside, self._run = config.home.run, config.home.aside, run
         self._clock, self._notify = config.clock, config.notify
         self._writer = ThreadPoolExecutor(1, "evener-checkpointer")
         self._writing: Future[None] | None = None
         self._after, self._version, self._number = 0.0, -1, 0
         self._is_failing = False
 
-    def load(self) -> tuple[RunCheckpoint, Snapshot] | None:
-        """The run that was in progress, if there was one.
+    def load(self) -> tuple[RunCheckpoint, Snapshot]:
+        """The run as it was written down last.
 
         Raises:
             InvalidFile: nothing that was written down of it is whole.
         """
-        found = sorted(self._folder.glob("checkpoint*.msgpack"), reverse=True)
-        for path in found:
+        for path in sorted(self._files(_CHECKPOINT), reverse=True):
             try:
                 return _read(path)
             except InvalidInput as error:
                 self._notify(f"warning: {error}; {self._move([path])}")
-        if found:
-            raise InvalidFile(f"no snapshot in {self._folder} is whole")
-        return None
+        raise InvalidFile(f"no snapshot in {self._folder} is whole")
 
     def save_if_due(self, run: TrainingRun, nodes: Nodes) -> None:
         """Begin to write down the run, if it has gone on and the time has come."""
@@ -104,9 +108,9 @@ class Checkpointer:
         """Begin to write down the run; see `RunCheckpoint`."""
         now, version = self._clock(), run.server.version
         self._wait()
-        self._number = 1 + max(self._number, *map(_number_of, self._folder.glob(_CHECKPOINTS)), 0)
+        self._number = 1 + max(self._number, *map(_number_of, self._files(_CHECKPOINT)), 0)
         checkpoint = RunCheckpoint(
-            server=_SERVERS.replace("*", f"{self._number:08}"),
+            server=_SERVER.format(self._run, f"{self._number:08}"),
             job=run.job,
             history=run.journal.history,
             used=run.used,
@@ -120,17 +124,19 @@ class Checkpointer:
         self._version = version
         self._after = now + max(_APART_SECONDS, (self._clock() - now) / _MOST_COST)
 
+    def hurry(self) -> None:
+        """What was written down is not how the run stands, though its weights may be the same."""
+        self._version, self._after = -1, 0.0
+
     def forget(self) -> None:
         """The run is over."""
         self._wait()
         self._remove_before(self._number + 1)
-        self._version, self._after = -1, 0.0
 
     def set_aside(self) -> str:
         """Keep what is written down of the run apart, so that no other run comes upon it; where it is, in words."""
         self._wait()
-        self._version, self._after = -1, 0.0
-        files = [path for pattern in (_CHECKPOINTS, _SERVERS) for path in self._folder.glob(pattern)]
+        files = [*self._files(_CHECKPOINT), *self._files(_SERVER)]
         return self._move(files) if files else "nothing was written down of it"
 
     def close(self) -> None:
@@ -158,16 +164,18 @@ class Checkpointer:
             self._is_failing = False
 
     def _write(self, number: int, data: bytes, snapshot: Snapshot) -> None:
-        rest = save_snapshot(snapshot, self._folder / _SERVERS.replace("*", f"{number:08}")) + data
-        path = self._folder / _CHECKPOINTS.replace("*", f"{number:08}")
+        rest = save_snapshot(snapshot, self._folder / _SERVER.format(self._run, f"{number:08}")) + data
+        path = self._folder / _CHECKPOINT.format(self._run, f"{number:08}")
         atomic_write(path, hashlib.sha256(rest).digest() + rest, private=True)
         self._remove_before(number + 1 - _KEPT)
 
     def _remove_before(self, number: int) -> None:
-        for pattern in (_CHECKPOINTS, _SERVERS):
-            for path in self._folder.glob(pattern):
-                if _number_of(path) < number:
-                    path.unlink(missing_ok=True)
+        for path in (*self._files(_CHECKPOINT), *self._files(_SERVER)):
+            if _number_of(path) < number:
+                path.unlink(missing_ok=True)
+
+    def _files(self, kind: str) -> Iterator[Path]:
+        return self._folder.glob(kind.format(self._run, _DIGITS))
 
     def _move(self, files: Sequence[Path]) -> str:
         """Move files to a folder of their own; where that is, in words."""

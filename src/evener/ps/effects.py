@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from evener.ps.audit import AuditLog
 from evener.ps.config import MasterConfig
 from evener.ps.invitations import Invitations
 from evener.ps.members import Members
@@ -16,6 +15,7 @@ from evener.ps.messages import Dismiss, Header, Quarantine, Welcome
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.scheduler import Scheduler
+from evener.ps.training_run import TrainingRun, run_of
 from evener.schema import shown
 from evener.wire.server import Server
 
@@ -52,7 +52,7 @@ class Effects:
     def __init__(self, nodes: Nodes, scheduler: Scheduler, server: Server[Header], config: MasterConfig) -> None:
         self._nodes, self._scheduler, self._server = nodes, scheduler, server
         self._clock, self._notify = config.clock, config.notify
-        self.members, self.audit = Members(config.home.members), AuditLog(config.home.audit, config.notify)
+        self.members, self.audit = Members(config.home.members), scheduler.audit
         self.invitations = Invitations(config.home.invitations, config.identity, self.members, server.tokens)
 
     def of(self, what: Occurrence, node: NodeRecord) -> None:
@@ -64,10 +64,15 @@ class Effects:
         if transitions := self._nodes.heard(node, self._clock()):
             self.follow(transitions)
 
-    def of_run(self) -> None:
-        """The run may have learnt something of nodes; then its next round may be open."""
-        if (run := self._scheduler.run) is None:
-            return
+    def of_runs(self) -> None:
+        """Runs may have learnt something of nodes; then their next rounds may be open."""
+        for run in self._scheduler.runs:
+            try:
+                self._of(run)
+            except Exception as error:  # the other runs, and the nodes, go on
+                self._scheduler.set_aside(run.job.run, error)
+
+    def _of(self, run: TrainingRun) -> None:
         observations = run.observations
         while observations:
             what, node = observations.popleft()
@@ -75,12 +80,11 @@ class Effects:
                 self.of(what, node)
         while run.liars:
             self.expel(*run.liars.pop())
-        if (number := run.server.version + 1) != self._nodes.round:
-            self._nodes.open_round(number, self._clock())
+        self._nodes.open_round(run.job.run, run.server.version + 1, self._clock())
 
     def of_not_ready(self, node: NodeRecord, reason: str) -> None:
         """A node cannot take part in the run."""
-        run = self._scheduler.run
+        run = run_of(node, self._scheduler.runs)
         assert run is not None
         run.not_ready(node, reason)
         run.lose(node)
@@ -93,17 +97,20 @@ class Effects:
         """Do what was decided."""
         for transition in transitions:
             self._notify(str(transition))
-            if self._scheduler.run is not None:
-                reason = f"node {transition.node}: {transition.reason}"
-                self._scheduler.run.note(EVENTS[transition.kind], reason, transition.node)
-            self._do(transition)
+            node = self._nodes.by_name[transition.node]
+            if (run := run_of(node, self._scheduler.runs)) is not None:
+                with self._scheduler.guarding(run.job.run):
+                    run.note(EVENTS[transition.kind], f"node {node.name}: {transition.reason}", node.name)
+                    if _is_lost(transition, node):
+                        run.lose(node)
+            self._do(transition, node)
 
     def expel(self, node: NodeRecord, reason: str) -> None:
         """Have a node go for good; the record of the run in progress says why."""
         self.members.expel(node.name, reason)
         self._notify(f"node {node.name} is expelled: {reason}")
         self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)
-        if (run := self._scheduler.run) is not None:
+        if (run := run_of(node, self._scheduler.runs)) is not None:
             run.note("expelled", f"node {node.name}: {reason}", node.name)
             run.lose(node)
         if node.peer is not None:
@@ -119,14 +126,17 @@ class Effects:
         self._server.send(peer, Dismiss(reason=shown(reason), is_error=True))
         self._server.disconnect(peer, reason)
 
-    def _do(self, transition: Transition) -> None:
-        kind, run, node = transition.kind, self._scheduler.run, self._nodes.by_name[transition.node]
-        is_gone = kind == "pass over" and not node.is_present  # else its update was bad, no more
-        if run is not None and (is_gone or kind in ("replace", "bench", "wait", "release")):
-            run.lose(node)
+    def _do(self, transition: Transition, node: NodeRecord) -> None:
+        kind = transition.kind
         if kind in ("admit", "resume", "replace", "take back"):
             self._scheduler.admit(node)
         elif kind in ("bench", "wait"):
             self._server.send(node.peer, Quarantine(seconds=transition.seconds, reason=transition.reason))
         elif kind == "dismiss" and node.peer is not None:
             self.turn_away(node.peer, transition.reason)
+
+
+def _is_lost(transition: Transition, node: NodeRecord) -> bool:
+    """Whether a run has to go on without the node."""
+    is_gone = transition.kind == "pass over" and not node.is_present  # else its update was bad, no more
+    return is_gone or transition.kind in ("replace", "bench", "wait", "release")

@@ -12,22 +12,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from evener.errors import InvalidValue
 from evener.profile import ClusterProfile
 from evener.ps import examination_messages as e
 from evener.ps import messages as m
+from evener.ps.command_handlers import COMMANDS, CommandHandlers
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
 from evener.ps.examinations import Examinations, look_here
-from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.joining import Joining
 from evener.ps.messages import Header, Join
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.quotas import IDLE_PATIENCES, MOST_WAITING, require_room, require_size
 from evener.ps.rights import AUDITED, may_send
-from evener.ps.run_status import cluster_status
 from evener.ps.scheduler import Scheduler
-from evener.ps.status import encode_status
+from evener.ps.training_run import run_of
 from evener.schema import shown, write_noun
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
@@ -46,22 +44,20 @@ class Handlers:
         server: of the connections.
 
     Attributes:
-        address: of the master.
-        is_ending: whether a command ends the master.
+        commands: deals with what commands say.
     """
 
     def __init__(
         self, config: MasterConfig, nodes: Nodes, scheduler: Scheduler, effects: Effects, server: Server[Header]
     ) -> None:
         self._config, self._nodes, self._scheduler, self._effects = config, nodes, scheduler, effects
-        self._server, self._send = server, server.send
+        self._server = server
         self._origins: dict[int, str] = {}
         self._heard: dict[int, float] = {}
         self._grants: dict[int, Grant] = {}
         self._joining = Joining(config, nodes, effects)
         self._examinations = Examinations(nodes, server.send, lambda: look_here(config.home))
-        self.address = ""
-        self.is_ending = False
+        self.commands = CommandHandlers(config, nodes, scheduler, effects, self._examinations, server.send)
 
     def load(self) -> None:
         """Remember what the last master of this home knew. Raises InvalidInput: a file is damaged."""
@@ -114,7 +110,7 @@ class Handlers:
                 raise BadFrame("it has to join first")
             if len(lengths) > 1:
                 raise BadFrame(f"a contribution has one buffer, got {len(lengths)}")
-            run = self._scheduler.run
+            run = run_of(node, self._scheduler.runs)
             inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
             return None if inbox is None else (inbox,)
         self._require_role(peer, type(header))
@@ -125,15 +121,15 @@ class Handlers:
 
     def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
         """So many bytes of a frame's buffers are here; whether nothing is left to do when they are all."""
-        node, run = self._nodes.at(peer), self._scheduler.run
+        node = self._nodes.at(peer)
         if node is not None:
             self._effects.of_hearing(node)
         if not isinstance(header, m.Contribution):
             return False
-        if node is not None and run is not None:
+        if node is not None and (run := run_of(node, self._scheduler.runs)) is not None:
             if is_whole:
                 run.contribute(node, header, received)
-                self._effects.of_run()
+                self._effects.of_runs()
             else:
                 run.arrived(node, header, received)
         return True
@@ -152,11 +148,13 @@ class Handlers:
             self._effects.audit.write(AUDITED[kind], name=role, address=self._origins[peer], detail=detail)
         if (most := MOST_WAITING.get(kind)) is not None:
             require_room(self._server, peer, most)
-        if handler is not None and (node is not None or type(header) in FROM_ANYBODY):
+        if kind in COMMANDS:
+            self.commands.on_message(peer, self._grants[peer], header, buffers)
+        elif handler is not None and (node is not None or kind is Join):
             handler(self, peer, node, header, buffers)
         elif not isinstance(header, m.Heartbeat):
             self._server.disconnect(peer, "it has to join first")
-        self._effects.of_run()
+        self._effects.of_runs()
 
     def _require_role(self, peer: int, kind: type[Header]) -> Role:
         """What the token of somebody allows. Raises BadFrame: not a message of this kind."""
@@ -169,28 +167,6 @@ class Handlers:
         if node is not None:  # else that node would be waited for, though nobody is there any more
             raise BadFrame("a node has joined over this connection before")
         self._joining.join(peer, self._origins[peer], self._grants[peer].invitation, join)
-
-    def _expel(self, peer: int, _: object, header: m.ExpelNode, __: object) -> None:
-        if (node := self._nodes.by_name.get(header.name)) is None:
-            raise BadFrame(f"there is no node {header.name}")
-        self._effects.expel(node, "an admin said so")
-        self._get_status(peer, None, m.GetStatus(), None)
-
-    def _forget(self, peer: int, _: object, header: m.ForgetNode, __: object) -> None:
-        self._effects.members.forget(header.name)
-        self._get_status(peer, None, m.GetStatus(), None)
-
-    def _invite(self, peer: int, _: object, header: Invite, __: object) -> None:
-        try:
-            name, token = self._effects.invitations.invite(header.submitter, header.nodes, header.seconds)
-        except InvalidValue as error:
-            raise BadFrame(str(error)) from error
-        self._send(peer, Invited(invitation=name, token=token.text))
-
-    def _revoke(self, peer: int, _: object, header: RevokeInvitation, __: object) -> None:
-        if not self._effects.invitations.revoke(header.invitation):
-            raise BadFrame(f"there is no invitation {header.invitation}")
-        self._get_status(peer, None, m.GetStatus(), None)
 
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
         if node.profile is not None:
@@ -207,9 +183,9 @@ class Handlers:
     def _heartbeat(self, _: int, node: NodeRecord, header: m.Heartbeat, __: object) -> None:
         node.peak_memory_bytes = header.peak_memory_bytes
         done = header.steps - node.steps
-        if done > 0 and node.steps_left > 0 and self._scheduler.run is not None:
+        if done > 0 and node.steps_left > 0 and (run := run_of(node, self._scheduler.runs)) is not None:
             node.steps_left = max(0, node.steps_left - done)
-            self._scheduler.run.progress(node)
+            run.progress(node)
         node.steps = header.steps
 
     def _leave(self, _: int, node: NodeRecord, __: m.Leave, ___: object) -> None:
@@ -219,45 +195,20 @@ class Handlers:
         self._scheduler.ready(node, header.run, header.unit_seconds)
 
     def _not_ready(self, _: int, node: NodeRecord, header: m.NotReady, __: object) -> None:
-        if self._scheduler.run is not None and self._scheduler.run.job.run == header.run:
+        if (run := run_of(node, self._scheduler.runs)) is not None and run.job.run == header.run:
             self._effects.of_not_ready(node, header.reason)
 
     def _contribution(self, _: int, node: NodeRecord, header: m.Contribution, __: object) -> None:
         """One without any bytes."""
-        if self._scheduler.run is not None:
-            self._scheduler.run.contribute(node, header, 0)
+        if (run := run_of(node, self._scheduler.runs)) is not None:
+            run.contribute(node, header, 0)
 
     def _validated(self, _: int, node: NodeRecord, header: m.Validated, __: object) -> None:
-        if self._scheduler.run is not None:
-            self._scheduler.run.validated(node, header)
+        if (run := run_of(node, self._scheduler.runs)) is not None:
+            run.validated(node, header)
 
     def _fetch(self, peer: int, _: object, header: m.FetchBlob, __: object) -> None:
         self._scheduler.fetch(peer, header)
-
-    def _chunk(self, peer: int, _: object, header: m.BlobChunk, buffers: Sequence[memoryview]) -> None:
-        self._scheduler.chunk(peer, header, buffers[0] if buffers else memoryview(b""))
-
-    def _submit(self, peer: int, _: object, __: m.SubmitRun, buffers: Sequence[memoryview]) -> None:
-        self._scheduler.submit(peer, buffers, self._effects.invitations.submitter_of(self._grants[peer]))
-
-    def _watch(self, peer: int, _: object, header: m.WatchRun, __: object) -> None:
-        self._scheduler.watch(peer, header.run)
-
-    def _stop(self, peer: int, _: object, header: m.StopRun, __: object) -> None:
-        asker = self._effects.invitations.submitter_of(self._grants[peer])
-        if (owner := self._scheduler.owner_of(header.run)) not in (None, asker) and asker != "admin":
-            raise BadFrame(f"run {header.run} was submitted by {owner}, who can stop it, as the admin can")
-        self._scheduler.stop(header)
-        self._get_status(peer, None, m.GetStatus(), None)
-
-    def _get_status(self, peer: int, _: object, __: m.GetStatus, ___: object) -> None:
-        invitations = self._effects.invitations.status()
-        status = cluster_status(self.address, self._nodes, self._scheduler.run, self._config, invitations)
-        self._send(peer, m.StatusReply(), (encode_status(status),))
-
-    def _examine(self, peer: int, _: object, header: e.ExamineNodes, buffers: Sequence[memoryview]) -> None:
-        run, submitter = self._scheduler.run, self._effects.invitations.submitter_of(self._grants[peer])
-        self._examinations.ask(peer, header, buffers, submitter, run.job.run if run else "", self._config.clock())
 
     def _examined(self, _: int, node: NodeRecord, header: e.Examined, buffers: Sequence[memoryview]) -> None:
         self._examinations.examined(node, header, buffers)
@@ -265,26 +216,9 @@ class Handlers:
     def _probed(self, _: int, node: NodeRecord, header: e.Probed, buffers: Sequence[memoryview]) -> None:
         self._examinations.probed(node, header, buffers)
 
-    def _shut_down(self, _: int, __: object, ___: m.ShutDown, ____: object) -> None:
-        self.is_ending = True
 
-
-FROM_ANYBODY: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
+HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     Join: Handlers._join,
-    m.BlobChunk: Handlers._chunk,
-    m.SubmitRun: Handlers._submit,
-    m.WatchRun: Handlers._watch,
-    m.StopRun: Handlers._stop,
-    m.GetStatus: Handlers._get_status,
-    m.ExpelNode: Handlers._expel,
-    m.ForgetNode: Handlers._forget,
-    m.ShutDown: Handlers._shut_down,
-    Invite: Handlers._invite,
-    RevokeInvitation: Handlers._revoke,
-    e.ExamineNodes: Handlers._examine,
-}
-"""What a command sends, and how a node joins."""
-HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = FROM_ANYBODY | {
     m.FetchBlob: Handlers._fetch,
     m.Profiled: Handlers._profiled,
     m.Heartbeat: Handlers._heartbeat,
@@ -296,4 +230,4 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = F
     e.Examined: Handlers._examined,
     e.Probed: Handlers._probed,
 }
-"""Who deals with a message: of anybody, or of a node that has joined."""
+"""Who deals with what a node sends."""

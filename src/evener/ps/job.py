@@ -44,6 +44,8 @@ class Job(Part, frozen=True, kw_only=True):
         num_validation: samples for validation after every epoch; 0 for none.
         has_accuracy: whether the task says how many answers are right.
         submitter: who asked for it, as the master knows him.
+        nodes: names of those that work for it at present; nobody: it rests. None: whoever is here, and no other run
+            beside it.
     """
 
     run: RunName
@@ -61,6 +63,7 @@ class Job(Part, frozen=True, kw_only=True):
     num_validation: Whole = 0
     has_accuracy: bool = True
     submitter: Word = ""
+    nodes: tuple[Name, ...] | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.run), "run", self.run, "a name")
@@ -73,6 +76,16 @@ class Job(Part, frozen=True, kw_only=True):
     def blobs(self) -> tuple[str, ...]:
         """What a node has to have before it can begin."""
         return tuple(digest for digest in (self.code, self.data) if digest)
+
+    def takes(self, node: str) -> bool:
+        """Whether a node of this name works for it."""
+        return self.nodes is None or node in self.nodes
+
+    def excludes(self, other: Job) -> bool:
+        """Whether another run, that wants to begin, cannot go on beside it: a node works for one at a time."""
+        if self.nodes is None or other.nodes is None:
+            return self.nodes != () and other.nodes != ()
+        return not set(self.nodes).isdisjoint(other.nodes)
 
 
 def encode_job(job: Job) -> bytes:
@@ -111,10 +124,18 @@ class Submissions:
         blobs: folder for code and data.
         send: to connections.
         clock: seconds.
+        why_not: why a run cannot begin now; empty if it can.
     """
 
-    def __init__(self, blobs: Path, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        blobs: Path,
+        send: Send,
+        clock: Callable[[], float] = time.monotonic,
+        why_not: Callable[[Job], str] = lambda _: "",
+    ) -> None:
         self._receiver, self._send, self._clock = BlobReceiver(blobs, StreamWriter), send, clock
+        self._why_not = why_not
         self._open: Submission | None = None
         self._bringing: int | None = None
 
@@ -133,25 +154,23 @@ class Submissions:
         self._bringing = peer
         return True
 
-    def submit(
-        self, peer: int, buffers: Sequence[memoryview], reason_to_wait: str, submitter: str = ""
-    ) -> Submission | None:
+    def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str = "") -> Submission | None:
         """A command wants a run; it is returned if nothing of it is missing.
 
         Args:
             peer: connection of the command.
             buffers: job and weights.
-            reason_to_wait: why it cannot begin now; empty if it can.
             submitter: whose command it is.
         """
-        if self._is_taken(peer):
-            reason_to_wait = reason_to_wait or "another command is submitting a run at this moment: try again"
+        is_taken = self._is_taken(peer)
+        reason_to_wait = "another command is submitting a run at this moment: try again" if is_taken else ""
         if self._bringing == peer:
             self._bringing = None
         if buffers or not reason_to_wait:
             try:
                 job = replace(decode_job(buffers[0]), submitter=submitter)
                 weights = Flat(job.layout, as_bytes(buffers[1]))
+                reason_to_wait = reason_to_wait or self._why_not(job)
             except (IndexError, EvenerError) as error:
                 reason_to_wait = f"the run cannot be understood: {error}"
         if reason_to_wait:

@@ -5,7 +5,7 @@ poll -> frames -> handlers (a table by type of message) -> nodes (membership dec
                -> effects (the one place where a node is taken in, or lost)
      -> the time alone: heartbeats, the late and the silent, events for whoever watches
 
-Whatever goes wrong while a frame is dealt with costs its sender the connection; while the run is gone on with, the run.
+Whatever goes wrong while a frame is dealt with costs its sender the connection; while a run is gone on with, that run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Master:
             CannotListen: it is taken, or not of this machine.
         """
         bound = self.server.listen(address)
-        self._handlers.address = str(bound)
+        self._handlers.commands.address = str(bound)
         return bound
 
     def serve(self) -> None:
@@ -71,11 +71,8 @@ class Master:
             InvalidInput: the list of its nodes, or of its invitations, cannot be read.
         """
         self._handlers.load()
-        try:
-            self._scheduler.resume()
-        except Exception as error:  # whatever lies there, the master is up
-            self._set_aside(error)
-        while not self._handlers.is_ending:
+        self._scheduler.resume()
+        while not self._handlers.commands.is_ending:
             self.step()
         self._shut_down()
 
@@ -101,10 +98,7 @@ class Master:
         elif isinstance(event, PeerFailed):
             self._on_failed(event.peer, event.error)
         elif isinstance(event, PeerDisconnected):
-            try:
-                self._handlers.on_disconnected(event.peer)
-            except Exception as error:  # of the run, which goes on without somebody
-                self._set_aside(error)
+            self._handlers.on_disconnected(event.peer)
         elif isinstance(event, PeerRefused):
             self._notify(f"turned away {event.origin}: {event.reason}")
             self._audit.write("turned away", address=event.origin, detail=event.reason)
@@ -118,22 +112,14 @@ class Master:
         detail = trace_of(error) if is_fault else sentence
         self._audit.write("fault" if is_fault else "refused", name=name, address=address, detail=detail)
 
-    def _set_aside(self, error: Exception) -> None:
-        """Go on without the run, with which this master cannot."""
-        self._audit.write("run set aside", detail=trace_of(error))
-        self._scheduler.set_aside(error)
-
     def _tick(self) -> None:
         now = self._clock()
         if now - self._ticked < _TICK_SECONDS:
             return
         self._ticked = now
-        try:
-            self._effects.of_time()
-            self._scheduler.tick(now, self.server.is_delivering)
-            self._effects.of_run()
-        except Exception as error:  # of the run: the nodes by themselves are a few numbers
-            self._set_aside(error)
+        self._effects.of_time()
+        self._scheduler.tick(now, self.server.is_delivering)
+        self._effects.of_runs()
         self._handlers.tick(now)
         if is_due(self._beaten, now, self._patience):
             self._beaten = now
@@ -143,10 +129,7 @@ class Master:
     def _shut_down(self) -> None:
         """End the run and the nodes; each may finish its step, or come back, for as long as the patience."""
         dismiss = Dismiss(reason="`evener down` was typed", is_error=False)
-        try:
-            self._scheduler.end(Interrupted(f"stopped: {dismiss.reason}"))
-        except Exception as error:  # the nodes are told all the same
-            self._set_aside(error)
+        self._scheduler.end(Interrupted(f"stopped: {dismiss.reason}"))
         for peer in self.nodes.peers:
             self.server.send(peer, dismiss)
         missing, until = self.nodes.missing, self._clock() + self._patience

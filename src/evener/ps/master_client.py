@@ -25,6 +25,7 @@ from evener.ps.examination_messages import (
 from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
+    AssignNodes,
     ExpelNode,
     FetchBlob,
     ForgetNode,
@@ -148,6 +149,17 @@ class MasterClient:
             elif isinstance(frame.header, RunRejected):
                 raise InvalidInput(frame.header.reason)
         return frame.header.run
+
+    def assign(self, run: str, nodes: Sequence[str]) -> None:
+        """Have these nodes work for a run from now on; nobody: it rests.
+
+        Raises:
+            InvalidInput: they work for another run, or there is no such run; says which.
+        """
+        self._connection.send(AssignNodes(run=run, nodes=tuple(nodes)))
+        while not isinstance((header := self._connection.receive().header), RunAccepted):
+            if isinstance(header, RunRejected):
+                raise InvalidInput(header.reason)
 
     def watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         """Follow a run until it is over, also if the master is killed and comes back.

@@ -243,16 +243,34 @@ class WatchRun(Header, frozen=True, kw_only=True):
     run: RunName
 
 
+class AssignNodes(Header, frozen=True, kw_only=True):
+    """A command wants other nodes to work for a run that it submitted with a choice of nodes.
+
+    Attributes:
+        run: its name.
+        nodes: names of all that work for it from now on; nobody: the run rests, and loses nothing.
+    """
+
+    run: RunName
+    nodes: tuple[Name, ...]
+
+
 class RunAccepted(Header, frozen=True, kw_only=True):
-    """The run begins; news of it follow."""
+    """The run begins, or has other nodes; news of it follow."""
 
     run: RunName
 
 
 class RunRejected(Header, frozen=True, kw_only=True):
-    """The run does not begin."""
+    """The run does not begin, or does not get the nodes.
+
+    Attributes:
+        reason: a sentence.
+        run: its name; empty if it has none yet.
+    """
 
     reason: Text
+    run: RunName = ""
 
 
 class StopRun(Header, frozen=True, kw_only=True):
@@ -264,6 +282,8 @@ class StopRun(Header, frozen=True, kw_only=True):
 class RunEvents(Header, frozen=True, kw_only=True):
     """What happened in a run; one buffer: a list of events."""
 
+    run: RunName = ""
+
 
 class RunFinished(Header, frozen=True, kw_only=True):
     """The run is over; two buffers, its record and its weights, unless it failed before it began.
@@ -271,10 +291,12 @@ class RunFinished(Header, frozen=True, kw_only=True):
     Attributes:
         exit_code: of the command that submitted it; 0 if the run was completed.
         reason: a sentence if it was not.
+        run: its name.
     """
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     reason: Text = ""
+    run: RunName = ""
 
 
 class Send(Protocol):

@@ -74,13 +74,12 @@ class Nodes:
 
     Attributes:
         by_name: the records, also of nodes that are only remembered.
-        round: that is open, and when it was opened.
     """
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
         self.by_name: dict[str, NodeRecord] = {}
-        self.round, self._opened = 0, 0.0
+        self._rounds: dict[str, tuple[int, float]] = {}
         self._by_peer: dict[int, NodeRecord] = {}
 
     @property
@@ -137,10 +136,14 @@ class Nodes:
             record.peer = None
         return record
 
-    def open_round(self, number: int, now: float) -> None:
-        """A round begins."""
-        if number != self.round:
-            self.round, self._opened = number, now
+    def open_round(self, run: str, number: int, now: float) -> None:
+        """A round of a run is open, from now on if it was not."""
+        if self._rounds.get(run, (0, 0.0))[0] != number:
+            self._rounds[run] = number, now
+
+    def forget_rounds(self, run: str) -> None:
+        """A run is over."""
+        self._rounds.pop(run, None)
 
     def decide(
         self, what: Occurrence, record: NodeRecord, now: float, incarnation: int | None = None
@@ -149,8 +152,7 @@ class Nodes:
         if incarnation is None:
             incarnation = 0 if record.state is None else record.state.incarnation
         # A refused update was awaited until just now.
-        is_awaited = what == "refused" or self._is_awaited(record)
-        round = OpenRound(self.round, self._opened, is_awaited, self.patience)
+        round = self._round_of(record, what == "refused" or self._is_awaited(record))
         return self._follow(record, membership.decide(record.name, record.state, what, incarnation, now, round))
 
     def heard(self, record: NodeRecord, now: float) -> tuple[Transition, ...]:
@@ -171,7 +173,7 @@ class Nodes:
         for name in sorted(self.by_name):
             record = self.by_name[name]
             if record.state is not None and record.state.is_member:
-                round = OpenRound(self.round, self._opened, self._is_awaited(record), self.patience)
+                round = self._round_of(record, self._is_awaited(record))
                 found += self._follow(record, membership.tick(name, record.state, now, round))
         return found
 
@@ -209,6 +211,12 @@ class Nodes:
             )
             found.append(status)
         return tuple(found)
+
+    def _round_of(self, record: NodeRecord, is_awaited: bool) -> OpenRound:
+        """That of the run for which a node is ready; else the one that was opened last."""
+        latest = max(self._rounds.values(), key=lambda round: round[1], default=(0, 0.0))
+        number, opened = self._rounds.get(record.ready, latest)
+        return OpenRound(number, opened, is_awaited, self.patience)
 
     def _is_awaited(self, record: NodeRecord) -> bool:
         return record.worker is not None and bool(record.worker.leases)

@@ -21,6 +21,7 @@ from evener.record import NodeSummary, TrainRecord
 from evener.schema import NOT_DECODED
 from evener.sync.layout import Flat
 from evener.sync.messages import WorkerTotals
+from evener.sync.worker_record import WorkerRecord
 
 _WEIGHTS, _RECORD, _END = "model.safetensors", "record.json", "end.json"
 
@@ -59,6 +60,7 @@ def record_of(
     history: History,
     nodes: Mapping[str, NodeRecord],
     costs: Mapping[str, Worker],
+    workers: Mapping[str, WorkerRecord],
     *,
     seconds: float,
     startup: float,
@@ -66,7 +68,7 @@ def record_of(
 ) -> TrainRecord:
     """The record of a run; at least one node has had a part in it."""
     return history.record(
-        [_summary(name, nodes.get(name), history) for name in history.names],
+        [_summary(name, nodes.get(name), workers.get(name), history) for name in history.names],
         task=job.title,
         plan=plan_of(job, history.names, nodes, costs),
         seed=job.workload.seed,
@@ -79,9 +81,9 @@ def record_of(
     )
 
 
-def _summary(name: str, node: NodeRecord | None, history: History) -> NodeSummary:
+def _summary(name: str, node: NodeRecord | None, worker: WorkerRecord | None, history: History) -> NodeSummary:
     work, samples = history.totals[name], sum(work.samples for work in history.totals.values())
-    totals = node.worker.totals if node is not None and node.worker is not None else WorkerTotals()
+    totals = worker.totals if worker is not None else WorkerTotals()
     return NodeSummary(
         name=name,
         device=node.device if node else "",

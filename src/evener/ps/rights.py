@@ -16,6 +16,7 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
     m.BlobChunk: _SUBMITTERS,
     m.WatchRun: _SUBMITTERS,
     m.StopRun: _SUBMITTERS,
+    m.AssignNodes: _SUBMITTERS,
     ExamineNodes: _SUBMITTERS,
     m.ExpelNode: ("admin",),
     m.ForgetNode: ("admin",),
@@ -27,6 +28,7 @@ _MAY: dict[type[Header], tuple[Role, ...]] = {
 AUDITED: dict[type[Header], str] = {
     m.SubmitRun: "submitted",
     m.StopRun: "asked to stop",
+    m.AssignNodes: "assigned nodes",
     ExamineNodes: "had the nodes looked at",
     m.ExpelNode: "asked to expel",
     m.ForgetNode: "forgot",

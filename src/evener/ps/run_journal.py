@@ -7,7 +7,7 @@ from collections.abc import Callable
 from evener.events import RunEvent
 from evener.history import Entry, History, NodeWork
 from evener.ps.quotas import MOST_EVENTS
-from evener.record import Event, Validation
+from evener.record import Epoch, Event, Validation
 from evener.sync.messages import Update
 
 
@@ -59,3 +59,8 @@ class RunJournal:
         self.start_timing()
         self.history.validations.append(validation)
         self.events.append(validation)
+        self.epoch_ended(validation.step, validation.epoch, validation)
+
+    def epoch_ended(self, step: int, epoch: int, validation: Validation | None = None) -> None:
+        """Have it shown that an epoch has ended, and was validated if it is to be."""
+        self.events.append(Epoch(step=step, epoch=epoch, loss=self.history.loss_of(epoch), validation=validation))

@@ -1,7 +1,8 @@
-"""How the nodes and the run in progress stand, for `evener nodes`."""
+"""How the nodes and the runs in progress stand, for `evener nodes`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from evener.ps.config import MasterConfig
@@ -24,20 +25,22 @@ def status_of(run: TrainingRun, folder: Path) -> RunStatus:
         accuracy=validations[-1].accuracy if validations else None,
         folder=str(folder / run.job.run),
         submitter=run.job.submitter,
+        nodes=run.job.nodes,
     )
 
 
 def cluster_status(
     address: str,
     nodes: Nodes,
-    run: TrainingRun | None,
+    runs: Sequence[TrainingRun],
     config: MasterConfig,
     invitations: tuple[InvitationStatus, ...],
 ) -> ClusterStatus:
     """How everything stands at the master of this address."""
+    totals = {n: work for run in runs for n, work in run.journal.history.totals.items() if run.job.takes(n)}
     return ClusterStatus(
         address=address,
-        nodes=nodes.status(run.journal.history.totals if run else {}, config.clock()),
-        run=status_of(run, config.home.runs) if run else None,
+        nodes=nodes.status(totals, config.clock()),
+        runs=tuple(status_of(run, config.home.runs) for run in runs),
         invitations=invitations,
     )

@@ -52,6 +52,8 @@ class RunValidation:
         if self._job.num_validation:
             self._validations.add(epoch, version, weights)
             self.give_out()
+        else:
+            self._journal.epoch_ended(version, epoch)
 
     def give_out(self, *, also_of_the_late: bool = False) -> None:
         """Ask whoever works now for what nobody is asked for."""

@@ -1,27 +1,30 @@
-"""The master's dealings with runs: takes one in at a time, has it done by the nodes, and keeps its results."""
+"""The master's dealings with runs: takes them in, has them done by the nodes, and keeps their results.
+
+A run is done by all nodes, or by some that the command chose; several of these go on side by side, each on its own.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted, first_line
-from evener.event_log import EventLog
-from evener.event_tail import EVENTS_FILE
 from evener.history import History
+from evener.ps.active_run import ActiveRun
+from evener.ps.audit import AuditLog, trace_of
 from evener.ps.blob_transfer import BlobSender
-from evener.ps.checkpointing import Checkpointer
+from evener.ps.checkpointing import Checkpointer, unfinished
 from evener.ps.config import MasterConfig
-from evener.ps.job import Submission, Submissions
+from evener.ps.job import Job, Submission, Submissions
 from evener.ps.merges import merge_of
 from evener.ps.messages import (
+    AssignNodes,
     BlobChunk,
     FetchBlob,
-    Release,
     RunAccepted,
     RunFinished,
     RunRejected,
@@ -29,13 +32,14 @@ from evener.ps.messages import (
     StopRun,
 )
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.results import RunResult, encode_record, load_result, record_of, save_result, weights_of
-from evener.ps.subscribers import Subscribers
-from evener.ps.training_run import TrainingRun
+from evener.ps.results import load_result
+from evener.ps.training_run import TrainingRun, run_of
 from evener.schema import shown
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.threads import ThreadPool
 
+MOST_RUNS = 64
+"""At once: their weights lie in the master's memory."""
 _MORE_LEASES = 2**32
 """Than any master gives between its last snapshot and its end: what was begun for it is recognised as late."""
 
@@ -49,36 +53,37 @@ class Scheduler:
         send: to connections.
 
     Attributes:
-        run: in progress, if there is one.
+        audit: where is written who did what.
+        runs: in progress, in the order in which they began.
     """
 
     def __init__(self, config: MasterConfig, nodes: Nodes, send: Send) -> None:
         self._config, self._nodes, self._send = config, nodes, send
         self._home, self._clock, self._notify = config.home, config.clock, config.notify
-        self._submissions, self._blobs = Submissions(self._home.blobs, send, config.clock), BlobSender(self._home.blobs)
-        self._subscribers = Subscribers(nodes, send)
-        self._checkpointer = Checkpointer(config)
+        self._submissions = Submissions(self._home.blobs, send, config.clock, self._why_not)
+        self._blobs = BlobSender(self._home.blobs)
+        self.audit = AuditLog(config.home.audit, config.notify)
         self._cores = ThreadPool()
-        self.run: TrainingRun | None = None
+        self._active: dict[str, ActiveRun] = {}
+        self.runs: list[TrainingRun] = []
 
     def resume(self) -> None:
-        """Go on with the run that the last master of this home had in progress, if there was one.
+        """Go on with the runs that the last master of this home had in progress."""
+        for run in unfinished(self._home):
+            with self.guarding(run):
+                self._resume(run)
 
-        Raises:
-            InvalidFile: nothing that was written down of it is whole.
-        """
-        found = self._checkpointer.load()
-        if found is None:
-            return
-        checkpoint, snapshot = found
+    def _resume(self, run: str) -> None:
+        checkpointer = Checkpointer(self._config, run)
+        checkpoint, snapshot = checkpointer.load()
         number = snapshot.state.last_number + _MORE_LEASES
         merge = merge_of(snapshot.state.agreement)
         server = ParameterServer.resume(snapshot, first_number=number, cores=self._cores, merge=merge)
         self._nodes.resume(checkpoint.nodes, self._clock())
         history = checkpoint.history
-        self.run = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
-        self._subscribers.begin((), len(history.totals), self._log(checkpoint.job.run))
-        self.run.resume(checkpoint.used, checkpoint.due, checkpoint.seconds, checkpoint.waited)
+        training = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
+        training.resume(checkpoint.used, checkpoint.due, checkpoint.seconds, checkpoint.waited)
+        self._add(training, checkpointer, ())
         self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
 
     def wants_submission(self, peer: int, lengths: Sequence[int]) -> bool:
@@ -87,7 +92,7 @@ class Scheduler:
 
     def submit(self, peer: int, buffers: Sequence[memoryview], submitter: str) -> None:
         """A command of somebody, whose name is known here, wants a run."""
-        self._begin(self._submissions.submit(peer, buffers, self._reason_to_wait(), submitter))
+        self._begin(self._submissions.submit(peer, buffers, submitter))
 
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
         """A piece of a blob came from the command that submits a run."""
@@ -100,120 +105,133 @@ class Scheduler:
 
     def watch(self, peer: int, run: str) -> None:
         """A command subscribes to a run, or wants its result."""
-        if self.run is not None and self.run.job.run == run:
-            self._subscribers.add(peer, self.run)
+        if (active := self._active.get(run)) is not None:
+            active.subscribers.add(peer, active.training)
             return
         try:
             result = load_result(self._home.runs / run)
         except EvenerError as error:
-            self._send(peer, RunRejected(reason=shown(f"there is no run {run}: {error}")))
+            self._send(peer, RunRejected(reason=shown(f"there is no run {run}: {error}"), run=run))
             return
-        header = RunFinished(exit_code=result.exit_code, reason=shown(result.reason))
+        header = RunFinished(exit_code=result.exit_code, reason=shown(result.reason), run=run)
         self._send(peer, header, (result.record, result.weights))
 
     def owner_of(self, run: str) -> str | None:
-        """Who submitted the run in progress, if it is `run`."""
-        return self.run.job.submitter if self.run is not None and self.run.job.run == run else None
+        """Who submitted a run in progress; None if there is none of this name."""
+        return self._active[run].training.job.submitter if run in self._active else None
 
     def stop(self, stop: StopRun) -> None:
-        """A command wants the run to end."""
-        if self.run is not None and self.run.job.run == stop.run:
-            self.end(Interrupted(f"stopped after update {self.run.server.version} as asked"))
+        """A command wants a run to end."""
+        if (active := self._active.get(stop.run)) is not None:
+            with self.guarding(stop.run):
+                self._end(active, Interrupted(f"stopped after update {active.training.server.version} as asked"))
+
+    def assign(self, peer: int, wanted: AssignNodes) -> None:
+        """A command wants other nodes to work for a run."""
+        reason = self._why_not_assigned(wanted)
+        if reason:
+            self._send(peer, RunRejected(reason=shown(reason), run=wanted.run))
+            return
+        with self.guarding(wanted.run):
+            self._active[wanted.run].assign(wanted.nodes)
+            self._send(peer, RunAccepted(run=wanted.run))
+
+    def _why_not_assigned(self, wanted: AssignNodes) -> str:
+        if (active := self._active.get(wanted.run)) is None:
+            return f"there is no run {wanted.run} in progress"
+        if active.training.job.nodes is None:
+            return f"run {wanted.run} is for whoever is here"
+        return self._why_not(replace(active.training.job, nodes=wanted.nodes), among=self._others(wanted.run))
 
     def is_watching(self, peer: int) -> bool:
         """Whether a command watches the run, or is submitting one."""
-        return peer in self._subscribers or self._submissions.is_of(peer)
+        watches = any(peer in active.subscribers for active in self._active.values())
+        return watches or self._submissions.is_of(peer)
 
     def disconnected(self, peer: int) -> None:
         """A connection is gone."""
         self._submissions.left(peer)
-        if self._subscribers.remove(peer) and self.run is not None:
-            self._notify(f"the command that watched run {self.run.job.run} is gone; the run goes on")
+        for run, active in self._active.items():
+            if active.subscribers.remove(peer):
+                self._notify(f"the command that watched run {run} is gone; the run goes on")
 
     def admit(self, node: NodeRecord) -> None:
         """A node is a member, or is one again: give it work."""
-        if self.run is not None and node.profile is not None:
-            self.run.admit(node)
+        if node.profile is not None and (run := run_of(node, self.runs)) is not None:
+            run.admit(node)
 
-    def ready(self, node: NodeRecord, run: str, unit_seconds: float) -> None:
-        """A node has model and data."""
-        if self.run is None or self.run.job.run != run:
+    def ready(self, node: NodeRecord, name: str, unit_seconds: float) -> None:
+        """A node has model and data of a run."""
+        if (run := run_of(node, self.runs)) is None or run.job.run != name:
             return
         if node.is_present:
-            self.run.ready(node, unit_seconds)
+            run.ready(node, unit_seconds)
         else:
-            node.ready = run
+            node.ready = name
 
     def tick(self, now: float, is_delivering: Callable[[int], bool]) -> None:
-        """What the time brings: events for subscribers, the late, the end.
+        """What the time brings to runs: events for subscribers, the late, the end.
 
         Args:
             now: seconds.
             is_delivering: whether something is on its way to a connection, and gets on.
         """
-        run = self.run
-        if run is None:
-            return
-        run.begin(self._nodes.present)
-        run.tick(is_delivering)
-        self._subscribers.tick(run, now)
-        if run.failure is not None or run.is_complete:
-            self.end(run.failure)
-        else:
-            self._checkpointer.save_if_due(run, self._nodes)
+        for run, active in list(self._active.items()):
+            with self.guarding(run):
+                if active.tick(now, is_delivering):
+                    self._end(active, active.training.failure)
 
-    def end(self, error: EvenerError | None) -> None:
-        """The run, if there is one, is over: keep what remains of it, tell those who watch, release the nodes."""
-        if (run := self.run) is None:
-            return
-        self._subscribers.flush(run)
-        header = RunFinished(exit_code=error.exit_code if error else 0, reason=shown(str(error)) if error else "")
-        result = RunResult(header.exit_code, header.reason, b"", b"")
-        if run.journal.history.totals:
-            result = result._replace(record=self._record(run), weights=weights_of(run.server.weights))
-        where = self._keep(run, result)
-        self._release(run, header, (result.record, result.weights) if result.record else ())
-        self._notify(f"run {run.job.run} is over{f': {error}' if error else ''}; {where}")
+    def end(self, error: EvenerError) -> None:
+        """All runs are over."""
+        for run, active in list(self._active.items()):
+            with self.guarding(run):
+                self._end(active, error)
 
-    def set_aside(self, error: Exception) -> None:
-        """The run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
-        what = "the run that was in progress" if self.run is None else f"run {self.run.job.run}"
-        sentence = shown(f"{what} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
-        if self.run is not None:
-            self._release(self.run, RunFinished(exit_code=EvenerError.exit_code, reason=sentence), ())
-        self._notify(f"warning: {sentence}; {self._checkpointer.set_aside()}")
+    def _end(self, active: ActiveRun, error: EvenerError | None) -> None:
+        """A run is over: keep what remains of it, tell those who watch, release the nodes."""
+        header, result, where = active.conclude(error)
+        self._release(active, header, (result.record, result.weights) if result.record else ())
+        active.checkpointer.close()
+        self._notify(f"run {header.run} is over{f': {error}' if error else ''}; {where}")
 
-    def _keep(self, run: TrainingRun, result: RunResult) -> str:
-        """Write down what a run has come to; where that is, in words."""
+    @contextmanager
+    def guarding(self, run: str) -> Iterator[None]:
+        """Whatever goes wrong inside, the master is up, and goes on without the run."""
         try:
-            if result.record:
-                save_result(self._folder(run), result)
-        except OSError as error:
-            return f"its results cannot be written ({error.strerror}); {self._checkpointer.set_aside()}"
-        self._checkpointer.forget()
-        return f"results are in {self._folder(run)}" if result.record else "nobody worked for it"
+            yield
+        except Exception as error:
+            self.set_aside(run, error)
 
-    def _release(self, run: TrainingRun, header: RunFinished, buffers: Sequence[bytes]) -> None:
-        """Nobody works for the run, or watches it, any more."""
-        self.run = None
-        self._subscribers.end(header, buffers)
-        for node in self._nodes.by_name.values():
-            node.ready, node.doing, node.worker = "", "waits", None
-            node.not_ready.discard(run.job.run)
-            self._send(node.peer, Release(run=run.job.run))
+    def set_aside(self, run: str, error: Exception) -> None:
+        """A run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
+        self.audit.write("run set aside", detail=trace_of(error))
+        sentence = shown(f"run {run} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
+        active = self._active.get(run)
+        checkpointer = active.checkpointer if active else Checkpointer(self._config, run)
+        if active is not None:
+            self._release(active, RunFinished(exit_code=EvenerError.exit_code, reason=sentence, run=run), ())
+        self._notify(f"warning: {sentence}; {checkpointer.set_aside()}")
+        checkpointer.close()
+
+    def _release(self, active: ActiveRun, header: RunFinished, buffers: Sequence[bytes]) -> None:
+        """Nobody works for a run, or watches it, any more."""
+        self._active.pop(active.training.job.run, None)
+        self.runs = [one.training for one in self._active.values()]
+        active.release(header, buffers)
 
     def close(self) -> None:
-        """Write down the run in progress and end threads."""
-        if self.run is not None:
-            self._checkpointer.save(self.run, self._nodes)
-        self._subscribers.close()
-        self._checkpointer.close()
+        """Write down the runs in progress and end threads."""
+        for active in self._active.values():
+            active.close()
         self._submissions.close()
         self._cores.close()
 
     def _begin(self, submission: Submission | None) -> None:
         """Begin with a run of which nothing is missing any more."""
         if submission is None:
+            return
+        if reason := self._why_not(submission.job):
+            self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
         job = replace(submission.job, run=self._free_name(submission.job.run))
         server = ParameterServer(
@@ -224,48 +242,40 @@ class Scheduler:
             first_number=time.time_ns(),
             merge=merge_of(job.agreement),
         )
-        self.run = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
-        self.run.submitted = submission.submitted
-        self._subscribers.begin((submission.peer,), 0, self._log(job.run))
+        training = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
+        training.submitted = submission.submitted
+        active = self._add(training, Checkpointer(self._config, job.run), (submission.peer,))
         self._send(submission.peer, RunAccepted(run=job.run))
         self._notify(f"run {job.run} begins")
-        for node in self._nodes.present:
+        for node in active.present:
             self.admit(node)
+
+    def _add(self, training: TrainingRun, checkpointer: Checkpointer, watchers: Sequence[int]) -> ActiveRun:
+        """Another run is in progress."""
+        active = ActiveRun(self._config, self._nodes, self._send, training, checkpointer)
+        self._active[training.job.run] = active
+        self.runs.append(training)
+        active.begin(watchers)
+        return active
 
     def _free_name(self, wanted: str) -> str:
         """The name of a new run: the wanted one, or with a number behind it if there are results of that name."""
         names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
-        return next(name for name in names if not (self._home.runs / name).exists())
+        return next(name for name in names if name not in self._active and not (self._home.runs / name).exists())
 
-    def _record(self, run: TrainingRun) -> bytes:
-        """What is written down of a run in which somebody had a part."""
-        return encode_record(
-            record_of(
-                run.job,
-                run.journal.history,
-                self._nodes.by_name,
-                run.speeds.costs,
-                seconds=run.seconds or 0.0,
-                startup=run.waited if run.seconds is not None else 0.0,
-                environment=self._config.environment,
-            )
-        )
+    def _others(self, name: str) -> list[TrainingRun]:
+        return [run for run in self.runs if run.job.run != name]
 
-    def _folder(self, run: TrainingRun) -> Path:
-        return self._home.runs / run.job.run
-
-    def _log(self, run: str) -> EventLog:
-        """Where all that happens in a run is kept."""
-        folder = self._home.runs / run
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return EventLog(folder / EVENTS_FILE, self._notify, private=True)
-
-    def _reason_to_wait(self) -> str:
-        """Why no other run can begin now; empty if one can."""
-        if self.run is None:
-            return ""
-        run, version = self.run.job.run, self.run.server.version
-        return (
-            f"the master is busy with run {run}, {version} updates so far: wait for it (`evener nodes` shows it, "
-            f"its results will be in {self._folder(self.run)}), or end it with `evener stop`"
-        )
+    def _why_not(self, job: Job, among: Sequence[TrainingRun] | None = None) -> str:
+        """Why a run cannot begin beside those in progress; empty if it can."""
+        others = self.runs if among is None else among
+        if len(others) >= MOST_RUNS:
+            return f"the master has {MOST_RUNS} runs in progress, which is the limit: end one with `evener stop`"
+        for run in others:
+            if run.job.excludes(job):
+                return (
+                    f"the master is busy with run {run.job.run}, {run.server.version} updates so far: wait for it "
+                    f"(`evener nodes` shows it, its results will be in {self._home.runs / run.job.run}), "
+                    "or end it with `evener stop`"
+                )
+        return ""

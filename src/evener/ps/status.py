@@ -40,7 +40,7 @@ class NodeStatus(Part, frozen=True, kw_only=True):
 
 
 class RunStatus(Part, frozen=True, kw_only=True):
-    """The run in progress.
+    """A run in progress.
 
     Attributes:
         run: its name.
@@ -53,6 +53,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
         accuracy: of the last validation.
         folder: where its result will lie, on the master's machine.
         submitter: who asked for it.
+        nodes: that work for it; None: all.
     """
 
     run: str
@@ -65,6 +66,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
     accuracy: float | None
     folder: str
     submitter: str = ""
+    nodes: tuple[str, ...] | None = None
 
 
 class InvitationStatus(Part, frozen=True, kw_only=True):
@@ -90,8 +92,13 @@ class ClusterStatus(Part, frozen=True, kw_only=True):
 
     address: str
     nodes: tuple[NodeStatus, ...]
-    run: RunStatus | None = None
+    runs: tuple[RunStatus, ...] = ()
     invitations: tuple[InvitationStatus, ...] = ()
+
+    @property
+    def run(self) -> RunStatus | None:
+        """The run in progress that began first, if there is one."""
+        return self.runs[0] if self.runs else None
 
 
 def encode_status(situation: ClusterStatus) -> bytes:

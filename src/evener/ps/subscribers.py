@@ -67,7 +67,7 @@ class Subscribers:
         if run.journal.events and self._peers:
             data = encode_events(run.journal.events)
             for peer in self._peers:
-                self._send(peer, RunEvents(), (data,))
+                self._send(peer, RunEvents(run=run.job.run), (data,))
         run.journal.events.clear()
 
     def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:

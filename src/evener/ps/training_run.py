@@ -27,6 +27,14 @@ _MOST_REFUSALS = 3
 _DIVERGED = "every update of every node is refused, training has diverged; a lower learning rate may help"
 
 
+def run_of(node: NodeRecord, runs: Sequence[TrainingRun]) -> TrainingRun | None:
+    """That for which a node works, or would if it were ready."""
+    for run in runs:
+        if run.job.nodes is None or node.name in run.job.nodes:
+            return run
+    return None
+
+
 class TrainingRun:
     """One run.
 
@@ -85,7 +93,8 @@ class TrainingRun:
         self.submitted = (now if self.begun is None else self.begun) - waited
         self.used = dict(used)
         for name, worker in self.server.workers.items():
-            self._nodes.record(name).worker = worker
+            if self.job.takes(name):
+                self._nodes.record(name).worker = worker
         for epoch in due:
             self._validation.begin(
                 epoch, self.server.version, self.server.weights
@@ -96,11 +105,6 @@ class TrainingRun:
     def due(self) -> tuple[int, ...]:
         """Epochs whose validation has not ended."""
         return self._validation.due
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether everything is done, validation too."""
-        return self.server.is_over and not self.due
 
     @property
     def seconds(self) -> float | None:
@@ -286,10 +290,7 @@ class TrainingRun:
             self.observations.append((what, node))
 
     def _use_up(self, epoch: int, num_samples: int) -> None:
-        """Note that samples are used, learned from or refused; epochs end in order, each with its last sample.
-
-        Where data stay, a round is an epoch, whoever was drawn for it.
-        """
+        """Note that samples are used; epochs end in order. Where data stay, a round is one, whoever was drawn."""
         wanted = 1 if self.job.workload.parts else self.job.workload.num_samples
         self.used[epoch] = self.used.get(epoch, 0) + num_samples
         while self.used and self.used[first := min(self.used)] >= wanted:

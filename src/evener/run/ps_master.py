@@ -143,20 +143,29 @@ def nodes(access: NodesAccess, *, as_json: bool) -> None:
     console.print(nodes_table(status))
     if status.invitations:
         console.print(invitations_table(status))
-    if status.run is not None:
-        console.print(run_line(status.run))
+    for run in status.runs:
+        console.print(run_line(run))
 
 
 def stop(access: StopAccess) -> None:
     """`evener stop`: end a run with what it has reached. Raises InvalidInput: it does not go on."""
     with open_master(access) as client:
-        status = client.ask()
-        wanted = access.run or (status.run.run if status.run else None)
-        if status.run is None or status.run.run != wanted:
-            on = f"run {status.run.run} does" if status.run else "none does"
-            raise InvalidInput(f"{f'run {wanted}' if wanted else 'a run'} does not go on at {status.address}: {on}")
-        client.change(StopRun(run=wanted))
-    sys.stdout.write(f"run {wanted} has ended with what it had reached; results are in {status.run.folder}\n")
+        run = _run_to_stop(client.ask(), access.run)
+        client.change(StopRun(run=run.run))
+    sys.stdout.write(f"run {run.run} has ended with what it had reached; results are in {run.folder}\n")
+
+
+def _run_to_stop(status: ClusterStatus, wanted: str | None) -> RunStatus:
+    """The run of this name, or the only one in progress. Raises InvalidInput: there is none, or there are several."""
+    found = [run for run in status.runs if wanted in (None, run.run)]
+    if len(found) > 1:
+        names = ", ".join(run.run for run in found)
+        raise InvalidInput(f"several runs go on at {status.address}: name one of {names}")
+    if not found:
+        names = ", ".join(f"run {run.run}" for run in status.runs)
+        on = f"{names} {'does' if len(status.runs) == 1 else 'do'}" if names else "none does"
+        raise InvalidInput(f"{f'run {wanted}' if wanted else 'a run'} does not go on at {status.address}: {on}")
+    return found[0]
 
 
 def down(access: MasterAccess) -> None:
@@ -211,6 +220,8 @@ def run_line(run: RunStatus) -> str:
     accuracy = "" if run.accuracy is None else f", accuracy {run.accuracy:.2%}"
     epochs = f" of {run.epochs}" if run.epochs else ""
     how = f"{run.protocol}, by {run.submitter}" if run.submitter else run.protocol
+    if run.nodes is not None:
+        how += f", on {', '.join(run.nodes)}" if run.nodes else ", at rest"
     return (
         f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
         f"{accuracy}; results will be in {run.folder}"

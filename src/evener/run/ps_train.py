@@ -96,7 +96,6 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
     """What has to be done. Raises InvalidInput if it cannot be done in this way."""
     require_samples(batch_size, backend.num_samples)
     steps = epochs * -(-backend.num_samples // batch_size)
-    digests = {what: blob.digest for what, blob in blobs.items()}
     return Job(
         run=f"{_plain(Path(config.task).stem)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
         task=Path(config.task).name if "code" in blobs else config.task,
@@ -112,7 +111,8 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
         layout=backend.layout,
         num_validation=backend.num_validation,
         has_accuracy=backend.has_accuracy,
-        **digests,
+        code=blobs["code"].digest if "code" in blobs else "",
+        data=blobs["data"].digest if "data" in blobs else "",
     )
 
 

@@ -1,0 +1,134 @@
+"""What the master does about each message of a command, and about a piece of a blob, which a node may send as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evener.errors import InvalidValue
+from evener.ps import messages as m
+from evener.ps.config import MasterConfig
+from evener.ps.effects import Effects
+from evener.ps.examination_messages import ExamineNodes
+from evener.ps.examinations import Examinations
+from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.messages import Header, Send
+from evener.ps.nodes import Nodes
+from evener.ps.run_status import cluster_status
+from evener.ps.scheduler import Scheduler
+from evener.ps.status import encode_status
+from evener.wire.errors import BadFrame
+from evener.wire.identity import Grant
+
+
+class CommandHandlers:
+    """See the first line; `COMMANDS` says by the type of the header which method deals with it.
+
+    Args:
+        config: of the master.
+        nodes: all nodes.
+        scheduler: of runs.
+        effects: of what happens to nodes.
+        examinations: of nodes.
+        send: to connections.
+
+    Attributes:
+        address: of the master.
+        is_ending: whether a command ends the master.
+    """
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        nodes: Nodes,
+        scheduler: Scheduler,
+        effects: Effects,
+        examinations: Examinations,
+        send: Send,
+    ) -> None:
+        self._config, self._nodes, self._scheduler, self._effects = config, nodes, scheduler, effects
+        self._examinations, self._send = examinations, send
+        self.address = ""
+        self.is_ending = False
+
+    def on_message(self, peer: int, grant: Grant, header: Header, buffers: Sequence[memoryview]) -> None:
+        """A frame is here from somebody whose token allows what `grant` says."""
+        COMMANDS[type(header)](self, peer, grant, header, buffers)
+
+    def _expel(self, peer: int, _: Grant, header: m.ExpelNode, __: object) -> None:
+        if (node := self._nodes.by_name.get(header.name)) is None:
+            raise BadFrame(f"there is no node {header.name}")
+        self._effects.expel(node, "an admin said so")
+        self._send_status(peer)
+
+    def _forget(self, peer: int, _: Grant, header: m.ForgetNode, __: object) -> None:
+        self._effects.members.forget(header.name)
+        self._send_status(peer)
+
+    def _invite(self, peer: int, _: Grant, header: Invite, __: object) -> None:
+        try:
+            name, token = self._effects.invitations.invite(header.submitter, header.nodes, header.seconds)
+        except InvalidValue as error:
+            raise BadFrame(str(error)) from error
+        self._send(peer, Invited(invitation=name, token=token.text))
+
+    def _revoke(self, peer: int, _: Grant, header: RevokeInvitation, __: object) -> None:
+        if not self._effects.invitations.revoke(header.invitation):
+            raise BadFrame(f"there is no invitation {header.invitation}")
+        self._send_status(peer)
+
+    def _chunk(self, peer: int, _: Grant, header: m.BlobChunk, buffers: Sequence[memoryview]) -> None:
+        self._scheduler.chunk(peer, header, buffers[0] if buffers else memoryview(b""))
+
+    def _submit(self, peer: int, grant: Grant, _: m.SubmitRun, buffers: Sequence[memoryview]) -> None:
+        self._scheduler.submit(peer, buffers, self._effects.invitations.submitter_of(grant))
+
+    def _watch(self, peer: int, _: Grant, header: m.WatchRun, __: object) -> None:
+        self._scheduler.watch(peer, header.run)
+
+    def _stop(self, peer: int, grant: Grant, header: m.StopRun, __: object) -> None:
+        self._require_owner(grant, header.run)
+        self._scheduler.stop(header)
+        self._send_status(peer)
+
+    def _assign(self, peer: int, grant: Grant, header: m.AssignNodes, __: object) -> None:
+        self._require_owner(grant, header.run)
+        self._scheduler.assign(peer, header)
+
+    def _require_owner(self, grant: Grant, run: str) -> None:
+        asker = self._effects.invitations.submitter_of(grant)
+        if (owner := self._scheduler.owner_of(run)) not in (None, asker) and asker != "admin":
+            raise BadFrame(f"run {run} was submitted by {owner}, who can stop it, as the admin can")
+
+    def _get_status(self, peer: int, _: Grant, __: m.GetStatus, ___: object) -> None:
+        self._send_status(peer)
+
+    def _send_status(self, peer: int) -> None:
+        invitations = self._effects.invitations.status()
+        status = cluster_status(self.address, self._nodes, self._scheduler.runs, self._config, invitations)
+        self._send(peer, m.StatusReply(), (encode_status(status),))
+
+    def _examine(self, peer: int, grant: Grant, header: ExamineNodes, buffers: Sequence[memoryview]) -> None:
+        busy = next((run.job.run for run in self._scheduler.runs if run.job.nodes != ()), "")
+        submitter = self._effects.invitations.submitter_of(grant)
+        self._examinations.ask(peer, header, buffers, submitter, busy, self._config.clock())
+
+    def _shut_down(self, _: int, __: Grant, ___: m.ShutDown, ____: object) -> None:
+        self.is_ending = True
+
+
+COMMANDS: dict[type[Header], Callable[[CommandHandlers, int, Grant, Any, Any], None]] = {
+    m.BlobChunk: CommandHandlers._chunk,
+    m.SubmitRun: CommandHandlers._submit,
+    m.WatchRun: CommandHandlers._watch,
+    m.StopRun: CommandHandlers._stop,
+    m.AssignNodes: CommandHandlers._assign,
+    m.GetStatus: CommandHandlers._get_status,
+    m.ExpelNode: CommandHandlers._expel,
+    m.ForgetNode: CommandHandlers._forget,
+    m.ShutDown: CommandHandlers._shut_down,
+    Invite: CommandHandlers._invite,
+    RevokeInvitation: CommandHandlers._revoke,
+    ExamineNodes: CommandHandlers._examine,
+}
+"""Who deals with what a command sends."""
