@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -128,24 +127,35 @@ class ElasticThreads:
     def run(self, seconds: float = 60.0) -> Outcome:
         """The run to its end."""
         deadline = time.monotonic() + seconds
-        with ThreadPoolExecutor(2 * len(self.nodes) + 4) as threads:
+        try:
             for number in range(len(self.nodes)):
-                self._begin(threads, number, number, is_late=False)
-            while any(not life.has_ended for life in self._lives.values()) and not self.errors:
+                self._begin(number, number, is_late=False)
+            while not self._is_over() and not self.errors:
                 assert time.monotonic() < deadline, "the run hangs"
-                self._govern(threads)
+                self._govern()
                 time.sleep(0.002)
-            for life in self._lives.values():
-                life.hang_up()
+        finally:
+            left = [one for life in self._lives.values() for one in life.hang_up()]
+            deadline = time.monotonic() + 10
+            while (left := [one for one in left if not one.has_ended()]) and time.monotonic() < deadline:
+                time.sleep(0.01)  # one ends what another waits for
         if self.errors:
             raise self.errors[0]
         return self.outcomes[0]
 
-    def _begin(self, threads: ThreadPoolExecutor, process: int, node: int, *, is_late: bool) -> None:
-        life = self._lives[process] = _Life(self, process, node, is_late=is_late)
-        threads.submit(life.live)
+    def _is_over(self) -> bool:
+        """Whether all have ended but those who came too late to take part; the parent of real processes ends these."""
+        is_done = any(life.has_finished for life in self._lives.values())
+        return all(
+            life.has_ended or (is_done and not self.authority.holds_state(process))
+            for process, life in self._lives.items()
+        )
 
-    def _govern(self, threads: ThreadPoolExecutor) -> None:
+    def _begin(self, process: int, node: int, *, is_late: bool) -> None:
+        life = self._lives[process] = _Life(self, process, node, is_late=is_late)
+        threading.Thread(target=life.live, name=f"process {process}", daemon=True).start()
+
+    def _govern(self) -> None:
         now = time.monotonic()
         for process, life in list(self._lives.items()):
             while not life.said.empty():
@@ -158,7 +168,7 @@ class ElasticThreads:
             if life.was_killed and not self.authority.has_given_up(process):
                 self.authority.lose(process, "was killed")
                 if life.fault is not None and life.fault.returns:
-                    self._begin(threads, max(self._lives) + 1, life.node, is_late=True)
+                    self._begin(max(self._lives) + 1, life.node, is_late=True)
         if not any(life.has_finished for life in self._lives.values()):
             generation = self.authority.decide(now)
             if generation is not None:
@@ -207,16 +217,14 @@ class _Life:
             self._run.errors.append(error)
         self.has_ended = True
 
-    def hang_up(self) -> None:
-        """Close what it had opened."""
+    def hang_up(self) -> list[Connections]:
+        """Abort what it had opened, which has to be closed."""
         self.heard.put(None)
         if self.ranks is not None:
             self.opened += [self.ranks._connections, *self.ranks._left]
         for connections in self.opened:
             connections.abort(RuntimeError("the run is over"))
-        deadline = time.monotonic() + 5
-        while not all(connections.has_ended() for connections in self.opened) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        return self.opened
 
     def _arm(self, loop: Any) -> None:
         """Let the fault come."""
