@@ -180,6 +180,13 @@ class ElasticThreads:
             self._lives[process].heard.put(encode_message(generation))
         self._told = present
 
+    def wait_for_step(self, step: int) -> None:
+        """Return when a rank has made `step`."""
+        deadline = time.monotonic() + 10
+        while all(life.last_step < step for life in self._lives.values()):
+            assert time.monotonic() < deadline, f"nobody makes step {step}"
+            time.sleep(0.001)
+
     def fault_of(self, process: int) -> Fault | None:
         """What will befall this process: the first one of its node."""
         return next((one for one in self._faults if one.node == process), None)
@@ -196,6 +203,12 @@ class _Life:
         self.fault = run.fault_of(process)
         self.ranks: ElasticGroup | None = None
         self.opened: list[Connections] = []
+        self._loop: Any = None
+
+    @property
+    def last_step(self) -> int:
+        """That it has made; 0 before the first."""
+        return 0 if self._loop is None or self._loop._loop is None else int(self._loop._loop.last)
 
     def live(self) -> None:
         """From its beginning to its end."""
@@ -207,6 +220,7 @@ class _Life:
                 training = make_training(context, self._run.plan, self._run.config, is_foretold=False)
                 context = self._context(context.group)  # whose model was not taken over
             loop = DividedElasticLoop(context, self._run.plan, self._run.config, ranks, training)
+            self._loop = loop
             self._arm(loop)
             loop.run(self._finish)
         except Killed:
@@ -234,6 +248,7 @@ class _Life:
             is_now = fault is not None and loop._loop is not None and loop._loop.last + 1 == fault.step
             if is_now and fault is not None and fault.place == "between":
                 _tell_one_that_all_is_complete(loop._group)
+                self._run.wait_for_step(fault.step)
             if is_now and fault is not None and fault.place != "update":
                 raise Killed
             before()
