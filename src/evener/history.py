@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from evener.record import Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
+from evener.record import Epoch, Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
 
 _CAPACITY = 4096
 
@@ -162,6 +162,7 @@ class History(msgspec.Struct, kw_only=True):
     Attributes:
         totals: what every node did that ever had a part in the run, by name, in the order in which they came.
         since: `seconds` when each of them came.
+        epochs: that have ended at a master, in their order.
         every: steps that one entry sums.
         entries: of so many steps each.
         open: the entry that is not yet full.
@@ -177,6 +178,7 @@ class History(msgspec.Struct, kw_only=True):
     since: dict[str, float] = {}
     events: list[Event] = []
     validations: list[Validation] = []
+    epochs: list[Epoch] = []
     every: int = 1
     entries: list[Entry] = []
     open: Entry = msgspec.field(default_factory=Entry)

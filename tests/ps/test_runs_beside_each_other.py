@@ -10,8 +10,11 @@ from msgspec.structs import replace
 from test_master import SYNC, distance
 
 from evener.errors import InvalidInput
+from evener.events import decode_events
 from evener.ps import checkpointing
 from evener.ps.job import Job
+from evener.ps.messages import RunEvents
+from evener.record import Epoch
 from support.linear_engine import job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
 
@@ -165,3 +168,18 @@ def test_what_goes_wrong_in_one_run_is_not_the_others(monkeypatch: pytest.Monkey
         result, _ = ps.watch(on(("b",), "second", epochs=2000), weights())
         assert "run second cannot be gone on with (ArithmeticError: the books do not balance)" in result.reason
         assert distance(first.result()[1], serial(60)) < 1e-12
+
+
+def test_who_begins_to_watch_late_hears_of_all_epochs_before() -> None:
+    with plane("a") as ps:
+        ps.nodes[0].mood.seconds = 0.01
+        running = Running(ps, on(("a",), "watched", epochs=12))
+        wait_until(lambda: version(ps, "watched") > 15)
+        heard: list[Epoch] = []
+        with ps.control() as control:
+            control.follow(["watched"])
+            while isinstance((frame := wait_until(lambda: control.news(1.0))).header, RunEvents):
+                heard += [event for event in decode_events(frame.buffers[0]) if isinstance(event, Epoch)]
+        record, _ = running.result()
+    assert [epoch.epoch for epoch in heard] == list(range(12))
+    assert tuple(epoch.validation for epoch in heard) == record.validations

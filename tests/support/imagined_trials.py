@@ -49,12 +49,22 @@ class ImaginedRuns:
     done: dict[int, int] = field(default_factory=dict)
     parts: dict[int, float] = field(default_factory=dict)
     begun: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    here: Sequence[LocalNode] = ()
 
-    def start(self, number: int, nodes: Sequence[LocalNode], config: RunConfig) -> None:
-        names = tuple(node.name for node in nodes)
+    def nodes(self) -> Sequence[LocalNode]:
+        return self.here
+
+    def forget(self, number: int) -> None:
+        assert number not in self.runs
+
+    def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
+        names = tuple(nodes)
         busy = {name for run in self.runs.values() for name in run.nodes}
         assert not busy & set(names), "a node has one trial at a time"
-        speed, epoch = speed_of([node.speed_at(0) for node in nodes]), self.done.get(number, 0)
+        speed, epoch = (
+            speed_of([node.speed_at(0) for node in self.here if node.name in names]),
+            self.done.get(number, 0),
+        )
         self.begun.append((number, names))
         assert config.epochs is not None
         at = self.now + self.startup + (1 - self.parts.pop(number, 0.0)) * self.epoch_seconds / speed
@@ -112,14 +122,14 @@ def search(
     tell: Callable[[SearchTrial, str], None] = lambda trial, sentence: None,
 ) -> Search:
     """A whole search over imagined nodes; smaller scores are better."""
-    nodes = [LocalNode(name=f"node-{i}", speeds=((0, speed),)) for i, speed in enumerate(speeds)]
+    runs.here = [LocalNode(name=f"node-{i}", speeds=((0, speed),)) for i, speed in enumerate(speeds)]
     rules = Rules(epochs, prune, ahead, larger_is_better=False)
     folder.mkdir(exist_ok=True)
     with open_study(folder, larger_is_better=False, seed=3, learns=learns, resume=resume) as study:
         found = Search(
             study=study,
             rules=rules,
-            board=Board(nodes, epochs, batch_size=32),
+            board=Board(epochs, batch_size=32),
             runs=runs,
             suggest=suggest_varied([parse_varied(text) for text in vary]),
             folder_of=lambda number: TrialFolder(folder / "trials" / str(number)),

@@ -1,9 +1,10 @@
-"""A command's connection to a master: ask, end, submit a run and watch it."""
+"""A command's connection to a master: ask, end, submit runs and follow them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
 from types import TracebackType
@@ -91,6 +92,7 @@ class MasterClient:
     def __init__(self, address: Address, token: Token, patience: float) -> None:
         self._address, self._token, self._patience = address, token, patience
         self._is_stopping = False
+        self._unread: deque[Frame[Header]] = deque()
         self._connection = self._dial()
         self._received = time.monotonic()
 
@@ -142,13 +144,13 @@ class MasterClient:
         """
         sender = BlobSender(blobs=blobs)
         self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
-        while not isinstance((frame := self._connection.receive()).header, RunAccepted):
-            if isinstance(frame.header, FetchBlob):
-                chunk, data = sender.chunk(frame.header)
-                self._connection.send(chunk, [data])
-            elif isinstance(frame.header, RunRejected):
-                raise InvalidInput(frame.header.reason)
-        return frame.header.run
+        while not isinstance((header := self._await(RunAccepted, RunRejected, FetchBlob).header), RunAccepted):
+            if isinstance(header, RunRejected):
+                raise InvalidInput(header.reason)
+            assert isinstance(header, FetchBlob)
+            chunk, data = sender.chunk(header)
+            self._connection.send(chunk, [data])
+        return header.run
 
     def assign(self, run: str, nodes: Sequence[str]) -> None:
         """Have these nodes work for a run from now on; nobody: it rests.
@@ -157,9 +159,31 @@ class MasterClient:
             InvalidInput: they work for another run, or there is no such run; says which.
         """
         self._connection.send(AssignNodes(run=run, nodes=tuple(nodes)))
-        while not isinstance((header := self._connection.receive().header), RunAccepted):
-            if isinstance(header, RunRejected):
-                raise InvalidInput(header.reason)
+        if isinstance(header := self._await(RunAccepted, RunRejected).header, RunRejected):
+            raise InvalidInput(header.reason)
+
+    def follow(self, runs: Sequence[str]) -> None:
+        """Hear of these runs over this connection, which has not heard of them: `news` has what they say."""
+        for run in runs:
+            self._connection.send(WatchRun(run=run))
+            self.ask()  # when that is answered, so is the other
+
+    def news(self, timeout: float) -> Frame[Header] | None:
+        """The next thing that a run says that was submitted or is followed over this connection: its events, its end,
+        or that there is no such run; None if nothing comes within so many seconds.
+
+        Raises:
+            ConnectionLost: the master is gone, or has been silent for the patience.
+        """
+        if self._unread:
+            return self._unread.popleft()
+        if not self._connection.wait(timeout):
+            if self._is_patient():
+                return None
+            raise ConnectionLost(f"the master has said nothing for {self._patience:g} s")
+        frame = self._connection.receive()
+        self._received = time.monotonic()
+        return frame if _is_news(frame) else None
 
     def watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         """Follow a run until it is over, also if the master is killed and comes back.
@@ -180,7 +204,9 @@ class MasterClient:
                 return self._watch(run, on_event, check)
             except ConnectionLost as error:
                 on_event(Event(step=0, kind="master lost", message=str(error)))
-                self._find_again(run, error)
+                self.find_again([run], error)
+                if self._is_stopping:
+                    self._send_stop(run)
 
     def _watch(self, run: str, on_event: Callable[[RunEvent], None], check: Callable[[], None]) -> RunResult:
         earlier = int(self._is_stopping)
@@ -188,10 +214,8 @@ class MasterClient:
             while True:
                 check()
                 self._obey(earlier + len(requests), run)
-                if not self._connection.wait(_CHECK_SECONDS) and self._is_patient():
+                if (frame := self.news(_CHECK_SECONDS)) is None:
                     continue
-                frame = self._connection.receive()
-                self._received = time.monotonic()
                 if isinstance(frame.header, RunEvents):
                     for event in decode_events(frame.buffers[0]):
                         on_event(event)
@@ -213,23 +237,28 @@ class MasterClient:
         with contextlib.suppress(ConnectionLost):  # watching will notice
             self._connection.send(StopRun(run=run))
 
-    def _find_again(self, run: str, why: ConnectionLost) -> None:
-        """Connect to the master that has come back."""
+    def find_again(self, runs: Sequence[str], why: ConnectionLost) -> None:
+        """Connect to the master that comes back, and follow these runs there.
+
+        Raises:
+            NodeLost: it does not come back.
+        """
         until = time.monotonic() + _RETURN * self._patience
         for pause in backoff(Random()):
             time.sleep(pause)
             try:
+                self._connection.close()
                 self._connection = self._dial()
-                self._connection.send(WatchRun(run=run))
+                self._unread.clear()
+                self.follow(runs)
             except (CannotJoin, ConnectionLost) as error:
                 if time.monotonic() > until:
                     raise NodeLost(
-                        f"{why}, and it does not come back ({error}); `evener up` in its home goes on with run {run}"
+                        f"{why}, and it does not come back ({error}); "
+                        f"`evener up` in its home goes on with run {', '.join(runs)}"
                     ) from error
             else:
                 self._received = time.monotonic()
-                if self._is_stopping:
-                    self._send_stop(run)
                 return
 
     def _dial(self) -> Connection[Header]:
@@ -238,9 +267,10 @@ class MasterClient:
     def _is_patient(self) -> bool:
         return time.monotonic() - self._received < self._patience
 
-    def _await(self, kind: type[Header]) -> Frame[Header]:
-        while not isinstance((frame := self._connection.receive()).header, kind):
-            pass
+    def _await(self, *kinds: type[Header]) -> Frame[Header]:
+        while not isinstance((frame := self._connection.receive()).header, kinds):
+            if _is_news(frame):
+                self._unread.append(frame)
         return frame
 
     def __enter__(self) -> MasterClient:
@@ -248,3 +278,8 @@ class MasterClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._connection.close()
+
+
+def _is_news(frame: Frame[Header]) -> bool:
+    header = frame.header
+    return isinstance(header, RunEvents | RunFinished) or (isinstance(header, RunRejected) and bool(header.run))

@@ -63,4 +63,6 @@ class RunJournal:
 
     def epoch_ended(self, step: int, epoch: int, validation: Validation | None = None) -> None:
         """Have it shown that an epoch has ended, and was validated if it is to be."""
-        self.events.append(Epoch(step=step, epoch=epoch, loss=self.history.loss_of(epoch), validation=validation))
+        ended = Epoch(step=step, epoch=epoch, loss=self.history.loss_of(epoch), validation=validation)
+        self.history.epochs.append(ended)
+        self.events.append(ended)

@@ -35,8 +35,10 @@ class Subscribers:
         self._peers, self._columns, self._log = set(peers), columns, log
 
     def add(self, peer: int, run: TrainingRun) -> None:
-        """Another one subscribes to the run: from now on, and first how the work is divided."""
+        """Another one subscribes: to what happens from now on, and first to the epochs before and the division."""
         self.flush(run)
+        if run.journal.history.epochs:
+            self._send(peer, RunEvents(run=run.job.run), (encode_events(run.journal.history.epochs),))
         self._peers.add(peer)
         self._add_plan(run)
 

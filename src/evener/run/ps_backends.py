@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     from evener.run.config import RunConfig  # which a node does not need
 
 
-def load_backend(config: RunConfig) -> tuple[ModelBackend, Task | ThinTask]:
-    """The task that was asked for, and a model of it with its first weights. Raises EvenerError: the task is wrong."""
-    if is_thin(config.task):
-        thin = load_thin_task(config.task, config.data, config.option)
-        return _thin_backend(thin, config.seed, config.precision), thin
+def load_backend(config: RunConfig, *, thin: bool = False) -> tuple[ModelBackend, Task | ThinTask]:
+    """The task that was asked for, and a model of it with its first weights.
+
+    Args:
+        config: what was asked for.
+        thin: whether its thin twin is wanted, though PyTorch may be installed.
+
+    Raises:
+        EvenerError: the task is wrong.
+    """
+    if thin or is_thin(config.task):
+        twin = load_thin_task(config.task, config.data, config.option)
+        return _thin_backend(twin, config.seed, config.precision), twin
     task = load_task(config.task, config.data, config.option)
     return torch_backend(task, config), task
 

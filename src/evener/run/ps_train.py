@@ -63,8 +63,7 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
     Raises:
         EvenerError: as `train_on_master`.
     """
-    blobs = _blobs(config)
-    job = _job(config, backend, *config.sizes_of(task), blobs)
+    job, blobs = prepare(config, backend, task)
     folder = run_folder(config.folder)
     asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
@@ -80,7 +79,7 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
                 parts = parts_of(config.shares, client.ask().nodes, backend.num_samples, system)
                 job = replace(job, workload=replace(job.workload, parts=parts))
             view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
-            run = client.submit(job, backend.initial_weights(), list(blobs.values()))
+            run = client.submit(job, backend.initial_weights(), blobs)
             result = client.watch(run, view, check)
         if result.record:
             backend.write_weights(result.weights, folder / "model.safetensors")
@@ -90,6 +89,12 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
         raise error_of(result.reason, result.exit_code)
     assert view.record is not None
     return view.record
+
+
+def prepare(config: RunConfig, backend: ModelBackend, task: Task | ThinTask) -> tuple[Job, list[Blob]]:
+    """What has to be done, and what travels to the nodes. Raises InvalidInput if it cannot be done in this way."""
+    blobs = _blobs(config)
+    return _job(config, backend, *config.sizes_of(task), blobs), list(blobs.values())
 
 
 def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int, blobs: dict[str, Blob]) -> Job:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from evener.launch.nodes import LocalNode
 from evener.plan import Plan
-from evener.search.placement import RunningTrial, SearchNode, is_fast, speed_of, team_plan
+from evener.search.placement import RunningTrial, SearchNode, TrialNode, is_fast, speed_of, team_plan
 from evener.search.trials import SearchTrial, Verdict
 
 _UNKNOWN_EPOCH = 1.0
@@ -40,29 +39,36 @@ class Board:
     """The nodes of a search and the trials on them.
 
     Args:
-        nodes: all of them.
         epochs: of a trial that is not pruned.
         batch_size: samples of a step of a trial.
+
+    Attributes:
+        nodes: that were here, by name.
+        here: names of those that are here now.
+        speeds: of all, relative to each other.
+        stints: what is worked on, by the number of the trial.
     """
 
-    def __init__(self, nodes: Sequence[LocalNode], epochs: int, batch_size: int) -> None:
-        self.nodes = {node.name: node for node in nodes}
-        self.speeds = {node.name: node.speed_at(0) for node in nodes}
+    def __init__(self, epochs: int, batch_size: int) -> None:
+        self.nodes: dict[str, TrialNode] = {}
+        self.here: list[str] = []
+        self.speeds: dict[str, float] = {}
         self.stints: dict[int, Stint] = {}
         self._epochs, self._batch_size, self._steps = epochs, batch_size, 1
         self._epoch_works: dict[int, float] = {}
         self._works: list[float] = []
 
-    @property
-    def fastest(self) -> float:
-        """The largest speed."""
-        return max(self.speeds.values())
+    def meet(self, nodes: Sequence[TrialNode]) -> None:
+        """These nodes are here now, and no others."""
+        self.here = [node.name for node in nodes]
+        self.nodes |= {node.name: node for node in nodes}
+        self.speeds |= {node.name: node.speed_at(0) for node in nodes}
 
     @property
     def idle(self) -> list[str]:
-        """Nodes that work on nothing, the fastest first."""
+        """Nodes that are here and work on nothing, the fastest first."""
         busy = {name for stint in self.stints.values() for name in stint.nodes}
-        return sorted((name for name in self.nodes if name not in busy), key=lambda name: -self.speeds[name])
+        return sorted((name for name in self.here if name not in busy), key=lambda name: -self.speeds[name])
 
     @property
     def work(self) -> float:
@@ -116,7 +122,8 @@ class Board:
 
     def fast_names(self) -> list[str]:
         """Nodes that are fast enough for upper rungs."""
-        return [name for name in self.nodes if is_fast(self.speeds[name], self.fastest)]
+        fastest = max((self.speeds[name] for name in self.here), default=0.0)
+        return [name for name in self.here if is_fast(self.speeds[name], fastest)]
 
     def _left(self, stint: Stint, now: float) -> float:
         """Seconds at speed 1 until a trial's last epoch is done."""

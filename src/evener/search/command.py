@@ -1,10 +1,10 @@
-"""`evener tune`: from what is asked for to the best trial, on nodes of this machine."""
+"""`evener tune`: from what is asked for to the best trial, on nodes of this machine or of a master."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -12,18 +12,14 @@ from typing import NamedTuple
 from rich.console import Console
 
 from evener.errors import Interrupted, InvalidInput, TrainingFailed
-from evener.launch.nodes import LocalNode, parse_local_nodes
-from evener.launch.processes import LocalProcesses
-from evener.plan import Plan
 from evener.record import Epoch
-from evener.run.config import RunConfig
 from evener.run.console import open_console, print_line, run_folder
 from evener.run.page import page_beside
-from evener.schema import write_noun
+from evener.run.ps_backends import is_thin
 from evener.search.board import Board
 from evener.search.options import Metric, TuneConfig
+from evener.search.places import open_runs, run_config
 from evener.search.progress import StudyFile
-from evener.search.runs import OpenRun, TrialRuns
 from evener.search.search import Search
 from evener.search.space import Suggest, options_of, parse_varied, suggest_varied
 from evener.search.study import Study, open_study, some_values
@@ -56,8 +52,7 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
     """
     console = open_console(to_stderr=as_json)
     folder = run_folder(config.folder)
-    nodes = _nodes(config)
-    console.print(f"search in {folder}: {config.trials} trials on {', '.join(node.name for node in nodes)}")
+    console.print(f"search in {folder}: {config.trials} trials")
     suggest = _suggest(config)
     facts = _facts(config, suggest)
     file = StudyFile(folder, config, facts.metric, facts.epochs)
@@ -74,7 +69,7 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
             page_beside(folder, config.dashboard),
             sigterm_is_ctrl_c(),
         ):
-            search = _search(config, study, rules, nodes, suggest, facts, console, file)
+            search = _search(config, study, rules, suggest, facts, console, file)
             record = file.conclude(search, study.importances())
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; the same command with --resume --output {folder} goes on") from None
@@ -87,14 +82,12 @@ def _search(
     config: TuneConfig,
     study: Study,
     rules: Rules,
-    nodes: Sequence[LocalNode],
     suggest: Suggest,
     facts: _Facts,
     console: Console,
     file: StudyFile,
 ) -> Search:
     """The search, when it is over."""
-    open_run, preload = _runs(config)
     metric = facts.metric
 
     def folder_of(number: int) -> TrialFolder:
@@ -103,19 +96,21 @@ def _search(
     def tell(trial: SearchTrial, sentence: str) -> None:
         console.print(trial_line(trial, sentence, metric, search.best))
 
-    with LocalProcesses(preload) as processes:
+    with open_runs(config, study.folder, console.print) as runs:
+        nodes = ", ".join(node.name for node in runs.nodes())
+        console.print(f"on {nodes or 'nodes that have yet to come'}")
         search = Search(
             study=study,
             rules=rules,
-            board=Board(nodes, rules.epochs, facts.batch_size),
-            runs=TrialRuns(processes, open_run),
+            board=Board(rules.epochs, facts.batch_size),
+            runs=runs,
             suggest=suggest,
             folder_of=folder_of,
-            config_of=lambda trial, plan: _run_config(config, rules.epochs, trial, folder_of(trial.number), plan),
+            config_of=lambda trial, plan: run_config(config, rules.epochs, trial, folder_of(trial.number), plan),
             score_of=lambda epoch: score_of(epoch, metric),
             num_trials=config.trials,
             until=inf if config.hours is None else time.monotonic() + 3600 * config.hours,
-            divides=not config.thin,
+            divides=config.divides,
             joins=config.join,
             tell=tell,
             watch=file.show,
@@ -133,49 +128,6 @@ def score_of(epoch: Epoch, metric: Metric) -> float:
     if found is None:
         raise InvalidInput(f"--metric {metric}: this task does not tell it; take the other one")
     return found
-
-
-def _run_config(
-    config: TuneConfig, epochs: int, trial: SearchTrial, folder: TrialFolder, plan: Plan | None
-) -> RunConfig:
-    """What is asked of a trial's run; several nodes perform `plan`."""
-    if plan is not None:
-        write_noun(plan, folder.team)
-    return RunConfig(
-        task=config.task,
-        data=config.data,
-        option={**config.option, **trial.values},
-        strategy="auto" if plan else "data",
-        plan=folder.team if plan else None,
-        batch_size=config.batch_size,
-        epochs=epochs,
-        precision=config.precision,
-        seed=config.seed,
-        output=folder.folder,
-        checkpoint=folder.checkpoints,
-        resume=folder.has_checkpoint,
-        patience=config.patience,
-    )
-
-
-def _nodes(config: TuneConfig) -> list[LocalNode]:
-    """Of this machine; a thin search has one unless the user names more."""
-    if config.thin:
-        return parse_local_nodes(config.local_nodes or "1.0")
-    from evener.run.commands import choose_nodes
-
-    return choose_nodes(config)
-
-
-def _runs(config: TuneConfig) -> tuple[OpenRun, list[str]]:
-    """What starts a trial, and what its processes find loaded."""
-    if config.thin:
-        from evener.search import thin_runs
-
-        return thin_runs.ThinRun, thin_runs.PRELOAD
-    from evener.search import torch_runs
-
-    return torch_runs.RankRun, torch_runs.PRELOAD
 
 
 def _suggest(config: TuneConfig) -> Suggest:
@@ -213,7 +165,7 @@ def _facts(config: TuneConfig, suggest: Suggest) -> _Facts:
 def _facts_with(config: TuneConfig, values: dict[str, str]) -> _Facts:
     """The same for a task with these options."""
     options = {**config.option, **values}
-    if config.thin:
+    if config.thin or (config.is_on_master and is_thin(config.task)):
         thin = load_thin_task(config.task, config.data, options)
         has_accuracy = thin.has_accuracy and thin.validation_data is not None
         return _facts_of(config, thin, has_accuracy)

@@ -9,14 +9,25 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, field
 
-from evener.errors import require, require_one_of
+from evener.errors import InvalidInput, require, require_one_of
 from evener.profile import PRECISIONS, Precision
-from evener.run.options import Dashboard, DataFolder, NodesConfig, TaskOptions
+from evener.run.options import (
+    Dashboard,
+    DataFolder,
+    Home,
+    MasterAddress,
+    MasterToken,
+    NodesConfig,
+    TaskOptions,
+    TokenFile,
+    refuse_two_tokens,
+)
 from evener.search.halving import Pruning
 from evener.search.space import parse_varied, suggest_varied
 
 Metric = Literal["accuracy", "loss"]
 Sampler = Literal["tpe", "random"]
+Agreement = Literal["sync", "average"]
 AHEAD = 8
 
 
@@ -44,6 +55,15 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
     hours: Annotated[float | None, Meta(description="After so long no trial begins.")] = None
     data: DataFolder = None
     option: TaskOptions = {}
+    agreement: Annotated[
+        Agreement | None,
+        Meta(description="Search on a master's nodes, which share a trial by sync, or, each alone, by average."),
+    ] = None
+    ship_data: Annotated[bool, Meta(description="Send --data to the nodes of the master.")] = False
+    home: Home = None
+    master: MasterAddress = None
+    token: MasterToken = None
+    token_file: TokenFile = None
     batch_size: Annotated[int | None, Meta(description="Samples of one step over all nodes of a trial.")] = None
     epochs: Annotated[int | None, Meta(description="Passes over the data in a trial that is not pruned.")] = None
     precision: Annotated[Precision, Meta(description="fp32, bf16, fp16 or fp64.")] = "fp32"
@@ -62,6 +82,13 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
             require(value is None or value > 0, "--" + name.replace("_", "-"), value, "positive")
         require(self.seed >= 0, "--seed", self.seed, "zero or more")
         require(not self.resume or self.output is not None, "--output", self.output, "the study's folder with --resume")
+        refuse_two_tokens(self.token, self.token_file)
+        if self.is_on_master and (self.local_nodes is not None or self.devices != "all"):
+            raise InvalidInput(
+                "--master and --agreement are for a master's nodes: take out --local-nodes and --devices"
+            )
+        if self.ship_data and not (self.is_on_master and self.data):
+            raise InvalidInput("--ship-data sends --data to a master's nodes: say both, and --master or --agreement")
         suggest_varied([parse_varied(text) for text in self.vary])
 
     def _choices(self) -> list[tuple[str, str, Sequence[str]]]:
@@ -70,7 +97,18 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
             ("--prune", self.prune, get_args(Pruning)),
             ("--sampler", self.sampler, get_args(Sampler)),
             ("--precision", self.precision, PRECISIONS),
+            ("--agreement", self.agreement or "sync", get_args(Agreement)),
         ]
+
+    @property
+    def is_on_master(self) -> bool:
+        """Whether trials run on nodes that have joined a master."""
+        return self.agreement is not None or self.master is not None or self.home is not None
+
+    @property
+    def divides(self) -> bool:
+        """Whether several nodes can share a trial, which then learns what one alone would."""
+        return self.agreement in (None, "sync") if self.is_on_master else not self.thin
 
     @property
     def folder(self) -> Path:

@@ -9,9 +9,8 @@ Then it joins the trial that would end last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from evener.launch.nodes import LocalNode
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
 from evener.plan import Plan
@@ -24,6 +23,24 @@ LEAST_GAIN = 0.05
 """Of the seconds that are left: less is not worth a new beginning."""
 HALF = 0.5
 """Of the fastest node's speed is what the upper rungs want."""
+
+
+class TrialNode(Protocol):
+    """A node on which trials can run: of this machine, or of a master."""
+
+    @property
+    def name(self) -> str:
+        """Of the node."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """As PyTorch names it."""
+        ...
+
+    def speed_at(self, step: int) -> float:
+        """Speed in `step`, relative to the others."""
+        ...
 
 
 class SearchNode(NamedTuple):
@@ -82,7 +99,7 @@ def is_fast(speed: float, fastest: float) -> bool:
     return speed >= HALF * fastest
 
 
-def team_plan(nodes: Sequence[LocalNode], batch_size: int, step_work: float) -> Plan:
+def team_plan(nodes: Sequence[TrialNode], batch_size: int, step_work: float) -> Plan:
     """How nodes divide the batches of a trial: what measuring them would find, without the seconds that it takes.
 
     Args:

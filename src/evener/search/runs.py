@@ -18,6 +18,7 @@ from evener.events import RunEvent, decode_events
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.run.config import RunConfig
+from evener.search.placement import TrialNode
 
 _LAST_WORDS = 1.0
 """Seconds in which the others of a run may say what they know of the failure of one."""
@@ -58,10 +59,14 @@ class RunEnd(NamedTuple):
     Attributes:
         error: that ended it; None if it did all that was to be done.
         kind: class of that error where it arose; empty if nobody said so.
+        is_refused: whether it could not have its nodes, and did nothing.
+        of_node: whether its node could not take part in it, which another one may.
     """
 
     error: EvenerError | None
     kind: str = ""
+    is_refused: bool = False
+    of_node: bool = False
 
     @property
     def has_diverged(self) -> bool:
@@ -72,8 +77,12 @@ class RunEnd(NamedTuple):
 class Runs(Protocol):
     """What a search needs of whoever runs its trials; see `TrialRuns`."""
 
-    def start(self, number: int, nodes: Sequence[LocalNode], config: RunConfig) -> None:
-        """Begin the run of trial `number` on `nodes`, one a rank."""
+    def nodes(self) -> Sequence[TrialNode]:
+        """Those that are here, whether they work or not."""
+        ...
+
+    def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
+        """Begin the run of trial `number` on the nodes of these names, or go on with it there."""
         ...
 
     def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
@@ -82,6 +91,10 @@ class Runs(Protocol):
 
     def stop(self, number: int) -> None:
         """Ask a run to stop after its step, with a checkpoint."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """Nobody will go on with a trial that no nodes work on."""
         ...
 
     def receive(self, timeout: float) -> list[tuple[int, RunEvent | RunEnd]]:
@@ -95,16 +108,22 @@ class TrialRuns:
     Args:
         processes: in which they run; ended by whoever opened them.
         open_run: starts one.
+        nodes: of this machine.
     """
 
-    def __init__(self, processes: LocalProcesses, open_run: OpenRun) -> None:
+    def __init__(self, processes: LocalProcesses, open_run: OpenRun, nodes: Sequence[LocalNode]) -> None:
         self._processes, self._open_run = processes, open_run
+        self._nodes = {node.name: node for node in nodes}
         self._runs: dict[int, NodeRun] = {}
         self._failed_at: dict[int, float] = {}
 
-    def start(self, number: int, nodes: Sequence[LocalNode], config: RunConfig) -> None:
+    def nodes(self) -> Sequence[LocalNode]:
         """See `Runs`."""
-        self._runs[number] = self._open_run(self._processes, nodes, config)
+        return list(self._nodes.values())
+
+    def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
+        """See `Runs`."""
+        self._runs[number] = self._open_run(self._processes, [self._nodes[name] for name in nodes], config)
 
     def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
         """See `Runs`."""
@@ -115,6 +134,9 @@ class TrialRuns:
         """See `Runs`."""
         for process in self._runs[number].processes:
             process.request_stop()
+
+    def forget(self, number: int) -> None:
+        """See `Runs`."""
 
     def receive(self, timeout: float) -> list[tuple[int, RunEvent | RunEnd]]:
         """See `Runs`."""

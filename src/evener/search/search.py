@@ -123,14 +123,19 @@ class Search:
                 self._conclude(trial, verdict)
 
     def _give_out(self, now: float) -> bool:
-        """Give idle nodes work; whether any trial is under way."""
+        """Give idle nodes work; whether any trial is under way, or waits for nodes."""
+        self._board.meet(self._runs.nodes())
         reserved = self._start_teams(now)
         for name in self._board.idle:
             trial = None if name in reserved else self._next_for(name, now)
             if trial is not None:
                 self._start(trial, (name,), now)
         self._help(now, reserved)
-        return bool(self._board.stints)
+        is_left = self._num_unasked(now) > 0 or any(one.outcome is None for one in self.trials.values())
+        return bool(self._board.stints) or (is_left and not self._board.here)
+
+    def _num_unasked(self, now: float) -> int:
+        return self._num_trials - len(self.trials) if now < self._until else 0
 
     def _waiting(self) -> list[SearchTrial]:
         """Trials that have begun, are not over, and nobody works on."""
@@ -146,9 +151,9 @@ class Search:
         waiting = [
             trial for trial in self._waiting() if name not in trial.avoided and (not trial.wants_fast or name in fast)
         ]
-        unasked = self._num_trials - len(self.trials) if now < self._until else 0
+        unasked = self._num_unasked(now)
         remaining = len(waiting) + unasked
-        seats = self._board.seats(now, list(self._board.nodes))
+        seats = self._board.seats(now, self._board.here)
         if not remaining or not takes_next(name, seats, remaining, self._board.work):
             return None
         if waiting:
@@ -178,7 +183,7 @@ class Search:
         self._board.begin(trial, names, now)
         self._folder_of(trial.number).forget_unreported(trial.epochs)
         config = self._config_of(trial, self._board.team_plan(trial.number, names))
-        self._runs.start(trial.number, [self._board.nodes[name] for name in names], config)
+        self._runs.start(trial.number, names, config)
 
     def _start_teams(self, now: float) -> set[str]:
         """Let trials go on whose team is complete; the nodes that wait for the others of their team."""
@@ -207,6 +212,9 @@ class Search:
         """Write a score down, judge the trial, and let its run know."""
         stint = self._board.stints[number]
         trial = stint.trial
+        if epoch.epoch + 1 in trial.scores or stint.verdict != "goes on":
+            self._runs.answer(number, epoch, stint.verdict != "goes on" or stint.moves)
+            return  # it is known from before, or came after what ended the trial
         score = self._score_of(epoch)
         self._board.epoch_ended(number, epoch.step // (epoch.epoch + 1), self._clock())
         trial.scores[epoch.epoch + 1] = score
@@ -215,7 +223,7 @@ class Search:
         stint.verdict = self._rules.verdict(trial, self.trials)
         if stint.verdict == "goes on" and not stint.moves:
             trial.wants_fast = self._rules.is_upper(trial)
-            stint.moves = trial.wants_fast and not set(stint.nodes) <= set(self._board.fast_names())
+            stint.moves = trial.wants_fast and set(stint.nodes).isdisjoint(self._board.fast_names())
         self._runs.answer(number, epoch, stint.verdict != "goes on" or stint.moves)
 
     def _ended(self, stint: Stint, end: RunEnd) -> None:
@@ -231,12 +239,19 @@ class Search:
         elif len(stint.nodes) > 1 and end.kind == NotExact.__name__:
             self._divides = False
             self._tell(trial, f"goes on with one node, as all others: {error}")
+        elif end.is_refused:
+            return  # it waits for nodes
         elif error is None or error.exit_code == NodeLost.exit_code:
             self._lost(trial, error or NodeLost("its run ended without a score"))
-        elif error.exit_code == DoesNotFit.exit_code and len(trial.avoided) + 1 < len(self._board.nodes):
+        elif self._fits_elsewhere(trial, error, end):
             trial.avoided |= set(stint.nodes)
         else:
             self._failed(trial, error)
+
+    def _fits_elsewhere(self, trial: SearchTrial, error: EvenerError, end: RunEnd) -> bool:
+        """Whether what ended a run on a node may not end it on another: memory, or, once, data and modules there."""
+        is_of_node = error.exit_code == DoesNotFit.exit_code or (end.of_node and not trial.avoided)
+        return is_of_node and len(trial.avoided) + 1 < len(self._board.here)
 
     def _lost(self, trial: SearchTrial, error: EvenerError) -> None:
         """A node died under a trial, which goes back to its last checkpoint."""
@@ -263,6 +278,7 @@ class Search:
         self._board.trial_ended(trial)
         if outcome != "failed":
             self._same = ("", 0)
+        self._runs.forget(trial.number)
         self._folder_of(trial.number).conclude(keep_weights=self.best is trial)
         if earlier is not None and self.best is trial:
             self._folder_of(earlier.number).conclude(keep_weights=False)

@@ -1,0 +1,132 @@
+"""`evener tune` on the nodes of a master, all of them real processes; and what survives whose death."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command_cluster import Cluster, cluster, wait_until
+from support.commands import command, evener
+
+pytest.importorskip("optuna", reason="needs the extra tune")
+
+POINTS = str(Path(__file__).parents[1] / "support_tasks" / "points.py")
+VARY = ("--vary", "lr=1e-3..1:log")
+
+
+def tuned(ps: Cluster, name: str, *words: str, task: str = POINTS) -> Any:
+    """What a search finds, on the master's nodes."""
+    typed = ("tune", task, "--home", str(ps.home), *VARY, *words, "--output", name, "--json")
+    result = evener(*typed, cwd=ps.folder, timeout=100)
+    assert result.returncode == 0, result.stderr
+    return record_of(ps.folder / name)
+
+
+def record_of(folder: Path) -> Any:
+    return json.loads((folder / "study.json").read_text())
+
+
+def scores_of(record: Any) -> list[Any]:
+    return [(one["number"], one["outcome"], one["values"], one["scores"]) for one in record["trials"]]
+
+
+def ended(folder: Path) -> int:
+    file = folder / "study.json"
+    return sum(one["outcome"] is not None for one in record_of(folder)["trials"]) if file.exists() else 0
+
+
+@contextmanager
+def searching(ps: Cluster, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A search in the background."""
+    typed = command("tune", POINTS, "--home", str(ps.home), *VARY, *words, "--output", name)
+    with (ps.folder / f"{name}.out").open("wb") as out:
+        process = subprocess.Popen(typed, cwd=ps.folder, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def finished(ps: Cluster, process: subprocess.Popen[bytes], name: str) -> Any:
+    assert process.wait(90) == 0, (ps.folder / f"{name}.out").read_text()
+    return record_of(ps.folder / name)
+
+
+@contextmanager
+def nodes(*names: str, words: Sequence[str] = ()) -> Iterator[Cluster]:
+    with cluster("--patience", "4") as ps:
+        for name in names:
+            ps.join(name, "--thin", *words)
+        ps.wait_for_nodes()
+        yield ps
+
+
+def test_trials_run_side_by_side_on_the_nodes_that_have_joined_and_leave_nothing_there() -> None:
+    with nodes("ada", "bob") as ps:
+        found = tuned(ps, "two", "--thin", "--trials", "4", "--epochs", "2", "--option", "pause=0.02")
+        assert [one["outcome"] for one in found["trials"]] == ["complete"] * 4
+        assert {name for one in found["trials"] for name in one["nodes"]} == {"ada", "bob"}
+        left = [path.parent.name for path in (ps.folder / "two").glob("trials/*/model.safetensors")]
+        assert left == [f"{found['best']:04d}"]
+        assert ps.ask().runs == ()
+
+
+@pytest.mark.slow
+def test_one_node_of_a_master_finds_what_two_find() -> None:
+    with nodes("ada", "bob") as ps:
+        words = ("--thin", "--trials", "6", "--epochs", "3", "--ahead", "2", "--option", "pause=0.01")
+        found = tuned(ps, "two", *words)
+        ps.nodes["bob"].kill()
+        alone = tuned(ps, "one", *words)
+        assert scores_of(alone) == scores_of(found)
+        assert alone["best"] == found["best"]
+
+
+def test_a_search_on_nodes_of_this_machine_and_of_a_master_at_once_is_refused(tmp_path: Path) -> None:
+    words = ("tune", POINTS, *VARY, "--agreement", "sync", "--local-nodes", "1,1")
+    result = evener(*words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--master and --agreement are for a master's nodes: take out --local-nodes and --devices" in result.stderr
+
+
+LONG = ("--thin", "--trials", "8", "--epochs", "4", "--ahead", "2", "--option", "pause=0.05", "--seed", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dies", ["a node", "the master", "the search"])
+def test_no_trial_is_lost_and_none_counted_twice_whoever_is_killed(dies: str) -> None:
+    with nodes("ada", "bob") as ps:
+        whole = tuned(ps, "whole", *LONG)
+        with searching(ps, "cut", *LONG) as process:
+            wait_until(lambda: ended(ps.folder / "cut") >= 2, "that two trials end")
+            if dies == "a node":
+                ps.nodes["ada"].kill()
+            elif dies == "the master":
+                ps.master.send_signal(signal.SIGKILL)
+                ps.master.wait()
+                ps.up()
+            else:
+                process.kill()
+                process.wait()
+            if dies != "the search":
+                found = finished(ps, process, "cut")
+        if dies == "the search":
+            with searching(ps, "cut", *LONG, "--resume") as process:
+                found = finished(ps, process, "cut")
+        if dies != "the master":  # what it had not validated when it died is validated with later weights
+            assert scores_of(found) == scores_of(whole)
+        assert [(one["number"], one["values"]) for one in found["trials"]] == [
+            (one["number"], one["values"]) for one in whole["trials"]
+        ]
+        assert all(one["outcome"] in ("complete", "pruned") for one in found["trials"])
+        assert all(sorted(map(int, one["scores"])) == list(range(1, len(one["scores"]) + 1)) for one in found["trials"])
+        assert ps.ask().runs == ()
