@@ -18,6 +18,7 @@ from evener.comm.step_timing import StepTimer
 from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.generation import Beat, Generation, Heard, Participant, decode_for_authority, encode_message
 from evener.elastic.line import Line
+from evener.elastic.meeting import Meeting
 from evener.errors import EvenerError, NodeLost
 from support.stores import memory_store
 
@@ -141,3 +142,19 @@ def test_an_error_that_is_nobodys_loss_is_raised() -> None:
     with pytest.raises(RuntimeError, match="a bug of the user's"):
         rank.changing.require_broken(RuntimeError("a bug of the user's"))
     rank.hang_up()
+
+
+def test_connections_that_come_when_nobody_waits_any_more_are_closed() -> None:
+    store, changed = memory_store(), threading.Condition()
+    late, here = (Meeting(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed) for rank in range(2))
+    with changed:
+        late.leave()
+        assert changed.wait_for(lambda: here.has_ended, 20)
+    deadline = time.monotonic() + 10
+    while any(thread.name == "evener-elastic-meeting" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert late.connections is None
+    assert here.connections is not None
+    here.connections.abort(NodeLost("this generation is over"))
+    assert here.connections.has_ended()  # and no thread of the other's is left, which every test looks for

@@ -1,15 +1,21 @@
-"""A run that loses a process before its first step begins again, with another one in its place; later it does not."""
+"""A run that loses a process before its first step begins again, with another one in its place; later it does not.
+
+One that cannot go on without a rank is begun anew by those who are left, if it can be.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from evener.errors import NodeLost
+from evener.errors import EvenerError, InvalidInput, NodeLost
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
@@ -62,6 +68,72 @@ def test_who_is_killed_each_time_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(NodeLost, match="was killed by signal 9"):
         events_of(tmp_path, lives=9, step=0)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What ranks do, of which some are left.
+
+    Attributes:
+        lost: names of the nodes that were lost before.
+        ending: how the last of several ranks goes: `killed`, `silent` or `failed`.
+    """
+
+    ending: str
+    lost: tuple[str, ...] = ()
+
+
+def end_until_two_are_left(env: RankEnvironment, left: Left) -> None:
+    env.at_step(len(left.lost) + 1)
+    if env.rank == len(env.nodes) - 1 and len(env.nodes) > 2:
+        assert env.store is not None
+        while read_beat(env.store, env.rank)[1] == 0:
+            time.sleep(0.01)
+        if left.ending == "failed":
+            raise InvalidInput("the task is wrong")
+        os.kill(os.getpid(), signal.SIGKILL if left.ending == "killed" else signal.SIGSTOP)
+    if len(env.nodes) > 2:
+        threading.Event().wait(60)  # whoever is lost ends this
+    if env.rank == 0:
+        env.notify(Event(step=0, kind="told", message=" ".join(env.names), nodes=left.lost))
+
+
+def run_of_those_left(ending: str, *, goes_on: bool = True, patience: float = 20) -> list[Event]:
+    told: list[RunEvent] = []
+
+    def without(before: Left, kept: Sequence[int], event: Event) -> Left | None:
+        assert len(kept) == 4 - len(before.lost) - 1
+        return msgspec.structs.replace(before, lost=(*before.lost, *event.nodes)) if goes_on else None
+
+    nodes = [LocalNode(name=name) for name in "abcd"]
+    run_local(
+        end_until_two_are_left, nodes, Left(ending), patience=patience, on_event=told.append, without=without
+    )  # fmt: skip
+    return [event for event in told if isinstance(event, Event)]
+
+
+def test_those_who_are_left_go_on_as_they_are_told_one_loss_after_the_other() -> None:
+    first, second, told = run_of_those_left("killed")
+    assert [first.kind, second.kind] == ["node lost", "node lost"]
+    assert first.message.startswith("node d (rank 3) was killed by signal 9 (SIGKILL) at step 1")
+    assert second.message.startswith("node c (rank 2) was killed by signal 9 (SIGKILL) at step 2")
+    assert (told.message, told.nodes) == ("a b", ("d", "c"))
+
+
+@pytest.mark.slow
+def test_a_node_that_falls_silent_is_named_and_the_others_go_on() -> None:
+    first, second, told = run_of_those_left("silent", patience=2)
+    assert "node d (rank 3) has been silent for 2 s, at step 1" in first.message
+    assert [first.nodes, second.nodes, told.nodes] == [("d",), ("c",), ("d", "c")]
+
+
+def test_where_nothing_can_be_gone_on_with_the_loss_ends_the_run() -> None:
+    with pytest.raises(NodeLost, match=r"node d \(rank 3\) was killed"):
+        run_of_those_left("killed", goes_on=False)
+
+
+def test_an_error_in_the_program_is_no_loss() -> None:
+    with pytest.raises(EvenerError, match="the task is wrong"):
+        run_of_those_left("failed")
 
 
 def end_one_after_the_other(env: RankEnvironment, seconds: float) -> None:

@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -128,24 +127,35 @@ class ElasticThreads:
     def run(self, seconds: float = 60.0) -> Outcome:
         """The run to its end."""
         deadline = time.monotonic() + seconds
-        with ThreadPoolExecutor(2 * len(self.nodes) + 4) as threads:
+        try:
             for number in range(len(self.nodes)):
-                self._begin(threads, number, number, is_late=False)
-            while any(not life.has_ended for life in self._lives.values()) and not self.errors:
+                self._begin(number, number, is_late=False)
+            while not self._is_over() and not self.errors:
                 assert time.monotonic() < deadline, "the run hangs"
-                self._govern(threads)
+                self._govern()
                 time.sleep(0.002)
-            for life in self._lives.values():
-                life.hang_up()
+        finally:
+            left = [one for life in self._lives.values() for one in life.hang_up()]
+            deadline = time.monotonic() + 10
+            while (left := [one for one in left if not one.has_ended()]) and time.monotonic() < deadline:
+                time.sleep(0.01)  # one ends what another waits for
         if self.errors:
             raise self.errors[0]
         return self.outcomes[0]
 
-    def _begin(self, threads: ThreadPoolExecutor, process: int, node: int, *, is_late: bool) -> None:
-        life = self._lives[process] = _Life(self, process, node, is_late=is_late)
-        threads.submit(life.live)
+    def _is_over(self) -> bool:
+        """Whether all have ended but those who came too late to take part; the parent of real processes ends these."""
+        is_done = any(life.has_finished for life in self._lives.values())
+        return all(
+            life.has_ended or (is_done and not self.authority.holds_state(process))
+            for process, life in self._lives.items()
+        )
 
-    def _govern(self, threads: ThreadPoolExecutor) -> None:
+    def _begin(self, process: int, node: int, *, is_late: bool) -> None:
+        life = self._lives[process] = _Life(self, process, node, is_late=is_late)
+        threading.Thread(target=life.live, name=f"process {process}", daemon=True).start()
+
+    def _govern(self) -> None:
         now = time.monotonic()
         for process, life in list(self._lives.items()):
             while not life.said.empty():
@@ -158,7 +168,7 @@ class ElasticThreads:
             if life.was_killed and not self.authority.has_given_up(process):
                 self.authority.lose(process, "was killed")
                 if life.fault is not None and life.fault.returns:
-                    self._begin(threads, max(self._lives) + 1, life.node, is_late=True)
+                    self._begin(max(self._lives) + 1, life.node, is_late=True)
         if not any(life.has_finished for life in self._lives.values()):
             generation = self.authority.decide(now)
             if generation is not None:
@@ -169,6 +179,13 @@ class ElasticThreads:
         for process in self._told | present:
             self._lives[process].heard.put(encode_message(generation))
         self._told = present
+
+    def wait_for_step(self, step: int) -> None:
+        """Return when a rank has made `step`."""
+        deadline = time.monotonic() + 10
+        while all(life.last_step < step for life in self._lives.values()):
+            assert time.monotonic() < deadline, f"nobody makes step {step}"
+            time.sleep(0.001)
 
     def fault_of(self, process: int) -> Fault | None:
         """What will befall this process: the first one of its node."""
@@ -186,6 +203,12 @@ class _Life:
         self.fault = run.fault_of(process)
         self.ranks: ElasticGroup | None = None
         self.opened: list[Connections] = []
+        self._loop: Any = None
+
+    @property
+    def last_step(self) -> int:
+        """That it has made; 0 before the first."""
+        return 0 if self._loop is None or self._loop._loop is None else int(self._loop._loop.last)
 
     def live(self) -> None:
         """From its beginning to its end."""
@@ -197,6 +220,7 @@ class _Life:
                 training = make_training(context, self._run.plan, self._run.config, is_foretold=False)
                 context = self._context(context.group)  # whose model was not taken over
             loop = DividedElasticLoop(context, self._run.plan, self._run.config, ranks, training)
+            self._loop = loop
             self._arm(loop)
             loop.run(self._finish)
         except Killed:
@@ -207,16 +231,14 @@ class _Life:
             self._run.errors.append(error)
         self.has_ended = True
 
-    def hang_up(self) -> None:
-        """Close what it had opened."""
+    def hang_up(self) -> list[Connections]:
+        """Abort what it had opened, which has to be closed."""
         self.heard.put(None)
         if self.ranks is not None:
             self.opened += [self.ranks._connections, *self.ranks._left]
         for connections in self.opened:
             connections.abort(RuntimeError("the run is over"))
-        deadline = time.monotonic() + 5
-        while not all(connections.has_ended() for connections in self.opened) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        return self.opened
 
     def _arm(self, loop: Any) -> None:
         """Let the fault come."""
@@ -226,6 +248,7 @@ class _Life:
             is_now = fault is not None and loop._loop is not None and loop._loop.last + 1 == fault.step
             if is_now and fault is not None and fault.place == "between":
                 _tell_one_that_all_is_complete(loop._group)
+                self._run.wait_for_step(fault.step)
             if is_now and fault is not None and fault.place != "update":
                 raise Killed
             before()

@@ -78,6 +78,7 @@ WORDS = {
         "max_norm=10.0",
         "last_opt_step = -1", "if ni - last_opt_step >= self.accumulate", "np.interp(ni, xi, [1, acc0]).round()",
         "on_train_batch_start", "on_train_batch_end", "on_train_epoch_end", "criterion", "self.ema.ema", "self.last",
+        '"epoch": self.epoch', "self.last.write_bytes", "self.best.write_bytes",
     ],
     "ultralytics.engine.validator": ["confusion_matrix", "self.jdict", "self.seen", "self.dataloader", "args.plots"],
     "ultralytics.models.yolo.classify.val": ["self.pred", "self.targets"],
@@ -93,7 +94,7 @@ WORDS = {
         "len(self.buffer) >= self.max_buffer_length", "self.imgsz = imgsz", "self.channels = channels",
     ],
     "ultralytics.data.dataset": ["self.rect", "collate_fn"],
-    "ultralytics.utils.torch_utils": ["m.module", "self.decay", "self.updates"],
+    "ultralytics.utils.torch_utils": ["m.module", "self.decay", "self.updates", 'x["epoch"] = -1'],
 }  # fmt: skip
 """By module: attributes, events and parts of losses that its text has to speak of."""
 

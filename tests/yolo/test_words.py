@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evener.errors import InvalidInput
@@ -76,7 +77,8 @@ def test_options_of_train_are_put_into_the_words_of_ultralytics() -> None:
     )
     asked = yolo_config(config)
     assert asked.words == ("train", "model=yolov8n.yaml", "data=coco8.yaml", "batch=16", "epochs=3", "imgsz=640")
-    assert (asked.local_nodes, asked.shares) == ("1,0.5", "2,1")
+    assert (asked.local_nodes, asked.shares, asked.elastic) == ("1,0.5", "2,1", True)
+    assert not yolo_config(msgspec.structs.replace(config, elastic=False)).elastic
 
 
 def test_an_option_that_ultralytics_does_not_know_is_refused() -> None:
@@ -87,7 +89,5 @@ def test_an_option_that_ultralytics_does_not_know_is_refused() -> None:
 
 
 def test_a_configuration_travels_as_json() -> None:
-    import msgspec
-
     config = YoloConfig(words=("train", "model=a.pt"), local_nodes="1,1")
     assert msgspec.json.decode(msgspec.json.encode(config), type=YoloConfig) == config

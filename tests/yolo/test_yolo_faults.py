@@ -10,16 +10,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
+from evener.record import TrainRecord
 from support.commands import command
 from support.yolo_cases import draw_detection, needs_ultralytics
-from support.yolo_commands import ENVIRONMENT
+from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo, yolo
 
 pytestmark = [needs_ultralytics, pytest.mark.slow]
 LONGEST = 200.0
 """Seconds that anything may take beside busy processes."""
+PATIENCE = 5
+LATE = 5.0
+"""Seconds that a busy machine may come late."""
 
 
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -42,18 +47,55 @@ def nodes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [one for one in psutil.Process(process.pid).children(recursive=True) if one.ppid() != process.pid]
 
 
-def test_a_killed_node_is_named_in_one_sentence(tmp_path: Path) -> None:
-    data = draw_detection(tmp_path / "data")
-    words = f"model=yolov8n.yaml data={data} imgsz=64 batch=4 plots=False epochs=500 project={tmp_path} name=run"
-    process = started(
-        tmp_path, "yolo", "train", *words.split(), "--local-nodes", "1,1", "--patience", "5"
-    )  # fmt: skip
-    wait_until((tmp_path / "run" / "results.csv").exists, process)
+def trained(folder: Path, epochs: int, *options: str) -> subprocess.Popen[str]:
+    """A training on two nodes that has ended its first epoch."""
+    data = draw_detection(folder / "data")
+    words = f"model=yolov8n.yaml data={data} imgsz=64 batch=4 plots=False epochs={epochs} project={folder} name=run"
+    process = started(folder, "yolo", "train", *words.split(), *options, "--patience", str(PATIENCE))
+    wait_until((folder / "run" / "weights" / "last.pt").exists, process)
+    return process
+
+
+def epochs_of(folder: Path) -> list[int]:
+    """Those that the table of results has."""
+    return [int(line.split(",")[0]) for line in (folder / "run" / "results.csv").read_text().splitlines()[1:]]
+
+
+def test_a_killed_node_is_named_in_one_sentence_and_those_who_are_left_go_on_when_asked(tmp_path: Path) -> None:
+    process = trained(tmp_path, 12, "--local-nodes", "1,1", "--no-elastic")
+    begin = time.monotonic()
     nodes_of(process)[1].kill()
     _, told = process.communicate(timeout=LONGEST)
+    assert time.monotonic() - begin < PATIENCE + 5 + LATE
     assert process.returncode == 4, told
     assert "Traceback" not in told
     assert re.match(r"evener: node node-\d \(rank \d\) was killed by signal 9", told.splitlines()[-1]), told
+    again = yolo(
+        "yolo", "train", "resume", f"model={tmp_path / 'run/weights/last.pt'}", "--local-nodes", "1", cwd=tmp_path
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert epochs_of(tmp_path) == list(range(1, 13))
+
+
+@pytest.mark.parametrize(("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_the_others_go_on_without_a_node_that_is_lost(tmp_path: Path, rank: int, how: signal.Signals) -> None:
+    process = trained(tmp_path, 14, "--local-nodes", "1,1,1", "--shares", "3,2,1", "--json")
+    begin = time.monotonic()
+    nodes_of(process)[rank].send_signal(how)
+    assert process.stderr is not None
+    said: list[str] = []
+    while not said or "node lost" not in said[-1]:
+        said.append(process.stderr.readline())
+        assert said[-1], said
+    assert time.monotonic() - begin < PATIENCE + 5 + LATE
+    told = "".join(said) + process.communicate(timeout=LONGEST)[1]
+    assert process.returncode == 0, told
+    assert "Traceback" not in told
+    assert epochs_of(tmp_path) == list(range(1, 15))
+    record = msgspec.json.decode((tmp_path / "run" / "record.json").read_bytes(), type=TrainRecord)
+    assert (record.events[0].kind, record.events[0].nodes) == ("node lost", (f"node-{rank}",))
+    assert [node.name for node in record.nodes] == [f"node-{one}" for one in range(3) if one != rank]
+    read_by_plain_yolo(tmp_path / "run" / "weights" / "last.pt", tmp_path)
 
 
 def test_ctrl_c_ends_nodes_that_train_by_themselves(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ class ElasticGroup:
         with watch.changed:
             watch.changed.wait_for(lambda: meeting.has_ended or watch.is_broken(generation.number))
             if meeting.error is None or watch.is_broken(generation.number):
+                meeting.leave()
                 return meeting.connections
             watch.changed.wait_for(lambda: watch.is_broken(generation.number), self._line.patience + _MARGIN)
             if not watch.is_broken(generation.number):

@@ -86,12 +86,17 @@ class Meeting:
         self._address, self._changed = address, changed
         self.connections: Connections | None = None
         self.error: Exception | None = None
+        self._is_left = False
         threading.Thread(target=self._run, name="evener-elastic-meeting", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
         """Whether all have come, or it failed."""
         return self.connections is not None or self.error is not None
+
+    def leave(self) -> None:
+        """Wait for it no more, holding the lock of `changed`: connections that come of it later are closed at once."""
+        self._is_left = True
 
     def _run(self) -> None:
         found: Connections | None = None
@@ -100,7 +105,11 @@ class Meeting:
         except (RuntimeError, NodeLost) as error:
             self.error = error
         with self._changed:
-            self.connections = found
+            if found is not None and self._is_left:
+                found.abort(NodeLost("this generation is over"))
+                found.has_ended()  # nothing was ever under way
+            else:
+                self.connections = found
             self._changed.notify_all()
 
     def _meet(self) -> Connections:

@@ -5,37 +5,27 @@ Whichever way a run ends, this process names who failed first-hand: a rank that 
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from evener.comm.signed_store import SignedStore
-from evener.elastic.line import Line
-from evener.errors import Interrupted, NodeLost
-from evener.events import RunEvent, decode_events, encode_events
+from evener.errors import EvenerError, Interrupted, NodeLost
+from evener.events import RunEvent, decode_events
 from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
-from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
-from evener.launch.rank_environment import Program, RankEnvironment, run_rank
-from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
-from evener.launch.store import connect_store, keep_store, new_secret
-from evener.record import Epoch, Event
+from evener.launch.rank_environment import Program
+from evener.launch.rank_heartbeat import read_beat
+from evener.launch.rank_starter import RankStarter, show_event
+from evener.record import Event
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
-_HOST = "127.0.0.1"
 _GRACE = 1.0
 _BEGINNINGS = 3
 """Of a run that can go on without a node, at most: who is lost before the first step may be so each time."""
-_LOOKING = timedelta(days=7)
-"""That a user may take to look at the end of an epoch."""
+Without = Callable[[Any, Sequence[int], Event], Any]
+"""What to do instead of something where only nodes of these positions are left, which the event says; None: nothing."""
 _PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank"]
 _PRELOAD_ELASTIC = ["torch._dynamo"]
 """What DistributedDataParallel loads when it is made, in two seconds: a rank that comes later takes a tenth of one."""
@@ -49,6 +39,7 @@ def run_local(
     patience: float,
     on_event: Callable[[RunEvent], object],
     is_elastic: bool = False,
+    without: Without | None = None,
 ) -> None:
     """Run `program` once a node, each in a process of its own, to the end.
 
@@ -59,6 +50,8 @@ def run_local(
         patience: seconds of silence after which a rank is given up.
         on_event: called with everything of which a rank notifies; at the end of an epoch, whether the run ends there.
         is_elastic: whether the program can go on without a rank, and with another one in its place.
+        without: of a program that cannot: what those do who are left, from `config` and their positions among the
+            nodes; they are started anew.
 
     Raises:
         EvenerError: of the rank that failed first-hand, with its exit code; all processes have ended by then.
@@ -67,14 +60,40 @@ def run_local(
     """
     preload = [*_PRELOAD, *(_PRELOAD_ELASTIC if is_elastic else ())]
     with sigterm_is_ctrl_c(), LocalProcesses(preload) as processes:
-        for others in reversed(range(_BEGINNINGS if is_elastic else 1)):
+        beginnings = _BEGINNINGS if is_elastic else 0
+        while True:
             starter = RankStarter(processes, program, nodes, config, patience, is_elastic=is_elastic)
-            lost = _run_once(processes, starter, nodes, patience, on_event, is_elastic)
-            if lost is None:
+            loss = _run_once(processes, starter, nodes, patience, on_event, is_elastic)
+            if loss is None:
                 return
-            if not others:
-                raise lost
-            on_event(Event(step=0, kind="begins again", message=f"before the first step {lost}"))
+            beginnings -= 1
+            if beginnings > 0 and not loss.has_begun and isinstance(loss.error, NodeLost):
+                on_event(Event(step=0, kind="begins again", message=f"before the first step {loss.error}"))
+                continue
+            kept = [rank for rank in range(len(nodes)) if rank not in loss.ranks]
+            names = tuple(nodes[rank].name for rank in loss.ranks)
+            event = Event(step=loss.step, kind="node lost", message=f"{loss.error}; the others go on", nodes=names)
+            instead = None if without is None or not kept or not names else without(config, kept, event)
+            if instead is None:
+                raise loss.error
+            on_event(event)
+            nodes, config = [nodes[rank] for rank in kept], instead
+
+
+class _Loss(NamedTuple):
+    """Of nodes, so that their run ended.
+
+    Attributes:
+        error: that says so.
+        ranks: those lost, as far as it is known.
+        step: that they had come to.
+        has_begun: whether there was a step.
+    """
+
+    error: EvenerError
+    ranks: list[int]
+    step: int
+    has_begun: bool
 
 
 def _run_once(
@@ -84,127 +103,34 @@ def _run_once(
     patience: float,
     on_event: Callable[[RunEvent], object],
     is_elastic: bool,
-) -> NodeLost | None:
-    """A run to its end; or who was lost before the first step, so that nothing is lost if it begins again."""
+) -> _Loss | None:
+    """A run to its end; or who was lost, and all its processes have ended."""
     ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
     elastic = ElasticRanks(ranks, nodes, patience, starter.start) if is_elastic else None
 
+    def steps() -> list[int]:
+        return [read_beat(store, rank)[1] for rank in range(len(nodes))]
+
     def has_begun() -> bool:
-        is_governed = elastic is not None and elastic.has_begun
-        return is_governed or any(read_beat(store, rank)[1] for rank in range(len(nodes)))
+        return (elastic is not None and elastic.has_begun) or any(steps())
 
     was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic, has_begun)
     try:
         raise_first(ranks, store, nodes, was_stopped, elastic)
-    except NodeLost as lost:
-        if was_stopped or elastic is None or has_begun():
+    except EvenerError as error:
+        if was_stopped or error.exit_code != NodeLost.exit_code:
             raise
+        loss = _Loss(error, _lost(ranks), max(steps()), has_begun())
         for rank in ranks:
             processes.end(rank)
-        return lost
+        return loss
     return None
 
 
-class RankStarter:
-    """Starts ranks of one run, which find each other in a store of its own on the loopback interface.
-
-    Args:
-        processes: in which they run.
-        program, nodes, config, patience, is_elastic: see `run_local`.
-
-    Attributes:
-        store: of the run.
-    """
-
-    def __init__(
-        self,
-        processes: LocalProcesses,
-        program: Program,
-        nodes: Sequence[LocalNode],
-        config: Any,
-        patience: float,
-        *,
-        is_elastic: bool = False,
-    ) -> None:
-        secret = new_secret()
-        self.store, port = keep_store(_HOST, 0, secret)
-        place = partial(connect_store, _HOST, port, secret, patience=patience)
-        self._arguments = (list(nodes), config, place, patience)
-        self._processes, self._program, self._nodes, self._is_elastic = processes, program, nodes, is_elastic
-
-    def start(self, rank: int, number: int) -> LocalProcess:
-        """The process of `rank`, which in an elastic run has this number."""
-        node, own = self._nodes[rank], number if self._is_elastic else None
-        words = (self._program, rank, *self._arguments, own)
-        return self._processes.start(node.name, _be_rank, *words, cores=node.cores, threads=node.threads)
-
-
-def _be_rank(
-    parent: Parent,
-    program: Program,
-    rank: int,
-    nodes: list[LocalNode],
-    config: Any,
-    open_store: Callable[[], SignedStore],
-    patience: float,
-    number: int | None,
-) -> None:
-    """What a rank's process runs; with a `number`, that of an elastic run, which may have begun without it."""
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    env = RankEnvironment(
-        rank=rank,
-        nodes=nodes,
-        device=torch.device(nodes[rank].device),
-        patience=patience,
-        notify=lambda event: parent.send(encode_events([event])),
-        store=open_store(),
-    )
-    env.end = parent.end
-    env.answer = partial(_answer, env.store)
-    env.stop_on(signal.SIGTERM)
-    if number is not None:
-        env.line = _line_to(parent, env, number, open_store)
-    if env.line is None or not env.line.is_late:
-        env.heartbeat = RankHeartbeat(
-            open_store(),
-            rank=rank,
-            nodes=env.names,
-            patience=patience,
-            on_lost=lambda sentence: env.end(NodeLost(sentence)),
-        )
-    run_rank(env, program, config)
-
-
-def show_event(store: Any, on_event: Callable[[RunEvent], object], event: RunEvent) -> None:
-    """Show an event; what comes back at the end of an epoch is left in the store, where the leader waits for it."""
-    said = on_event(event)
-    if isinstance(event, Epoch):
-        store.set(_end_of(event), "over" if said else "on")
-
-
-def _answer(store: Any, epoch: Epoch) -> bool:
-    """What the process that started this one says to the end of `epoch`, however long it looks at it."""
-    store.wait([_end_of(epoch)], _LOOKING)
-    return bool(store.get(_end_of(epoch)) == b"over")
-
-
-def _end_of(epoch: Epoch) -> str:
-    return f"epoch/{epoch.epoch}"
-
-
-def _line_to(parent: Parent, env: RankEnvironment, number: int, open_store: Callable[[], SignedStore]) -> Line:
-    """To the authority, which is the parent."""
-    return Line(
-        process=number,
-        node=env.node.name,
-        is_late=number >= len(env.nodes),
-        send=parent.say,
-        receive=parent.hear,
-        open_store=open_store,
-        end=parent.end,
-        patience=env.patience,
-    )
+def _lost(ranks: Sequence[LocalProcess]) -> list[int]:
+    """Those that ended without a word; if nobody did, those that are silent where others say that they lost one."""
+    silent = [i for i, rank in enumerate(ranks) if rank.failure is None and not rank.has_finished]
+    return [i for i in silent if ranks[i].has_ended] or silent
 
 
 def _relay(

@@ -24,7 +24,7 @@ from evener.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.events import Phase, RunEvent
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
-from evener.launch.ranks import run_local
+from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import torchrun_environment
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.record import Event, TrainRecord
@@ -115,17 +115,19 @@ def launch(
     nodes: Sequence[LocalNode] | None = None,
     *,
     is_elastic: bool = False,
+    without: Without | None = None,
 ) -> None:
     """Run `program` on `nodes`, or on those of `config`, one of which may run in this very process.
 
-    With `is_elastic` the program can go on without some of several nodes.
+    With `is_elastic` the program can go on without some of several nodes; else those who are left may do what
+    `without` says.
     """
     chosen = choose_nodes(config) if nodes is None else nodes
     if len(chosen) == 1 and nodes is None and config.local_nodes is None:
         run_inprocess(program, chosen[0], config, patience=config.patience, on_event=show)
     else:
         several = is_elastic and len(chosen) > 1
-        run_local(program, chosen, config, patience=config.patience, on_event=show, is_elastic=several)
+        run_local(program, chosen, config, patience=config.patience, on_event=show, is_elastic=several, without=without)
 
 
 def is_torchrun(config: NodesConfig) -> bool:

@@ -37,7 +37,7 @@ from evener.run.checkpoint import save_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context, require_same_material
 from evener.run.elastic_divided import DividedElasticLoop
-from evener.run.elastic_loop import ElasticLoop
+from evener.run.elastic_replicated import ReplicatedElasticLoop
 from evener.run.elastic_start import late_context, leave_word, why_fixed, with_copies
 from evener.run.loop import Loop
 from evener.run.planning import candidate_strategies, make_plan
@@ -85,7 +85,7 @@ def run_elastic(context: RankContext, training: Training, config: RunConfig, lin
     """From the first step to the record, in a run whose ranks may change; the model of `context` is whole."""
     ranks = ElasticGroup(line, training.group, context.env.address)
     if training.plan.strategy in WHOLE_MODEL:
-        ElasticLoop(training, config, ranks, is_late=False).run(partial(finish_elastic, config))
+        ReplicatedElasticLoop(training, config, ranks, is_late=False).run(partial(finish_elastic, config))
     else:
         among = replace(context, group=training.group)
         DividedElasticLoop(among, training.plan, config, ranks, training).run(partial(finish_elastic, config))
@@ -96,7 +96,7 @@ def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) ->
     ranks = ElasticGroup(line, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
-        ElasticLoop(training, config, ranks, is_late=True).run(partial(finish_elastic, config))
+        ReplicatedElasticLoop(training, config, ranks, is_late=True).run(partial(finish_elastic, config))
     else:
         DividedElasticLoop(context, plan, config, ranks, None).run(partial(finish_elastic, config))
 

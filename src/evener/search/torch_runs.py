@@ -11,7 +11,8 @@ from evener.heartbeat import Progress
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.launch.rank_heartbeat import read_beat
-from evener.launch.ranks import RankStarter, raise_first, show_event
+from evener.launch.rank_starter import RankStarter, show_event
+from evener.launch.ranks import raise_first
 from evener.launch.store import LEAST_START_SECONDS
 from evener.run.config import RunConfig
 from evener.run.rank import train_rank

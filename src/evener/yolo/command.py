@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from evener.errors import MissingExtra, TrainingFailed
 from evener.events import RunEvent
 from evener.launch.rank_environment import run_rank
-from evener.record import TrainRecord
+from evener.record import Event, TrainRecord
 from evener.report.html import write_page
 from evener.report.tables import summary
 from evener.run.commands import is_torchrun, launch, torchrun_env
@@ -67,7 +68,13 @@ def _require_ultralytics() -> None:
 
 
 def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:
-    return _shown(config, lambda config, show: launch(yolo_rank, config, show))
+    return _shown(config, partial(launch, yolo_rank, without=_without))
+
+
+def _without(config: YoloConfig, kept: Sequence[int], event: Event) -> YoloConfig | None:
+    from evener.yolo.going_on import without
+
+    return without(config, kept, event)
 
 
 def _as_rank(config: YoloConfig) -> TrainRecord | None:

@@ -60,6 +60,7 @@ def _train(env: RankEnvironment, group: Group, config: YoloConfig) -> None:
         begin = time.time()
         model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
     seat.history.wall_seconds = time.time() - begin
+    seat.history.events[:0] = config.lost
     record = _record(seat, model, begin - config.started)
     if group.is_leader:
         env.notify(record)

@@ -195,6 +195,19 @@ class EvenTrainer(BaseTrainer):
         seat.end_validation(begin, self.train_loader.part, metrics)
         return metrics, fitness
 
+    def save_model(self) -> Any:
+        """Write the checkpoints of an epoch; whoever is killed meanwhile leaves whole ones, to go on from."""
+        whole = {name: getattr(self, name) for name in ("last", "best")}
+        for name, path in whole.items():
+            setattr(self, name, path.with_name(f".{path.name}"))
+            getattr(self, name).unlink(missing_ok=True)
+        was_saved = super().save_model()
+        for name, path in whole.items():
+            if getattr(self, name).exists():
+                getattr(self, name).replace(path)
+            setattr(self, name, path)
+        return was_saved
+
     def save_metrics(self, metrics: Any) -> None:
         """Write the line of an epoch; the leader does."""
         if self.seat.group.is_leader:

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, field
 from msgspec.structs import fields
 
 from evener.errors import InvalidInput, require
+from evener.record import Event
 from evener.run.config import RunConfig
 from evener.run.conflicts import option_name
 from evener.run.options import NodesConfig
@@ -31,7 +32,9 @@ _REFUSED = {
     "save_json": "validate best.pt afterwards: yolo val save_json=True",
 }
 """Settings of Ultralytics that are not taken, and what to do instead."""
-_TAKEN = ("task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output", "stationary")
+_TAKEN = (
+    "task", "data", "option", "shares", "batch_size", "epochs", "seed", "workers", "output", "stationary", "elastic",
+)  # fmt: skip
 """Options of `evener train` that a training of Ultralytics knows."""
 _AGREED = (
     "agreement", "staleness", "local_steps", "outer_lr", "outer_momentum", "compress", "robust", "merge", "overlap",
@@ -53,6 +56,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     Attributes:
         to_stderr: keep stdout free.
         started: when, in seconds since 1970.
+        lost: what was said of every node that was lost, and without which the training goes on.
     """
 
     words: Annotated[
@@ -62,8 +66,12 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     stationary: Annotated[
         bool, Meta(description="Every node keeps to a class-balanced part of the images of its own.")
     ] = False
+    elastic: Annotated[bool, Meta(description="Go on without local nodes that are gone, from the last checkpoint.")] = (
+        True
+    )
     to_stderr: bool = False
     started: float = field(default_factory=time.time)
+    lost: tuple[Event, ...] = ()
 
 
 def read_words(words: tuple[str, ...]) -> dict[str, str]:
@@ -139,6 +147,7 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         words=tuple(words),
         shares=config.shares,
         stationary=config.stationary,
+        elastic=config.elastic is not False,
         started=config.started,
         **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},
     )

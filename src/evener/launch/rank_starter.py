@@ -1,0 +1,131 @@
+"""Starts the ranks of a run as processes of this machine, and answers what they ask of whoever watches it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+
+from evener.comm.signed_store import SignedStore
+from evener.elastic.line import Line
+from evener.errors import NodeLost
+from evener.events import RunEvent, encode_events
+from evener.launch.nodes import LocalNode
+from evener.launch.parent import Parent
+from evener.launch.processes import LocalProcess, LocalProcesses
+from evener.launch.rank_environment import Program, RankEnvironment, run_rank
+from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.launch.store import connect_store, keep_store, new_secret
+from evener.record import Epoch
+
+_HOST = "127.0.0.1"
+_LOOKING = timedelta(days=7)
+"""That a user may take to look at the end of an epoch."""
+
+
+class RankStarter:
+    """Starts ranks of one run, which find each other in a store of its own on the loopback interface.
+
+    Args:
+        processes: in which they run.
+        program, nodes, config, patience, is_elastic: see `run_local`.
+
+    Attributes:
+        store: of the run.
+    """
+
+    def __init__(
+        self,
+        processes: LocalProcesses,
+        program: Program,
+        nodes: Sequence[LocalNode],
+        config: Any,
+        patience: float,
+        *,
+        is_elastic: bool = False,
+    ) -> None:
+        secret = new_secret()
+        self.store, port = keep_store(_HOST, 0, secret)
+        place = partial(connect_store, _HOST, port, secret, patience=patience)
+        self._arguments = (list(nodes), config, place, patience)
+        self._processes, self._program, self._nodes, self._is_elastic = processes, program, nodes, is_elastic
+
+    def start(self, rank: int, number: int) -> LocalProcess:
+        """The process of `rank`, which in an elastic run has this number."""
+        node, own = self._nodes[rank], number if self._is_elastic else None
+        words = (self._program, rank, *self._arguments, own)
+        return self._processes.start(node.name, _be_rank, *words, cores=node.cores, threads=node.threads)
+
+
+def _be_rank(
+    parent: Parent,
+    program: Program,
+    rank: int,
+    nodes: list[LocalNode],
+    config: Any,
+    open_store: Callable[[], SignedStore],
+    patience: float,
+    number: int | None,
+) -> None:
+    """What a rank's process runs; with a `number`, that of an elastic run, which may have begun without it."""
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    env = RankEnvironment(
+        rank=rank,
+        nodes=nodes,
+        device=torch.device(nodes[rank].device),
+        patience=patience,
+        notify=lambda event: parent.send(encode_events([event])),
+        store=open_store(),
+    )
+    env.end = parent.end
+    env.answer = partial(_answer, env.store)
+    env.stop_on(signal.SIGTERM)
+    if number is not None:
+        env.line = _line_to(parent, env, number, open_store)
+    if env.line is None or not env.line.is_late:
+        env.heartbeat = RankHeartbeat(
+            open_store(),
+            rank=rank,
+            nodes=env.names,
+            patience=patience,
+            on_lost=lambda sentence: env.end(NodeLost(sentence)),
+        )
+    run_rank(env, program, config)
+
+
+def show_event(store: Any, on_event: Callable[[RunEvent], object], event: RunEvent) -> None:
+    """Show an event; what comes back at the end of an epoch is left in the store, where the leader waits for it."""
+    said = on_event(event)
+    if isinstance(event, Epoch):
+        store.set(_end_of(event), "over" if said else "on")
+
+
+def _answer(store: Any, epoch: Epoch) -> bool:
+    """What the process that started this one says to the end of `epoch`, however long it looks at it."""
+    store.wait([_end_of(epoch)], _LOOKING)
+    return bool(store.get(_end_of(epoch)) == b"over")
+
+
+def _end_of(epoch: Epoch) -> str:
+    return f"epoch/{epoch.epoch}"
+
+
+def _line_to(parent: Parent, env: RankEnvironment, number: int, open_store: Callable[[], SignedStore]) -> Line:
+    """To the authority, which is the parent."""
+    return Line(
+        process=number,
+        node=env.node.name,
+        is_late=number >= len(env.nodes),
+        send=parent.say,
+        receive=parent.hear,
+        open_store=open_store,
+        end=parent.end,
+        patience=env.patience,
+    )
