@@ -21,7 +21,7 @@ from evener.comm.step_timing import StepTimer
 from evener.data.sampler import Division
 from evener.errors import InvalidInput
 from evener.oracle.apportion import weights_to_workers
-from evener.program.batch_parts import BatchPart
+from evener.program.batch_parts import BatchPart, part_of
 from evener.program.divided_loader import DividedLoader
 from support.thread_ranks import together
 
@@ -43,10 +43,12 @@ class Shares:
         self.group, self._trains = group, trains
         self._division = Division(weights_to_workers(shares, [None] * len(shares)))
 
-    def sizes(self, count: int, is_training: bool) -> Sequence[int]:
+    draws_alike = False
+
+    def part_of(self, count: int, is_training: bool) -> BatchPart:
         if is_training:
-            return self._division.sizes(1, count)
-        return [n + 1 for n in self._division.sizes(1, count - self.group.size)]
+            return part_of(self.group.rank, self._division.sizes(1, count))
+        return part_of(self.group.rank, [n + 1 for n in self._division.sizes(1, count - self.group.size)])
 
     def is_training(self) -> bool:
         return self._trains

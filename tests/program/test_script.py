@@ -116,8 +116,8 @@ def test_a_program_that_does_not_join_is_told_how(tmp_path: Path) -> None:
     assert "let it call evener.join()" in result.stderr
 
 
-@pytest.mark.parametrize("strategy", ["pipeline", "sharded", "spatial", "data+pipeline"])
-def test_strategies_that_divide_a_model_are_refused_with_what_to_use(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["pipeline", "data+sharded", "data+pipeline"])
+def test_strategies_that_a_loop_cannot_have_are_refused_with_what_to_use(strategy: str, tmp_path: Path) -> None:
     write(tmp_path)
     result = evener_here("run", "program.py", "--local-nodes", "1,1", "--strategy", strategy, cwd=tmp_path)
     assert result.returncode == 2
@@ -126,9 +126,13 @@ def test_strategies_that_divide_a_model_are_refused_with_what_to_use(strategy: s
     assert f"`evener train FILE --strategy {strategy}`" in sentence
 
 
-@pytest.mark.parametrize("strategy", ["auto", "data"])
-def test_strategies_that_divide_batches_are_what_a_program_has(strategy: str) -> None:
-    assert ScriptConfig(script=Path("x"), strategy=strategy).strategy == strategy
+@pytest.mark.parametrize("strategy", ["auto", "data", "filter", "channel", "hybrid", "sharded", "spatial"])
+def test_strategies_that_divide_batches_or_layers_are_what_a_program_has(strategy: str) -> None:
+    config = ScriptConfig(script=Path("x"), strategy=strategy, shares="3,1", local_nodes="1,1")
+    layers = config.layers(2)
+    assert (layers.division if layers else None) == (None if strategy in ("auto", "data") else strategy)
+    assert layers is None or layers.replicas[0].shares == (3.0, 1.0)
+    assert config.layers(1) is None
     with pytest.raises(InvalidValue, match="did you mean 'data'"):
         ScriptConfig(script=Path("x"), strategy="date")
 

@@ -35,18 +35,23 @@ def verdict(found: Outcome, expected: Outcome) -> str:
 
 def find(folder: Path, until: float) -> bool:
     """Perform what `folder` does not have yet, a few programs at once, until that time; whether it has all now."""
-    for world, shares in WORLDS.items():
-        left = [name for name in names() if not (folder / slug(world) / f"{name}.pt").exists()]
+    for name, world in WORLDS.items():
+        left = _left(folder / slug(name))
         for some in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
             if time.monotonic() > until:
                 return False
-            sys.stderr.write(f"nodes {world}: {', '.join(some)}\n")
-            in_world(shares, some, folder / slug(world))
-    for name in [name for name in names() if not (folder / slug(PLAIN) / f"{name}.pt").exists()]:
+            sys.stderr.write(f"{name}: {', '.join(some)}\n")
+            in_world(world, some, folder / slug(name))
+    for program in _left(folder / slug(PLAIN)):
         if time.monotonic() > until:
             return False
-        under_ddp(name, folder / slug(PLAIN))
+        under_ddp(program, folder / slug(PLAIN))
     return True
+
+
+def _left(folder: Path) -> list[str]:
+    """Programs of which nothing is known there."""
+    return [name for name in names() if not (folder / f"{name}.pt").exists()]
 
 
 def ddp_verdict(found: Outcome) -> str:
@@ -58,7 +63,7 @@ def summary(folder: Path) -> str:
     """How many of the programs that plain DDP trains are trained; what lacks a word counts as the one that has it."""
     chosen = [name for name in names() if not name.endswith(LACKING)]
     by_ddp = [name for name in chosen if not outcome_in(folder / slug(PLAIN), name).sentence]
-    uneven = [slug(world) for world, shares in WORLDS.items() if "," in shares]
+    uneven = [slug(name) for name, world in WORLDS.items() if "," in world.shares and world.strategy == "auto"]
     ours = [name for name in by_ddp if not any(outcome_in(folder / world, name).sentence for world in uneven)]
     return (
         f"Of the {len(chosen)} programs that do not lack such a word, plain DDP on two equal nodes comes to the end of "
@@ -75,7 +80,7 @@ def slug(world: str) -> str:
 def table(folder: Path) -> str:
     """Every program with its verdicts, in Markdown."""
     rows = [
-        "| program | lines | " + " | ".join([*(f"nodes {world}" for world in WORLDS), PLAIN]) + " |",
+        "| program | lines | " + " | ".join([*WORLDS, PLAIN]) + " |",
         "|---" * (3 + len(WORLDS)) + "|",
     ]
     for name in names():

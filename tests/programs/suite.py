@@ -36,8 +36,28 @@ from evener.run.context import join_world
 
 import_module("torchvision_operators")  # before a program imports torchvision
 SCRIPTS = Path(__file__).parent / "scripts"
-WORLDS = {"1": "1", "3:1": "3,1", "5:2:0": "5,2,0"}
-"""Shares of the nodes, by how they are called in tables."""
+
+
+class World(NamedTuple):
+    """Nodes on which programs are run.
+
+    Attributes:
+        shares: of the nodes.
+        strategy: what they divide.
+    """
+
+    shares: str
+    strategy: str = "auto"
+
+
+WORLDS = {
+    "nodes 1": World("1"),
+    "nodes 3:1": World("3,1"),
+    "nodes 5:2:0": World("5,2,0"),
+    "sharded": World("3,1", "sharded"),
+    "spatial": World("3,1", "spatial"),
+}
+"""By how they are called in tables."""
 _NEEDS = re.compile(r"^# needs: (\w+)$", re.MULTILINE)
 _MARK = re.compile(r"\s*# (added$|was: (?P<was>.*)$)")
 
@@ -107,12 +127,12 @@ def perform(text: str, name: str) -> Outcome:
     return Outcome({key: value.detach().clone() for key, value in space["results"].items()})
 
 
-def rank_of_suite(env: RankEnvironment, work: tuple[str, Sequence[str], str]) -> None:
+def rank_of_suite(env: RankEnvironment, work: tuple[str, str, Sequence[str], str]) -> None:
     """A rank that performs some programs one after the other; the leader writes what came of them."""
-    shares, chosen, folder = work
+    shares, strategy, chosen, folder = work
     group = join_world(env)
     for name in chosen:
-        config = ScriptConfig(script=Path(f"{name}.py"), shares=shares)
+        config = ScriptConfig(script=Path(f"{name}.py"), shares=shares, strategy=strategy)
         run = Run(env, group, config)
         joining._runs[:] = [run]
         with contextlib.ExitStack() as stack:
@@ -139,11 +159,12 @@ def _end_copy(run: Run, _kind: object, error: BaseException | None, _trace: obje
         copy.fail(error)
 
 
-def in_world(shares: str, chosen: Sequence[str], folder: Path) -> dict[str, Outcome]:
-    """What programs come to on local nodes of these shares."""
+def in_world(world: World, chosen: Sequence[str], folder: Path) -> dict[str, Outcome]:
+    """What programs come to there."""
     folder.mkdir(parents=True, exist_ok=True)
-    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(shares.count(",") + 1)]
-    run_local(rank_of_suite, nodes, (shares, list(chosen), str(folder)), patience=60.0, on_event=lambda _: None)
+    nodes = [LocalNode(name=f"node-{i}", threads=1) for i in range(world.shares.count(",") + 1)]
+    work = (*world, list(chosen), str(folder))
+    run_local(rank_of_suite, nodes, work, patience=60.0, on_event=lambda _: None)
     return {name: outcome_in(folder, name) for name in chosen}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,6 +46,20 @@ class GradientHooks:
                     parameter.grad = parameter.grad if changed is None else changed
                 for hook in list(after.values()):
                     hook(parameter)
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Inside, parameters have no hooks that see a gradient after it is added, so that a copy of `model` has none."""
+    parameters: list[Any] = list(model.parameters())
+    kept = [parameter._post_accumulate_grad_hooks for parameter in parameters]
+    for parameter in parameters:
+        parameter._post_accumulate_grad_hooks = OrderedDict()
+    try:
+        yield
+    finally:
+        for parameter, hooks in zip(parameters, kept, strict=True):
+            parameter._post_accumulate_grad_hooks = OrderedDict() if hooks is None else hooks
 
 
 def _hooks(parameter: Any) -> tuple[dict[int, Any], dict[int, Any]]:

@@ -78,6 +78,16 @@ class _BucketSums:
         while self._launched < len(self._buckets) and self._missing[self._launched] == 0:
             self._launch()
 
+    @property
+    def has_started(self) -> bool:
+        """Whether a backward pass has begun whose gradients are not complete."""
+        return self._started
+
+    def begin(self) -> None:
+        """A backward pass begins; of a rank that has no part of any weight, no gradient would tell."""
+        if self._sums and not self._started:
+            self._start()
+
     def _start(self) -> None:
         self._started, self._launched = True, 0
         self._missing = [len(bucket.weights) for bucket in self._buckets]
@@ -85,7 +95,7 @@ class _BucketSums:
     def _finish_with_backward(self) -> None:
         """Everything is complete before the `backward()` returns that goes on now."""
         engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self.finish)
+        engine.queue_callback(lambda: self.finish() if self._started else None)
 
     def _launch(self) -> None:
         self._world.timer.break_for_others()

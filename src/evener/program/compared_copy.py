@@ -18,8 +18,8 @@ from evener.comm.group import Group
 from evener.data.loader import seed_all
 from evener.launch.rank_environment import RankEnvironment
 from evener.program.batch_parts import BatchPart
-from evener.program.prepared import PreparedModel
 from evener.program.understudy import Understudy
+from evener.program.work_division import Prepared
 from evener.run.context import Arithmetic
 from evener.run.draws import SameDraws
 
@@ -40,18 +40,20 @@ class ComparedCopy(Understudy):
         samples: of a batch.
         divide: samples for every rank of so many.
         is_wide: compute in float64.
+        moves_parts: whether copies send each other parts of tensors, for which Gloo is needed.
     """
 
     def __init__(
         self,
-        models: Sequence[PreparedModel],
+        models: Sequence[Prepared],
         group: Group,
         path: Path,
         samples: int,
         divide: Callable[[int], tuple[int, ...]],
         is_wide: bool,
+        moves_parts: bool = False,
     ) -> None:
-        super().__init__(group, path, samples)
+        super().__init__(group, path, samples, moves_parts)
         self._models, self._divide, self._is_wide = models, divide, is_wide
         self._values: dict[str, Tensor] = {}
         self._own: list[Tensor] = []
@@ -112,7 +114,7 @@ class ComparedCopy(Understudy):
             for model in self._models:
                 model.model.double()
 
-    def _watch(self, model: PreparedModel, head: str, is_complete: bool) -> None:
+    def _watch(self, model: Prepared, head: str, is_complete: bool) -> None:
         """Keep the gradients of the first `backward()` of a round: the means, and before that the very first's own."""
         tail = " of another batch" if self._rounds else ""
         if any(name.startswith(head) and name.endswith(tail or name) for name in self._values):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Protocol
 
@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from evener.comm.group import Group
 from evener.data.alike import print_of, require_alike
 from evener.errors import InvalidInput
-from evener.program.batch_parts import BatchPart, Count, part_of
+from evener.program.batch_parts import BatchPart, Count
+from evener.program.random_state import take_leaders_state
 
 _TAKEN_OVER = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
                "prefetch_factor", "persistent_workers", "in_order")  # fmt: skip
@@ -32,8 +33,13 @@ class Divider(Protocol):
 
     group: Group
 
-    def sizes(self, count: int, is_training: bool) -> Sequence[int]:
-        """Samples for every rank of a batch of `count`."""
+    @property
+    def draws_alike(self) -> bool:
+        """Whether all ranks draw the same random numbers, as they load the same samples."""
+        ...
+
+    def part_of(self, count: int, is_training: bool) -> BatchPart:
+        """This rank's part of a batch of `count`."""
         ...
 
     def is_training(self) -> bool:
@@ -139,7 +145,7 @@ class DividedLoader:
 
     def _part_of_samples(self, samples: list[Any]) -> tuple[BatchPart, Any]:
         divider = self._divider
-        part = part_of(divider.group.rank, divider.sizes(len(samples), divider.is_training()))
+        part = divider.part_of(len(samples), divider.is_training())
         return part, self.loader.collate_fn(samples[part.rows])
 
 
@@ -164,9 +170,12 @@ class _Order:
     def __iter__(self) -> Iterator[tuple[BatchPart, list[Any]]]:
         group = self._divider.group
         told = islice(_told(group, self._loader.batch_sampler), self.skip, None)
-        for indices in told if self.is_training else _large_enough(told, group.size):
+        is_whole = self.is_training or self._divider.draws_alike
+        for indices in told if is_whole else _large_enough(told, group.size):
+            if self._divider.draws_alike:  # also in transforms; the leader's sampler may have drawn alone
+                take_leaders_state(group)
             chosen = indices[: self.limit]
-            part = part_of(group.rank, self._divider.sizes(len(chosen), self.is_training))
+            part = self._divider.part_of(len(chosen), self.is_training)
             yield part, chosen[part.rows]
 
 

@@ -10,8 +10,11 @@ from msgspec import Meta, field
 
 from evener.errors import InvalidInput, require_one_of
 from evener.launch.nodes import relative_shares
-from evener.run.config import STRATEGIES
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
+from evener.run.config import LAYER_STRATEGIES, STRATEGIES
 from evener.run.options import NodesConfig
+from evener.run.planning import division_of
 
 
 class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
@@ -22,9 +25,13 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
     """
 
     script: Annotated[Path, Meta(description="Your program; what is not an option below is for it.")]
-    strategy: Annotated[str, Meta(description="auto or data: nodes divide a program's batches, and nothing else.")] = (
-        "auto"
-    )
+    strategy: Annotated[
+        str,
+        Meta(
+            description="auto or data: nodes divide batches; filter, channel, hybrid, sharded or spatial: the layers "
+            "of models."
+        ),
+    ] = "auto"
     shares: Annotated[str, Meta(description="measured, equal, or relative shares such as 7,2,1.")] = "measured"
     approximate: Annotated[
         bool, Meta(description="Train also what would not be equal to one process; it is told, not refused.")
@@ -39,12 +46,19 @@ class ScriptConfig(NodesConfig, frozen=True, kw_only=True):
         super().__post_init__()
         relative_shares(self.shares, self.num_local_nodes)
         require_one_of("--strategy", self.strategy, STRATEGIES)
-        if self.strategy not in ("auto", "data"):
+        if self.strategy not in ("auto", "data", *LAYER_STRATEGIES):
             raise InvalidInput(
                 f"--strategy {self.strategy} does not go with a program that calls loss.backward() itself, of which "
-                "nodes divide the batches and nothing else: leave it out, or make a Task of its model, loss and data, "
-                f"and start `evener train FILE --strategy {self.strategy}`"
+                f"nodes divide the batches (data) or the layers ({', '.join(LAYER_STRATEGIES)}): take one of these, or "
+                f"make a Task of its model, loss and data, and start `evener train FILE --strategy {self.strategy}`"
             )
+
+    def layers(self, size: int) -> Arrangement | None:
+        """How `size` nodes divide layers: equally, unless the user says how; None if they divide batches."""
+        if size == 1 or self.strategy not in LAYER_STRATEGIES:
+            return None
+        shares = relative_shares(self.shares, size) or [1.0] * size
+        return Arrangement(division=division_of(self.strategy), replicas=(Replica(shares=tuple(shares)),))
 
     @property
     def folder(self) -> Path:

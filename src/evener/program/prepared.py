@@ -1,6 +1,7 @@
 """Models and optimisers of a user's program, made ready to train on several ranks; they stay the user's own objects.
 
-PreparedModel       the leader's weights on all ranks, norms over all samples, gradients complete after `backward()`
+agreed_model        the leader's weights on all ranks
+PreparedModel       besides, norms over all samples, and gradients that are complete after `backward()`
 PreparedOptimizer   tells when an update begins and ends; a closure's loss is that of the whole batch
 """
 
@@ -49,6 +50,22 @@ class WeighedSums:
         return self  # copies of a model are of the same ranks
 
 
+def agreed_model(model: nn.Module, group: Group) -> nn.Module:
+    """`model`, on the rank's device, with the leader's weights and buffers.
+
+    Raises:
+        InvalidInput: it is wrapped, lazy, or another one on another rank.
+    """
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        raise InvalidInput(f"run.prepare shares the model itself: leave {type(model).__name__} out")
+    refuse_lazy(model).to(group.device)
+    state = [*model.parameters(), *model.buffers()]
+    shapes = repr([(name, tuple(t.shape), t.dtype) for name, t in model.state_dict().items()])
+    require_alike(group, zlib.crc32(shapes.encode()), "the model must be the same on all nodes")
+    group.take_leaders(state)
+    return model
+
+
 class PreparedModel:
     """A model that all ranks have.
 
@@ -66,15 +83,8 @@ class PreparedModel:
     """
 
     def __init__(self, model: nn.Module, group: Group, weight: Callable[[], float]) -> None:
-        if isinstance(model, DataParallel | DistributedDataParallel):
-            raise InvalidInput(f"run.prepare shares the model itself: leave {type(model).__name__} out")
-        refuse_lazy(model).to(group.device)
-        state = [*model.parameters(), *model.buffers()]
-        shapes = repr([(name, tuple(t.shape), t.dtype) for name, t in model.state_dict().items()])
-        require_alike(group, zlib.crc32(shapes.encode()), "the model must be the same on all nodes")
-        group.take_leaders(state)
         sums = WeighedSums(group, weight)
-        self.model = synchronise_batch_norm(without_synchronised(model), sums)
+        self.model = synchronise_batch_norm(without_synchronised(agreed_model(model, group)), sums)
         self._norms = [module for module in self.model.modules() if isinstance(module, GroupBatchNorm)]
         self._shared: Any = SharedStatistics(lambda _: sums) if needs_sharing(self.model) else None
         if self._shared is not None:

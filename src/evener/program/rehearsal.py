@@ -34,10 +34,10 @@ from evener.plan import Check
 from evener.profile import TaskTiming
 from evener.program.accelerate_alone import refuse_accelerate
 from evener.program.compared_copy import ComparedCopy
-from evener.program.prepared import PreparedModel
 from evener.program.timed_copy import TimedCopy
 from evener.program.understudy import Understudy, failure, forked
 from evener.program.verdict import Verdict, judge
+from evener.program.work_division import Prepared
 from evener.record import Event
 from evener.run.costs import CALIBRATION_SECONDS, calibrate
 
@@ -68,6 +68,7 @@ class Rehearsal:
         shares: of the ranks; None: all have some.
         is_wanted: whether there is anything to compare.
         may_differ: whether what differs is told, and trained all the same.
+        layers: how layers are divided; None: it is batches.
 
     Attributes:
         understudy: what this process is in the rehearsal, if it is a copy.
@@ -83,8 +84,9 @@ class Rehearsal:
         *,
         is_wanted: bool,
         may_differ: bool,
+        layers: str | None = None,
     ) -> None:
-        self._env, self._group, self._shares, self._may_differ = env, group, shares, may_differ
+        self._env, self._group, self._shares, self._may_differ, self._layers = env, group, shares, may_differ, layers
         self.is_wanted = is_wanted
         self.understudy: Understudy | None = None
         self.check: Check | None = None
@@ -99,7 +101,7 @@ class Rehearsal:
         self._owners.add(owner)
         return True
 
-    def perform(self, models: Sequence[PreparedModel]) -> list[Event]:
+    def perform(self, models: Sequence[Prepared]) -> list[Event]:
         """Compare, and time slowed nodes; in a copy, this returns at once. What the user is to be told.
 
         Raises:
@@ -114,12 +116,12 @@ class Rehearsal:
             self.is_wanted = False
         if self.is_wanted:
             self._compare(models)
-        if can_copy and self.understudy is None and not self._is_timed:
+        if can_copy and self.understudy is None and not self._is_timed and self._layers is None:
             self._is_timed = True
             calibrate(self._env, self._group, self._time_alone)  # in a copy, nobody is waited for
         return self._notes
 
-    def _compare(self, models: Sequence[PreparedModel]) -> None:
+    def _compare(self, models: Sequence[Prepared]) -> None:
         begin = time.perf_counter()
         for precision in ("fp64", "own"):
             reports = self._round(models, is_wide=precision == "fp64")
@@ -142,7 +144,7 @@ class Rehearsal:
         sizes[next(i for i, share in enumerate(shares) if share)] += min(count, _MORE)
         return tuple(sizes)
 
-    def _round(self, models: Sequence[PreparedModel], is_wide: bool) -> list[Report]:
+    def _round(self, models: Sequence[Prepared], is_wide: bool) -> list[Report]:
         """What all ranks' copies came to; nothing in a copy."""
         token = self._group.told_by_leader(secrets.token_hex(8).encode()).decode()
         with self._folder() as folder:
@@ -158,12 +160,12 @@ class Rehearsal:
             msgspec.json.decode(row, type=Report) for row in self._group.all_gather_bytes(msgspec.json.encode(report))
         ]
 
-    def _become(self, models: Sequence[PreparedModel], role: str, token: str, folder: Path, is_wide: bool) -> None:
+    def _become(self, models: Sequence[Prepared], role: str, token: str, folder: Path, is_wide: bool) -> None:
         """Be a copy from now on."""
         samples = _SAMPLES * self._group.size + _MORE
         sizes: Callable[[int], tuple[int, ...]] = self.sizes
         path = (folder / role).with_suffix(".safetensors")
-        self.understudy = ComparedCopy(models, self._group, path, samples, sizes, is_wide)
+        self.understudy = ComparedCopy(models, self._group, path, samples, sizes, is_wide, self._layers is not None)
         self.understudy.begin(self._env, None if role == "whole" else token)
 
     def _time_alone(self) -> TaskTiming | None:
@@ -193,16 +195,16 @@ class Rehearsal:
         if not self._group.is_leader:
             return Report(failed=failed)
         whole_failed = failure(whole)
-        verdict = None if failed or whole_failed else judge(divided, whole, is_wide)
+        verdict = None if failed or whole_failed else judge(divided, whole, is_wide, self._layers)
         return Report(failed=failed, whole_failed=whole_failed, verdict=verdict)
 
     def _without_verdict(self, failed: str, whole_failed: str) -> None:
         if whole_failed:
             self._note("unchecked", f"a step of a few samples fails also in one process ({whole_failed})")
         elif self._may_differ:
-            self._note("approximate", f"a part of a batch cannot be computed ({failed})")
+            self._note("approximate", f"a divided step cannot be computed ({failed})")
         else:
-            raise NotExact(f"the program fails with a part of a batch, though not with the whole: {failed}")
+            raise NotExact(_failure(failed, self._layers))
 
     def _act_on(self, verdict: Verdict, precision: str, seconds: float) -> None:
         if verdict.sentence and not self._may_differ:
@@ -219,6 +221,13 @@ class Rehearsal:
 
     def _note(self, kind: str, message: str) -> None:
         self._notes.append(Event(step=0, kind=kind, message=message))
+
+
+def _failure(failed: str, layers: str | None) -> str:
+    """That the copies failed which divided a step, though not the one that did the whole."""
+    if layers is None:
+        return f"the program fails with a part of a batch, though not with the whole: {failed}"
+    return f"--strategy {layers} cannot divide this program: {failed}; leave it out, and nodes divide its batches"
 
 
 def _wait(pids: Sequence[int]) -> None:

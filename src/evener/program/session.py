@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,25 +32,16 @@ from evener.data.alike import print_of, require_alike
 from evener.errors import InvalidInput, require
 from evener.launch.nodes import relative_shares
 from evener.launch.rank_environment import RankEnvironment
-from evener.program.batch_parts import (
-    BatchPart,
-    Count,
-    OpenParts,
-    cut_rows,
-    part_of,
-    require_count,
-    rows_of,
-    weight_of,
-)
+from evener.program.batch_parts import BatchPart, Count, OpenParts, cut_rows, require_count, rows_of
 from evener.program.divided_loader import DividedLoader
 from evener.program.options import ScriptConfig
-from evener.program.prepared import PreparedModel, PreparedOptimizer
-from evener.program.random_state import draw_own, take_leaders_state
+from evener.program.prepared import PreparedOptimizer
+from evener.program.random_state import take_leaders_state
 from evener.program.rehearsal import Rehearsal
-from evener.program.rows import gather_rows
 from evener.program.steps import Steps, refuse_outside
-from evener.program.totals import mean_like, numbers_of, sum_like, total_of
-from evener.record import TrainRecord
+from evener.program.totals import mean_like, numbers_of, total_of
+from evener.program.work_division import BatchDivision, LayerDivision, Prepared, WorkDivision
+from evener.record import Event, TrainRecord
 
 
 class Run:
@@ -69,16 +61,19 @@ class Run:
         self._is_alone = config is None  # nobody started this as a run: it is the program that it was
         self.device, self.leader, self.rank, self.size = group.device, group.is_leader, group.rank, group.size
         shares = relative_shares(config.shares if config else "measured", group.size)
-        self.steps = Steps(env, group, shares)
+        layers = config.layers(group.size) if config else None
         self._parts = OpenParts()
-        self._models: list[PreparedModel] = []
+        self._work: WorkDivision = BatchDivision(group, self._parts.weight, env.patience)
+        if layers is not None:
+            self._work = LayerDivision(group, layers, self._tell_undivided)
+        self.steps = Steps(env, group, shares, layers)
+        self._models: list[Prepared] = []
         self._loaders: list[DividedLoader] = []
-        self._has_own_draws = self._sharing = False
         self.part: BatchPart | None = None
+        self._has_own_draws = self._sharing = False
         self._passes: set[object] = set()
-        self.rehearsal = Rehearsal(
-            env, group, shares, is_wanted=group.size > 1, may_differ=bool(config and config.approximate)
-        )
+        may_differ, named = bool(config and config.approximate), layers.division if layers else None
+        self.rehearsal = Rehearsal(env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=named)
 
     def prepare(self, *things: Any, count: Count = "samples") -> Any:
         """Models, optimisers, loaders (and schedulers, scalers) as all nodes use them together, in the same order.
@@ -133,7 +128,7 @@ class Run:
         require_alike(
             self.group, print_of(batch), "run.share divides a batch that is the same on all nodes: seed them alike"
         )
-        part = part_of(self.group.rank, self.sizes(rows_of(batch, dim), self.is_training()))
+        part = self.part_of(rows_of(batch, dim), self.is_training())
         return self._compute(self, part, cut_rows(batch, part, dim), count)
 
     def mean(self, value: Any) -> Any:
@@ -153,11 +148,7 @@ class Run:
 
     def sum(self, value: Any) -> Any:
         """The sum over all nodes of a number or a tensor. Every node calls this."""
-        if self._is_alone:
-            return value
-        own = numbers_of(value)
-        own = own if self._parts.weight() else np.zeros_like(own)  # of no samples it may be a NaN
-        return sum_like(value, total_of(self.group, "sum", own, self._env.patience))
+        return value if self._is_alone else self._work.sum(value)
 
     def ratio(self, numerator: Tensor, denominator: Any) -> Tensor:
         """A loss that is a sum by a number, such as of tokens, in the place of `count`; every node differentiates this.
@@ -178,7 +169,7 @@ class Run:
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all nodes, in the order of the batch; differentiable. Every node calls this."""
-        return rows if self._is_alone else gather_rows(rows, self.group, self._parts.weight())
+        return rows if self._is_alone else self._work.gather(rows)
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's state dict, as plain PyTorch loads it."""
@@ -206,7 +197,7 @@ class Run:
         if isinstance(thing, nn.Module):
             if self.size == 1:
                 return thing.to(self.device)
-            self._models.append(PreparedModel(thing, self.group, self._parts.weight))
+            self._models.append(self._work.prepared(thing))
             return self._models[-1].model
         if isinstance(thing, Optimizer):
             self.steps.follow(PreparedOptimizer(thing, self).optimizer)
@@ -218,12 +209,21 @@ class Run:
             return thing
         raise InvalidInput(f"run.prepare takes models, optimisers and loaders, got {type(thing).__name__}")
 
+    def _tell_undivided(self, sentence: str) -> None:
+        self.steps.tell([Event(step=self.steps.number, kind="undivided", message=sentence)])
+
     # what loaders and optimisers tell
 
-    def sizes(self, count: int, is_training: bool) -> Any:
+    @property
+    def draws_alike(self) -> bool:
+        """As `Divider`."""
+        return self._work.draws_alike
+
+    def part_of(self, count: int, is_training: bool) -> BatchPart:
         """As `Divider`."""
         understudy = self.rehearsal.understudy
-        return self.steps.sizes(count, is_training) if understudy is None else understudy.sizes(count)
+        sizes = partial(self.steps.sizes, is_training=is_training) if understudy is None else understudy.sizes
+        return self._work.part(count, sizes)
 
     def is_training(self) -> bool:
         """As `Divider`: somebody could call `backward()`, and a model is in training mode."""
@@ -286,7 +286,7 @@ class Run:
         understudy = self.rehearsal.understudy
         batch = batch if understudy is None else understudy.given(batch)
         self.part = part
-        self._parts.open(owner, weight_of(part, batch, count, self.group), self.is_training())
+        self._parts.open(owner, self._work.weight(part, batch, count), self.is_training())
         for model in self._models:
             model.let_count(part.samples > 0)
         if self.is_training() and understudy is not None:
@@ -294,7 +294,7 @@ class Run:
         elif self.is_training():
             self.steps.begin(owner, part, self.rehearsal.check)
             if self.size > 1 and not self._has_own_draws:
-                draw_own(self.rank)
+                self._work.draw()
                 self._has_own_draws = True
         self.group.timer.resume("fb")
         return batch

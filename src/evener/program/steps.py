@@ -14,6 +14,7 @@ from evener.data.sampler import Division
 from evener.errors import Interrupted, InvalidInput
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.division.plan import Arrangement
 from evener.oracle.rebalance import Balance
 from evener.plan import Assignment, Check, Plan
 from evener.program.batch_parts import STAND_IN, BatchPart
@@ -36,6 +37,7 @@ class Steps:
         env: of this rank.
         group: the ranks.
         shares: relative ones of the ranks; None: what they are measured to be worth.
+        layers: how they divide layers; None: batches.
 
     Attributes:
         number: of steps that have begun.
@@ -43,8 +45,10 @@ class Steps:
         saving: of checkpoints, by whoever trains, who also ends the run when a rank was asked to stop; None: nobody.
     """
 
-    def __init__(self, env: RankEnvironment, group: Group, shares: Sequence[float] | None) -> None:
-        self._env, self._group, self._shares = env, group, shares
+    def __init__(
+        self, env: RankEnvironment, group: Group, shares: Sequence[float] | None, layers: Arrangement | None = None
+    ) -> None:
+        self._env, self._group, self._shares, self._layers = env, group, shares, layers
         self.number = self.epoch = 0
         equal = tuple(Worker(unit_seconds=1.0, least=STAND_IN) for _ in env.nodes)
         workers = equal if shares is None else tuple(weights_to_workers(shares, [None] * group.size))
@@ -201,7 +205,8 @@ class Steps:
     def _start(self, part: BatchPart, check: Check | None) -> None:
         first = self.number + 1
         sizes, workers = self.division.sizes(first, part.total), self.division.workers(first)
-        balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if self._shares is None else None
+        follows = self._shares is None and self._layers is None
+        balance = Balance(workers=workers, shares=tuple(sizes), is_learning=True) if follows else None
         self._monitor = Monitor(
             self._env,
             self._group,
@@ -219,6 +224,8 @@ class Steps:
         self._monitor.start(first)
 
     def _plan_of(self, total: int, sizes: Sequence[int], check: Check | None) -> Plan:
+        if self._layers is not None:
+            return _plan_of_layers(self._env, self._layers, total, check)
         why = "equal at first: shares follow what the first steps take" if self._shares is None else "as was asked for"
         assignments = tuple(
             Assignment(rank=rank, node=node.name, device=node.device, samples=samples, reason=why)
@@ -226,6 +233,24 @@ class Steps:
         )
         strategy: Any = "data" if self._group.size > 1 else "serial"
         return Plan(strategy=strategy, batch_size=total, assignments=assignments, check=check)
+
+
+def _plan_of_layers(env: RankEnvironment, layers: Arrangement, total: int, check: Check | None) -> Plan:
+    """Every rank does its share of the layers' work for all samples."""
+    (replica,) = layers.replicas
+    assignments = tuple(
+        Assignment(
+            rank=rank,
+            node=node.name,
+            device=node.device,
+            samples=total,
+            reason="its part of every layer",
+            replica=0,
+            share=share / sum(replica.shares),
+        )
+        for rank, (node, share) in enumerate(zip(env.nodes, replica.shares, strict=True))
+    )
+    return Plan(strategy=layers.division, batch_size=total, assignments=assignments, check=check)
 
 
 def refuse_outside(is_open: bool, has_loaders: bool, what: str) -> None:

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from evener.atomic import atomic_write
+from evener.comm.abortable import AbortableGloo, GlooPlace
+from evener.comm.abortable_group import AbortableProcessGroup
 from evener.comm.group import Group
 from evener.comm.mesh_joining import join_mesh
 from evener.errors import InvalidInput, first_line, place_of
@@ -47,13 +49,14 @@ class Understudy(ABC):
     Args:
         group: the rank's; from `begin` on, that of the copies, in the place of the same object.
         path: of what it writes.
+        moves_parts: whether copies send each other parts of tensors, for which Gloo is needed.
 
     Attributes:
         samples: of a batch, at most.
     """
 
-    def __init__(self, group: Group, path: Path, samples: int) -> None:
-        self.group, self.path, self.samples = group, path, samples
+    def __init__(self, group: Group, path: Path, samples: int, moves_parts: bool = False) -> None:
+        self.group, self.path, self.samples, self._moves_parts = group, path, samples, moves_parts
         self._kept: list[Any] = []
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
@@ -115,8 +118,9 @@ class Understudy(ABC):
     def fail(self, error: BaseException) -> NoReturn:
         """Say why the program failed, and end."""
         with contextlib.suppress(OSError):
-            kind = "" if isinstance(error, InvalidInput) else f"{type(error).__name__}: "
-            sentence = f"{kind}{first_line(error)}{place_of(error)}"
+            sentence = first_line(error)
+            if not isinstance(error, InvalidInput):
+                sentence = f"{type(error).__name__}: {sentence}{place_of(error)}"
             atomic_write(self.path.with_suffix(".failed"), sentence.encode())
         os._exit(1)
 
@@ -142,3 +146,9 @@ class Understudy(ABC):
             patience=SECONDS,
             longest_wait=SECONDS,
         )
+        if self._moves_parts:
+            place = GlooPlace(
+                store=store.under(f"rehearsal/{token}/gloo"), rank=group.rank, size=group.size, longest_wait=SECONDS
+            )
+            group.sums = AbortableGloo(place.join(), place)
+            group.process_group = AbortableProcessGroup(group.rank, group.size, group.sums)

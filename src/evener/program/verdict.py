@@ -34,13 +34,14 @@ class Verdict(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-def judge(divided: Path, whole: Path, is_wide: bool) -> Verdict:
+def judge(divided: Path, whole: Path, is_wide: bool, layers: str | None = None) -> Verdict:
     """Compare what the copies wrote.
 
     Args:
         divided: of those that divided the batch, without a suffix.
         whole: of the one that did not.
         is_wide: whether they computed in float64.
+        layers: how they divided layers; None: they divided batches.
     """
     values, expected = load_file(divided.with_suffix(".safetensors")), load_file(whole.with_suffix(".safetensors"))
     parts, total = values.pop("parts"), expected.pop("parts")[0]
@@ -49,7 +50,8 @@ def judge(divided: Path, whole: Path, is_wide: bool) -> Verdict:
     if worst.off <= _TOLERANCE[is_wide]:
         return Verdict(where=worst.what, off=worst.off)
     first = next(one for one in found if one.off > _TOLERANCE[is_wide])
-    return Verdict(where=first.what, off=first.off, sentence=_sentence(first, _advice(parts, total, is_wide)))
+    advice = f"leave --strategy {layers} out" if layers else _advice(parts, total, is_wide)
+    return Verdict(where=first.what, off=first.off, sentence=_sentence(first, advice))
 
 
 def _differences(values: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[Difference]:

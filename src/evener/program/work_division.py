@@ -1,0 +1,150 @@
+"""What nodes divide of a program's work: the samples of its batches, or the layers of its models.
+
+BatchDivision   every rank has the whole model and a part of each batch; gradients are means over the batch
+LayerDivision   every rank has each whole batch, and a part of every layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from evener.comm.group import Group
+from evener.data.alike import print_of, require_alike
+from evener.oracle.division.plan import Arrangement
+from evener.program.batch_parts import BatchPart, Count, part_of, weight_of
+from evener.program.layer_gradients import Means
+from evener.program.prepared import PreparedModel
+from evener.program.prepared_layers import PreparedLayers
+from evener.program.random_state import draw_own
+from evener.program.rows import gather_rows
+from evener.program.totals import numbers_of, sum_like, total_of
+
+
+class Prepared(Protocol):
+    """A model that is ready to be trained by all ranks.
+
+    Attributes:
+        model: what the program is to use.
+        means: of its gradients.
+    """
+
+    model: nn.Module
+
+    @property
+    def means(self) -> Means:
+        """Of its gradients."""
+
+    def let_count(self, counting: bool) -> None:
+        """Whether the samples that this rank computes from now on count in statistics."""
+
+
+class WorkDivision(Protocol):
+    """How a run's ranks divide the work.
+
+    Attributes:
+        draws_alike: whether all ranks draw the same random numbers, as they load the same samples.
+    """
+
+    draws_alike: bool
+
+    def prepared(self, model: nn.Module) -> Prepared:
+        """`model`, on all ranks."""
+
+    def part(self, count: int, sizes: Callable[[int], Sequence[int]], /) -> BatchPart:
+        """This rank's part of a batch of `count`, which `sizes` divides among ranks."""
+
+    def weight(self, part: BatchPart, batch: Any, count: Count, /) -> float:
+        """How often what is computed of `part` counts."""
+
+    def draw(self) -> None:
+        """The first batch of a round is computed from now on."""
+
+    def sum(self, value: Any) -> Any:
+        """Over all samples, of what this rank has."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Those of all samples."""
+
+
+class BatchDivision:
+    """As `WorkDivision`.
+
+    Args:
+        group: the ranks.
+        weight: how often what this rank computes now counts.
+        patience: seconds of silence after which a rank is given up.
+    """
+
+    draws_alike = False
+
+    def __init__(self, group: Group, weight: Callable[[], float], patience: float) -> None:
+        self._group, self._weight, self._patience = group, weight, patience
+
+    def prepared(self, model: nn.Module) -> Prepared:
+        """As `WorkDivision`."""
+        return PreparedModel(model, self._group, self._weight)
+
+    def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
+        """As `WorkDivision`."""
+        return part_of(self._group.rank, sizes(count))
+
+    def weight(self, part: BatchPart, batch: Any, count: Count) -> float:
+        """As `WorkDivision`."""
+        return weight_of(part, batch, count, self._group)
+
+    def draw(self) -> None:
+        """As `WorkDivision`: every rank draws for samples of its own."""
+        draw_own(self._group.rank)
+
+    def sum(self, value: Any) -> Any:
+        """As `WorkDivision`."""
+        own = numbers_of(value)
+        own = own if self._weight() else np.zeros_like(own)  # of no samples it may be a NaN
+        return sum_like(value, total_of(self._group, "sum", own, self._patience))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """As `WorkDivision`."""
+        return gather_rows(rows, self._group, self._weight())
+
+
+class LayerDivision:
+    """As `WorkDivision`: what a rank has is of all samples.
+
+    Args:
+        group: the ranks.
+        arrangement: how they divide layers.
+        tell: is told of models of which nothing is divided.
+    """
+
+    draws_alike = True
+
+    def __init__(self, group: Group, arrangement: Arrangement, tell: Callable[[str], None]) -> None:
+        self._group, self._arrangement, self._tell = group, arrangement, tell
+
+    def prepared(self, model: nn.Module) -> Prepared:
+        """As `WorkDivision`."""
+        return PreparedLayers(model, self._group, self._arrangement, self._tell)
+
+    def part(self, count: int, _sizes: Callable[[int], Sequence[int]]) -> BatchPart:
+        """As `WorkDivision`."""
+        return BatchPart(first=0, samples=count, total=count, loaded=count)
+
+    def weight(self, _part: BatchPart, batch: Any, _count: Count) -> float:
+        """As `WorkDivision`. Raises InvalidInput: ranks have different batches."""
+        require_alike(self._group, print_of(batch), "nodes that divide layers need the same batches: seed them alike")
+        return 1.0
+
+    def draw(self) -> None:
+        """As `WorkDivision`: ranks go on to draw alike."""
+
+    def sum(self, value: Any) -> Any:
+        """As `WorkDivision`."""
+        return value.detach() if isinstance(value, Tensor) else value
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """As `WorkDivision`."""
+        return rows
