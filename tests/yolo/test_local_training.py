@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from evener.record import TrainRecord
-from support.command_cluster import cluster, wait_until
+from support.command_cluster import Cluster, cluster, wait_until
 from support.commands import evener_here
 from support.yolo_cases import Case, LocalCase, draw_classes, draw_detection, needs_ultralytics, train, train_locally
 from support.yolo_commands import ENVIRONMENT, read_by_plain_yolo, yolo
@@ -97,6 +98,41 @@ def test_a_killed_node_is_named_and_the_others_complete_the_run(
     assert sum(step.samples for step in record.steps) == 12 * 16
     assert any(event.kind == "benched" and "killed" in event.message for event in record.events)
     assert (tmp_path / "run" / "weights" / "last.pt").is_file()
+
+
+@needs_ultralytics
+def test_a_node_that_stood_still_sits_out_comes_back_and_trains_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (ENVIRONMENT | {"YOLO_CONFIG_DIR": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    data, patience = draw_detection(tmp_path / "data", count=16), 3
+    options = f"imgsz=64 project={tmp_path} name=run plots=False val=False"
+    words = ["yolov8n.yaml", "--data", str(data), "--epochs", "500", "--batch-size", "4", "--agreement", "average"]
+    with cluster("--patience", str(patience)) as ps:
+        for name in ("still", "steady"):
+            ps.join(name)
+        ps.wait_for_nodes()
+        training = ps.start_training(*words, *(word for one in options.split() for word in ("--option", one)))
+        wait_until(lambda: ps.version() > 1, "that both have merged")
+        ps.nodes["still"].send_signal(signal.SIGSTOP)
+        wait_until(lambda: ps.state("still") == "benched", "that the master gives it up")
+        ps.nodes["still"].send_signal(signal.SIGCONT)
+        wait_until(lambda: ps.state("still") == "present", "that it is taken back")
+        before = samples_of(ps, "still")
+        wait_until(lambda: samples_of(ps, "still") > before, "that it trains again")
+        training.send_signal(signal.SIGINT)
+        assert training.wait(60) == 130, ps.said("train.out")
+        ps.down()
+    record = msgspec.json.decode((tmp_path / "run" / "record.json").read_bytes(), type=TrainRecord)
+    kinds = [event.kind for event in record.events if event.nodes == ("still",) or "still" in event.message]
+    assert kinds.index("benched") < kinds.index("back")
+    assert all(node.contributions > 1 for node in record.nodes)
+
+
+def samples_of(ps: Cluster, name: str) -> int:
+    """Samples that a node has computed in this run."""
+    return next(node.samples for node in ps.ask().nodes if node.name == name)
 
 
 @pytest.mark.parametrize(
