@@ -22,6 +22,9 @@ Strategy = Literal[
     "data+hybrid",
     "data+sharded",
     "data+pipeline",
+    "pipeline+filter",
+    "pipeline+channel",
+    "pipeline+hybrid",
     "averaging",
     "server",
     "asynchronous server",
@@ -32,9 +35,14 @@ WHOLE_MODEL = ("auto", "serial", "data")
 """Strategies in which every rank has the whole model."""
 
 
+def is_of_teams(strategy: str) -> bool:
+    """Whether several ranks divide the layers of every stage of a pipeline."""
+    return strategy.startswith("pipeline+")
+
+
 def is_pipeline(strategy: str) -> bool:
     """Whether the layers are divided into stages."""
-    return strategy.endswith("pipeline")
+    return "pipeline" in strategy
 
 
 class Assignment(Part, frozen=True, kw_only=True):
@@ -147,6 +155,7 @@ class Plan(Noun, frozen=True, kw_only=True):
         check: that it trains what one process trains; None where that was not tried.
         copy_steps: steps between two copies of every rank's part in the memory of the next rank; 0: none are made.
         columns: ranks side by side that divide the columns of images; the ranks of a replica follow row by row.
+        members: ranks that divide the layers of one stage of a pipeline, one after the other; 1: a rank has a stage.
     """
 
     strategy: Strategy
@@ -160,15 +169,18 @@ class Plan(Noun, frozen=True, kw_only=True):
     check: Check | None = None
     copy_steps: Amount = 0
     columns: Amount = 1
+    members: Amount = 1
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_size", "local_steps", "columns")
+        require_positive(self, "batch_size", "local_steps", "columns", "members")
         require(0 < self.accumulate <= self.batch_size, "accumulate", self.accumulate, f"1 to {self.batch_size}")
         require(bool(self.assignments), "assignments", self.assignments, "at least one rank")
         ranks = [a.rank for a in self.assignments]
         require(ranks == list(range(len(ranks))), "assignments", ranks, "ranks 0, 1, 2 ... in order")
         is_whole = all(len(ranks) % self.columns == 0 for ranks in self.replica_ranks)
         require(is_whole, "columns", self.columns, "such that the ranks of every replica fill whole rows")
+        is_whole = all(len(ranks) % self.members == 0 for ranks in self.replica_ranks)
+        require(is_whole, "members", self.members, "such that the ranks of every replica fill whole stages")
         total = sum(self.replica_samples)
         require(total == self.micro_batch_size, "assignments", total, f"samples that sum to {self.micro_batch_size}")
 
@@ -183,6 +195,14 @@ class Plan(Noun, frozen=True, kw_only=True):
         for a in self.assignments:
             ranks.setdefault(a.rank if a.replica is None else ("replica", a.replica), []).append(a.rank)
         return tuple(tuple(found) for found in ranks.values())
+
+    @property
+    def teams(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that have a stage together, in order of stages; one after the other if these are not known."""
+        ranks = sorted(self.assignments, key=lambda a: (a.stage, a.rank))
+        return tuple(
+            tuple(a.rank for a in ranks[start : start + self.members]) for start in range(0, len(ranks), self.members)
+        )
 
     @property
     def replica_samples(self) -> tuple[int, ...]:

@@ -95,6 +95,40 @@ def test_stages_equal_one_process(tmp_path: Path, strategy: str, speeds: str, wo
     assert sum(node.share for node in record.nodes) == pytest.approx(1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "speeds", "words"),
+    [
+        ("pipeline+filter", "1,0.5,1,0.5", {}),
+        ("pipeline+hybrid", "1,1,1,1", {"shares": "2,1,0,3", "micro_batches": 3, "rematerialise": "always"}),
+        ("pipeline+channel", "1,1,1,1,1,1", {"shares": "2,1,1,1,3,1", "members": 3}),
+    ],
+)
+def test_stages_of_several_nodes_equal_one_process(
+    tmp_path: Path, strategy: str, speeds: str, words: dict[str, Any]
+) -> None:
+    alone = unnormalised(tmp_path / "alone")
+    assert distance(alone, unnormalised(tmp_path / "run", speeds, strategy=strategy, **words)) < TOLERANCE
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    assert [a.stage for a in record.plan.assignments] in (
+        [0, 0, 1, 1],
+        [1, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1],
+        [1, 1, 1, 0, 0, 0],
+    )
+    assert sum(node.share for node in record.nodes) == pytest.approx(1)
+    assert record.plan.prediction is not None
+    most = max(node.sent_bytes for node in record.steps[1].nodes)
+    assert "rematerialise" in words or record.plan.prediction.sent_bytes == pytest.approx(most, abs=1)
+    words = {"plan": tmp_path / "run" / "plan.json", "rematerialise": words.get("rematerialise", "auto")}
+    assert distance(alone, unnormalised(tmp_path / "again", speeds, **words)) < TOLERANCE
+    again = read_noun(tmp_path / "again" / "record.json", TrainRecord).plan
+    (before, *_), (after, *_) = record.plan.teams, again.teams
+    assert before == after
+    own, kept = ([plan.assignments[rank].share for rank in before] for plan in (record.plan, again))
+    assert [one / sum(own) for one in own] == pytest.approx([one / sum(kept) for one in kept])
+
+
 @pytest.mark.parametrize("strategy", ["sharded", "spatial", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_reduced_precision_learns_too(tmp_path: Path, strategy: str) -> None:
     train(tmp_path / "run", "1,1", strategy=strategy, precision="bf16", epochs=8)
@@ -124,11 +158,12 @@ def test_a_checkpoint_of_any_strategy_goes_on_under_any_other(tmp_path: Path) ->
         ("1,1", "pipeline", {"epochs": 1}),
         ("1,1,1", "sharded", {"epochs": 2, "resume": True, "shares": "3,2,1"}),
         ("1,1,1", "data+pipeline", {"epochs": 3, "resume": True, "shares": "equal"}),
-        ("1", "data", {"epochs": 4, "resume": True}),
+        ("1,1,1,1", "pipeline+channel", {"epochs": 4, "resume": True, "shares": "2,1,1,3"}),
+        ("1", "data", {"epochs": 5, "resume": True}),
     ]
     options = {"batch_norm": "false", "image": "3x8x8", "width": "6", "samples": "60", "classes": "3"}
     words: dict[str, Any] = {"task": "synthetic", "option": options, "batch_size": 15}
-    straight = train(tmp_path / "straight", "1", epochs=4, **words)
+    straight = train(tmp_path / "straight", "1", epochs=5, **words)
     for i, (speeds, strategy, more) in enumerate(ways):
         last = train(tmp_path / str(i), speeds, strategy=strategy, checkpoint=kept, **words, **more)
     assert distance(straight, last) < TOLERANCE
@@ -192,6 +227,12 @@ def test_a_plan_fits_nodes_in_another_order() -> None:
     [
         ({"strategy": "magic"}, "--strategy must be one of auto, data, filter"),
         ({"strategy": "filter", "replicas": "2,1"}, "--replicas does not go with --strategy filter"),
+        (
+            {"strategy": "pipeline", "members": 3},
+            r"--members does not go with --strategy pipeline: it is for pipeline\+",
+        ),
+        ({"strategy": "pipeline+filter", "elastic": True}, "--elastic does not go with --strategy pipeline"),
+        ({"strategy": "pipeline+sharded"}, "--strategy must be one of"),
         ({"strategy": "data", "micro_batches": 2}, "--micro-batches does not go with --strategy data"),
         ({"strategy": "pipeline", "accumulate": 2}, "pipelines have --micro-batches"),
         ({"strategy": "pipeline", "shares": "2,1"}, "stages follow the layers"),

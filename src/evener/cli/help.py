@@ -16,7 +16,7 @@ TRAIN: Panels = {
     ),
     "On which nodes": ("local_nodes", "devices", "memory", "patience", "elastic", "preflight"),
     "How the work is divided": (
-        "strategy", "shares", "replicas", "columns", "micro_batches", "schedule", "rematerialise", "plan",
+        "strategy", "shares", "replicas", "columns", "members", "micro_batches", "schedule", "rematerialise", "plan",
         "stationary", "check",
     ),
     "What is written, read and shown": ("output", "dashboard", "quiet", "checkpoint", "checkpoint_every", "resume"),

@@ -35,6 +35,7 @@ def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
     fastest = min(model.workers[device].unit_seconds for device in estimate.devices)
     names = [layer.name for layer in model.job.graph.layers]
     pipelined = bool(estimate.stages)
+    stages = [rank // estimate.members % max(1, len(estimate.stages)) for rank in range(len(estimate.devices))]
     assignments = tuple(
         Assignment(
             rank=rank,
@@ -46,8 +47,8 @@ def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
             reason=f"speed {fastest / model.workers[device].unit_seconds:.2f} of the fastest",
             replica=estimate.replicas[rank],
             share=estimate.shares[rank],
-            stage=rank % len(estimate.stages) if pipelined else 0,
-            first_layer=names[estimate.stages[rank % len(estimate.stages)]] if pipelined else "",
+            stage=stages[rank],
+            first_layer=names[estimate.stages[stages[rank]]] if pipelined else "",
             memory_bytes=estimate.memory_bytes[rank],
         )
         for rank, device in enumerate(estimate.devices)
@@ -60,6 +61,7 @@ def plan_of(ranking: Ranking, estimate: CostEstimate | None = None) -> Plan:
         prediction=_prediction(ranking, estimate),
         rejected=(*_slower(ranking, estimate), *ranking.rejected),
         local_steps=estimate.local_steps,
+        members=estimate.members,
         advice=advice(ranking),
     )
 

@@ -5,6 +5,7 @@ Candidates are pruned, because there are too many of them; every division inside
     sets of devices    the k fastest, k = 1, 2, 4 ... all; then halfway between the best k and its neighbours
     meshes             groups of 2, 4 and 8 neighbours, and the devices of each node
     pipelines          2, 4 and 8 times as many micro-batches as stages; of many stages, or rows of them, 4 times
+    pipelines of teams 2, 4 and 8 neighbours for every stage
     local steps        as few as make their exchange a tenth of the computing
 
 No set of devices is ever recommended that is slower than its best member: one device alone is a candidate, too.
@@ -23,8 +24,9 @@ from evener.oracle.cost.mesh import price_averaging, price_mesh, price_server
 from evener.oracle.cost.model import CostEstimate, CostModel
 from evener.oracle.cost.partition import MODES
 from evener.oracle.cost.pipeline import price_pipeline
+from evener.oracle.cost.stage_teams import price_stage_teams
 from evener.oracle.cost.topology import all_reduce_seconds
-from evener.plan import Rejected, Strategy
+from evener.plan import Rejected, Strategy, is_of_teams
 
 _MANY, _VERY_MANY = 32, 128
 _ALONE: frozenset[Strategy] = frozenset(("data", "averaging", "server", "asynchronous server"))
@@ -206,6 +208,8 @@ def candidates(model: CostModel, strategy: Strategy, devices: Sequence[int]) -> 
         for groups in meshes(model, row):
             if len({len(group) for group in groups}) == 1:
                 yield from _pipelines(model, groups)
+    elif is_of_teams(strategy):
+        yield from _stage_teams(model, strategy, row)
     else:
         yield from _divided(model, strategy, row)
 
@@ -218,6 +222,18 @@ def _divided(model: CostModel, strategy: Strategy, row: Sequence[int]) -> Iterat
         return
     for groups in meshes(model, row):
         yield lambda groups=groups: price_mesh(model, groups, mode)  # type: ignore[misc]
+
+
+def _stage_teams(model: CostModel, strategy: Strategy, row: Sequence[int]) -> Iterator[Price]:
+    mode = next(mode for mode in MODES if strategy.endswith(mode))
+    for members in _GROUP_SIZES:
+        teams = [list(row[i : i + members]) for i in range(0, len(row), members)]
+        stages, is_even = len(teams), len(row) % members == 0
+        if not is_even or not 1 < stages <= min(_MOST_STAGES, len(model.job.graph.layers)):
+            continue
+        for times in (2, 4, 8) if stages <= _FEW_STAGES else (4,):
+            if times * stages <= model.job.batch_size:
+                yield lambda t=teams, m=times * stages: price_stage_teams(model, t, mode, m)  # type: ignore[misc]
 
 
 def _pipelines(model: CostModel, rows: Sequence[Sequence[int]]) -> Iterator[Price]:

@@ -104,6 +104,7 @@ class OptimizerState:
         parameters: this rank's, by name.
         shards: by name, how parameters are divided; what is not in it is whole where it is.
         grouped: by group of the whole model's optimiser, the names of its parameters in its order.
+        absent: by name, of divided parameters of which this rank has and uses nothing, parts without elements.
     """
 
     def __init__(
@@ -112,8 +113,9 @@ class OptimizerState:
         parameters: Mapping[str, nn.Parameter],
         shards: Mapping[str, Shard],
         grouped: Sequence[Sequence[str]],
+        absent: Mapping[str, nn.Parameter] = {},
     ) -> None:
-        self._group, self._parameters, self._shards = group, parameters, shards
+        self._group, self._parameters, self._shards, self._absent = group, parameters, shards, absent
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._grouped = grouped
         self._places = {name: place for place, name in enumerate(chain(*grouped))}
@@ -204,7 +206,7 @@ class OptimizerState:
         """This rank's tensors, by parameter and key, and how those are divided that are."""
         own: dict[str, Tensor] = {}
         shards: dict[str, Shard] = {}
-        for name, weight in self._parameters.items():
+        for name, weight in (*self._parameters.items(), *self._absent.items()):
             values = optimizer.state.get(weight, {})
             own |= {f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)}
             for key in dict.fromkeys(key for row in rows for key in row.divided.get(name, ())):

@@ -100,7 +100,9 @@ class ModelOptimizer:
             regions = [_own_region(held, model.group.rank) for held in model.parameters]
             keep_parts(self.inner, parameters, shapes, regions)
         here = {held.name: held.own for held in model.parameters if held.is_here}
-        self._state = OptimizerState(model.group, here, model.shards or {}, grouped)
+        shards = model.shards or {}
+        absent = {held.name: held.own for held in model.parameters if not held.is_here and held.name in shards}
+        self._state = OptimizerState(model.group, here, shards, grouped, absent)
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Change the weights by their gradients; with a `scaler`, unless it finds those infinite."""

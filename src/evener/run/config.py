@@ -36,7 +36,11 @@ from evener.task import BatchTask, Task, ThinTask
 
 LAYER_STRATEGIES = ("filter", "channel", "hybrid", "sharded", "spatial")
 """They divide every layer among the ranks of a replica."""
-STRATEGIES = ("auto", "data", *LAYER_STRATEGIES, "pipeline", *(f"data+{s}" for s in (*LAYER_STRATEGIES, "pipeline")))
+STRATEGIES = (
+    *("auto", "data", *LAYER_STRATEGIES, "pipeline"),
+    *(f"data+{inside}" for inside in (*LAYER_STRATEGIES, "pipeline")),
+    *(f"pipeline+{inside}" for inside in ("filter", "channel", "hybrid")),
+)
 Protocol = Literal["sync", "async", "bounded", "average", "federated", "diloco"]
 
 
@@ -60,7 +64,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     strategy: Annotated[
         str,
         Meta(
-            description="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, or data+ one of them.",
+            description="auto, data, filter, channel, hybrid, sharded, spatial, pipeline, data+... or pipeline+... .",
             extra={"choices": STRATEGIES},
         ),
     ] = "auto"
@@ -70,6 +74,9 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     columns: Annotated[
         int, Meta(description="Of spatial: nodes side by side that divide columns of images (rows of volumes), too.")
     ] = 1
+    members: Annotated[
+        int, Meta(description="Of pipeline+...: nodes, one after the other, that divide the layers of one stage.")
+    ] = 2
     micro_batches: Annotated[
         int | None, Meta(description="Of pipelines: parts of a batch that follow each other; 4 a stage.")
     ] = None
@@ -220,6 +227,7 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("micro_batches", lambda value: value > 0, "positive"),
     ("batch_size", lambda value: value > 0, "positive"),
     ("columns", lambda value: value > 0, "positive"),
+    ("members", lambda value: value > 0, "positive"),
     ("dashboard", lambda value: 0 <= value < 65536, "a port, 1 to 65535, or 0 for the next free one"),
     ("epochs", lambda value: value > 0, "positive"),
     ("seed", lambda value: value >= 0, "zero or more"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import fields
 
 from evener.errors import InvalidInput
-from evener.plan import WHOLE_MODEL, is_pipeline
+from evener.plan import WHOLE_MODEL, is_of_teams, is_pipeline
 from evener.sync.protocol import PROTOCOLS
 
 
@@ -33,11 +33,11 @@ class Conflict(NamedTuple):
 
 
 _COLLECTIVE = (
-    "strategy", "replicas", "columns", "micro_batches", "schedule", "rematerialise", "plan", "devices", "memory",
-    "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
+    "strategy", "replicas", "columns", "members", "micro_batches", "schedule", "rematerialise", "plan", "devices",
+    "memory", "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
 _MASTER = ("home", "master", "token", "token_file", "ship_data", "system")
-_PLANNED = ("strategy", "shares", "replicas", "columns", "micro_batches", "accumulate", "stationary")
+_PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _PROTOCOLS = ", ".join(PROTOCOLS)
 
 _CONFLICTS = (
@@ -100,6 +100,11 @@ _CONFLICTS = (
         "{option} does not go with --elastic: a grid of nodes does not go on without one of them",
     ),
     Conflict(
+        ("elastic",),
+        lambda c, _: is_of_teams(c.strategy),
+        "{option} does not go with --strategy pipeline+...: a stage does not go on without one of its nodes",
+    ),
+    Conflict(
         ("system",), lambda c, _: c.local_nodes is not None, "{option} describes machines: leave --local-nodes out"
     ),
     Conflict(
@@ -120,6 +125,7 @@ _CONFLICTS = (
 _STRATEGY_CONFLICTS = (
     Conflict(("columns",), lambda _, s: s not in ("spatial", "data+spatial"), "spatial and data+spatial"),
     Conflict(("replicas",), lambda _, s: not s.startswith("data+"), "data+..."),
+    Conflict(("members",), lambda _, s: not is_of_teams(s), "pipeline+..."),
     Conflict(("micro_batches",), lambda _, s: not is_pipeline(s), "pipelines; others have --accumulate"),
     Conflict(("accumulate",), lambda _, s: is_pipeline(s), "others; pipelines have --micro-batches"),
     Conflict(("schedule",), lambda _, s: not is_pipeline(s), "pipelines"),

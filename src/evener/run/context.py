@@ -150,7 +150,7 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
     batch_size, epochs = config.sizes_of(task, given)
     train_data = task.train_data()
     require_samples(batch_size, _count(train_data))
-    is_divided_later = "pipeline" in (config.strategy, given and given.strategy)
+    is_divided_later = (given.strategy if given else config.strategy).startswith("pipeline")
     seed_all(config.seed)
     return RankContext(
         env=env,

@@ -23,7 +23,7 @@ from evener.oracle.cost.model import CostEstimate
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
 from evener.oracle.division.rules import Division
 from evener.parallel.norms import has_batch_norm
-from evener.plan import Plan, Rejected, is_pipeline
+from evener.plan import Plan, Rejected, is_of_teams, is_pipeline
 from evener.run.config import STRATEGIES, RunConfig
 from evener.run.conflicts import strategy_conflict
 from evener.run.context import RankContext
@@ -81,7 +81,8 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     if _is_alone(context.env, shape):
         return divide(shape, nodes, (), batch_size, GradientSync(gradient_bytes=0))
     context.begins("measuring", f"{len(nodes)} nodes and what joins them")
-    costs = MeasuredCosts() if shape.strategy == "pipeline" else measure_costs(context, shape.samples, accumulate)
+    is_alone = shape.strategy.startswith("pipeline")  # one pipeline measures its parts by itself
+    costs = MeasuredCosts() if is_alone else measure_costs(context, shape.samples, accumulate)
     ring = measure_ring(context) if (shape.strategy == "data" or len(names) > 1) and costs.workers else (0.0, 0.0)
     if not costs.misfit:
         names = those_of_one_process(names, context.model)
@@ -95,6 +96,8 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     plan = divide(shape, nodes, costs.workers, batch_size, exchange)
     if config.columns > 1:
         plan = in_columns(plan, config.columns)
+    if is_of_teams(chosen):
+        plan = msgspec.structs.replace(plan, members=config.members)
     return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
 
 
@@ -135,6 +138,9 @@ def shape_of(config: RunConfig, strategy: str, size: int, batch_size: int) -> Sh
         for row in rows:
             allowed = f"such that the {len(row)} nodes that hold one model fill whole rows"
             require(len(row) % config.columns == 0, "--columns", config.columns, allowed)
+    if is_of_teams(strategy):
+        allowed = f"such that the {size} nodes are two stages or more of as many each"
+        require(size % config.members == 0 and size > config.members > 1, "--members", config.members, allowed)
     number = micro_batches(config, strategy, rows, batch_size)
     return Shape(strategy, rows, number, -(-batch_size // number), shares)
 
@@ -146,7 +152,7 @@ def candidate_strategies(config: RunConfig, size: int) -> list[str]:
     """
     if config.strategy != "auto" or config.shares != "measured" or size == 1:
         return ["data" if config.strategy == "auto" else config.strategy]
-    others = [name for name in STRATEGIES if name not in ("auto", "data")]
+    others = [name for name in STRATEGIES if name not in ("auto", "data") and not is_of_teams(name)]
     return ["data", *(name for name in others if strategy_conflict(config, name) is None)]
 
 
@@ -157,7 +163,7 @@ def those_of_one_process(names: list[str], model: nn.Module) -> list[str]:
 
 def division_of(strategy: str) -> Division:
     """The column of the oracle's table that divides the layers."""
-    return strategy.removeprefix("data+")  # type: ignore[return-value]  # it divides layers
+    return strategy.removeprefix("data+").removeprefix("pipeline+")  # type: ignore[return-value]  # it divides layers
 
 
 def replica_rows(strategy: str, replicas: str | None, size: int) -> Rows:
@@ -199,7 +205,7 @@ def micro_batches(config: RunConfig, strategy: str, rows: Rows, batch_size: int)
         allowed = f"at most {batch_size // len(rows)}: a sample for every replica in each"
         require(config.micro_batches * len(rows) <= batch_size, "--micro-batches", config.micro_batches, allowed)
         return config.micro_batches
-    lengths = [len(row) for row in rows]
+    lengths = [len(row) // (config.members if is_of_teams(strategy) else 1) for row in rows]
     least = LEAST_SAMPLES * sum(lengths) // min(lengths)  # so that the smallest replica has as many
     return max(1, min(PIPELINE_DEPTH * max(lengths), batch_size // least))
 
@@ -248,7 +254,7 @@ def divide(
     Raises:
         InvalidValue: there is not a sample for every replica, or a replica has no speed.
     """
-    is_timed = bool(workers) and shape.strategy != "pipeline"
+    is_timed = bool(workers) and not shape.strategy.startswith("pipeline")
     costs = workers if is_timed else [_UNTIMED] * len(nodes)
     ranks = [Candidate(node=n.name, device=n.device, worker=w) for n, w in zip(nodes, costs, strict=True)]
     if exchange is not None:

@@ -86,8 +86,9 @@ def _step(context: RankContext, plan: Plan, model: ParallelModel) -> Callable[[]
     """Performs this rank's part of a step."""
     optimizer, timer = ModelOptimizer(context.make_optimizer, model.held()), model.group.timer
     calls = plan.loaded_micro_batches
-    samples = plan.replica_samples[model.replica] * plan.accumulate // calls
-    total = plan.micro_batch_size * plan.accumulate
+    samples, total = plan.replica_samples[model.replica], plan.micro_batch_size * calls
+    if calls < plan.accumulate:  # a pipeline cuts a batch, whose parts need not be equal
+        samples, total = round(plan.batch_size * samples / sum(plan.replica_samples)), plan.batch_size
     model.train()
 
     def micro_batch(is_last: bool) -> None:

@@ -22,6 +22,7 @@ from evener.parallel.gradient_hooks import copied
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import Criterion, ParallelModel
+from evener.parallel.pipeline.divided_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.refusals import refuse_parts_of_batches
@@ -202,7 +203,7 @@ def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehears
 
     def build(model: nn.Module, group: Group, plan: Plan) -> StagedModel:
         among = replace(context, model=model, group=group)
-        return _staged(among, plan, config.schedule, config.rematerialise)
+        return _staged(among, plan, config.schedule, config.rematerialise, _teams(plan, config))
 
     model = build(context.model, context.group, plan)
     plan = _with_stages(plan, model)
@@ -218,10 +219,17 @@ def arrangement_of(plan: Plan) -> Arrangement:
     return Arrangement(division=division_of(plan.strategy), replicas=grids)
 
 
-def _staged(context: RankContext, plan: Plan, schedule: ScheduleName, rematerialise: Rematerialise) -> StagedModel:
+def _staged(
+    context: RankContext,
+    plan: Plan,
+    schedule: ScheduleName,
+    rematerialise: Rematerialise,
+    teams: StageTeams | None,
+) -> StagedModel:
     """A rank's stage of the model, whose parts it takes over."""
     rows = [sorted(ranks, key=lambda rank: plan.assignments[rank].stage) for ranks in plan.replica_ranks]
-    begins = [plan.assignments[rank].first_layer for rank in rows[0][1:]]
+    firsts = rows[0] if teams is None else [team[0] for team in teams.teams]
+    begins = [plan.assignments[rank].first_layer for rank in firsts[1:]]
     inputs, targets = context.samples(context.batch_size)
     return StagedModel(
         context.model,
@@ -236,7 +244,17 @@ def _staged(context: RankContext, plan: Plan, schedule: ScheduleName, rematerial
         schedule=schedule,
         rematerialise=rematerialise,
         team=_team(context),
+        teams=teams,
     )
+
+
+def _teams(plan: Plan, config: RunConfig) -> StageTeams | None:
+    """Who divides a stage with whom, where several do; shares are those of the plan if it, or the user, knows them."""
+    if plan.members == 1:
+        return None
+    given = config.shares != "measured" or any(a.first_layer for a in plan.assignments)
+    shares = tuple(tuple(plan.assignments[rank].share for rank in team) for team in plan.teams)
+    return StageTeams(division=division_of(plan.strategy), teams=plan.teams, shares=shares if given else None)
 
 
 def _criterion(context: RankContext) -> Criterion:
@@ -271,8 +289,8 @@ def _stage(plan: Plan, model: StagedModel) -> _Stage:
     return _Stage(
         stage=stage,
         first_layer=partition.layout.first_operation(stage),
-        share=partition.work[stage],
-        memory_bytes=partition.weight_bytes[stage]
+        share=partition.work[stage] * model.pipeline.share,
+        memory_bytes=round(partition.weight_bytes[stage] * model.pipeline.share)
         + micro * (partition.boundary_bytes[stage] + partition.kept_bytes[stage])
         + partition.passing_bytes[stage],
     )

@@ -232,6 +232,7 @@ class CostEstimate:
         accumulate: micro-batches of a step, one after the other (in a pipeline: behind each other).
         local_steps: of each replica between two exchanges; 1 if they agree after every step.
         stages: of a pipeline: number of the first layer of every stage.
+        members: of a pipeline: devices that divide the layers of each stage.
         compute_seconds: of the rank that computes longest, its update included.
         communication_seconds: in which ranks exchange and cannot compute meanwhile.
         waiting_seconds: of the busiest rank for others: what is left of the step.
@@ -249,6 +250,7 @@ class CostEstimate:
     accumulate: int = 1
     local_steps: int = 1
     stages: tuple[int, ...] = ()
+    members: int = 1
     compute_seconds: float
     communication_seconds: float
     waiting_seconds: float = 0.0

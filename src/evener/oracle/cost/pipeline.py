@@ -17,6 +17,7 @@ from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.layers import Numbers
 from evener.oracle.cost.model import CostEstimate, CostModel, ranks_of, worst_of
+from evener.oracle.cost.replica import ReplicaCost
 from evener.oracle.cost.topology import all_reduce_seconds
 from evener.oracle.division.layout import ring_bytes
 from evener.oracle.schedule import SCHEDULES, SimulatedStep, max_held, simulate
@@ -48,8 +49,17 @@ class PipelineReplica:
     sent_bytes: float
 
 
-def make_pipeline(model: CostModel, devices: Sequence[int], samples: int, micro_batches: int) -> PipelineReplica:
+def make_pipeline(
+    model: CostModel, devices: Sequence[int], samples: int, micro_batches: int, teams: Sequence[ReplicaCost] = ()
+) -> PipelineReplica:
     """The fastest pipeline on `devices` for micro-batches of `samples`; stages recompute only if they have to.
+
+    Args:
+        model: the job and the machines.
+        devices: one a stage.
+        samples: of a micro-batch.
+        micro_batches: of a step.
+        teams: of every one of `devices`, those that divide the layers of its stage with it; none: it is alone.
 
     Raises:
         DoesNotFit: no cut of the model fits the devices, not even if stages recompute.
@@ -57,9 +67,9 @@ def make_pipeline(model: CostModel, devices: Sequence[int], samples: int, micro_
     stages = len(devices)
     waiting = _waiting(stages, micro_batches)
     for recomputes in (False, True):
-        load = _load(model, devices, samples, recomputes)
+        load = _load(model, devices, samples, recomputes, teams)
         held = Held(waiting=waiting, kept=(1,) * stages if recomputes else waiting)
-        cut = best_cut(_units(load, model.units), _group(model, devices), held, stages)
+        cut = best_cut(_units(load, model.units), _group(model, devices, teams), held, stages)
         if cut is not None:
             return _simulated(model, devices, load, held, cut, micro_batches)
     raise DoesNotFit(f"no division of the model into {stages} stages fits the devices' memory")
@@ -77,7 +87,8 @@ class _Load:
 
     Attributes:
         forward, backward: seconds [devices, layers].
-        state: bytes of parameters, gradients and optimiser.
+        state: bytes of parameters, gradients and optimiser; of a team, on the rank that has most of them.
+        parameters: likewise, of parameters alone.
         kept: bytes that backward needs.
         boundary: bytes that live across the cut behind the layer.
     """
@@ -85,17 +96,24 @@ class _Load:
     forward: Numbers
     backward: Numbers
     state: Numbers
+    parameters: Numbers
     kept: Numbers
     boundary: Numbers
 
 
-def _load(model: CostModel, devices: Sequence[int], samples: int, recomputes: bool) -> _Load:
+def _load(
+    model: CostModel, devices: Sequence[int], samples: int, recomputes: bool, teams: Sequence[ReplicaCost]
+) -> _Load:
     layers = model.layers
-    forward, backward = np.concatenate([model.seconds(device).of(samples) for device in devices], axis=1)
+    passes = [team.passes(samples)[:, None] for team in teams] or [model.seconds(d).of(samples) for d in devices]
+    forward, backward = np.concatenate(passes, axis=1)
+    largest = np.max([team.gradient_bytes for team in teams] or [layers.weight_bytes], axis=0)
+    part = largest / np.maximum(layers.weight_bytes, 1.0)
     return _Load(
         forward=forward,
         backward=backward + forward * recomputes,
-        state=model.layer_state_bytes,
+        state=model.layer_state_bytes * part,
+        parameters=largest,
         kept=samples * layers.kept_bytes,
         boundary=samples * layers.boundary_bytes,
     )
@@ -133,7 +151,7 @@ def _simulated(
         starts=tuple(span.start for span in spans),
         timeline=timeline,
         transfer=transfer,
-        parameter_bytes=tuple(float(model.layers.weight_bytes[span].sum()) for span in spans),
+        parameter_bytes=tuple(float(load.parameters[span].sum()) for span in spans),
         memory_bytes=tuple(
             round(load.state[span].sum() + load.kept[span].sum() * held.kept[k] + crossing[k] * held.waiting[k])
             for k, span in enumerate(spans)
@@ -142,7 +160,7 @@ def _simulated(
     )
 
 
-def _group(model: CostModel, devices: Sequence[int]) -> DeviceGroup:
+def _group(model: CostModel, devices: Sequence[int], teams: Sequence[ReplicaCost]) -> DeviceGroup:
     """The devices as `oracle.stages` wants them; only a few of them may change their order."""
     size = len(devices)
     in_order = size > _FREE_ORDER_UP_TO
@@ -153,7 +171,10 @@ def _group(model: CostModel, devices: Sequence[int]) -> DeviceGroup:
         if (abs(i - j) == 1 if in_order else i != j)
     }
     return DeviceGroup(
-        memory=tuple(float(model.device(device).memory_bytes) for device in devices),
+        memory=tuple(
+            min(float(model.device(device).memory_bytes) for device in team)
+            for team in ([team.devices for team in teams] or [(device,) for device in devices])
+        ),
         alpha=tuple(tuple(pairs[i, j].alpha if (i, j) in pairs else 0.0 for j in range(size)) for i in range(size)),
         beta=tuple(tuple(pairs[i, j].beta if (i, j) in pairs else 0.0 for j in range(size)) for i in range(size)),
         in_order=in_order,

@@ -100,10 +100,20 @@ class ReplicaCost:
         """Seconds in them of all collectives inside the replica."""
         return self._exchanging.sum(samples)
 
+    def passes(self, samples: float) -> Numbers:
+        """Seconds of every layer's forward and backward pass, exchanges included, [passes, layers]."""
+        parts = (self._seconds, self._exchanging, self._copying)
+        slowest: Numbers = sum(one.of(samples).max(axis=1) for one in parts)
+        return slowest
+
+    def exchanges(self, samples: float) -> Numbers:
+        """Seconds of every layer's collectives inside the replica, in both passes."""
+        found: Numbers = self._exchanging.of(samples).sum(axis=(0, 1)) * np.ones(len(self.model.layers))
+        return found
+
     def backward(self, samples: float) -> Numbers:
         """Seconds of every layer's backward pass, exchanges included."""
-        parts = (self._seconds, self._exchanging, self._copying)
-        slowest: Numbers = sum(one.of(samples)[BACKWARD].max(axis=0) for one in parts)
+        slowest: Numbers = self.passes(samples)[BACKWARD]
         return slowest
 
     def sent_bytes(self, samples: float) -> float:

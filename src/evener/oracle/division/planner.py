@@ -190,6 +190,7 @@ def divide_network(
     size: int,
     choices: Mapping[str, Choice] = {},
     modes: Mapping[str, str] = {},
+    inputs: Rule = rules.everywhere,
 ) -> DividedNetwork:
     """How any `size` ranks divide `network`.
 
@@ -199,10 +200,11 @@ def divide_network(
         size: number of ranks.
         choices: that were made before, by name of the operation.
         modes: by name, that are to be kept.
+        inputs: rule of inputs: `rules.alike` where every rank needs their gradient.
     """
     planner = Planner(
         network=network,
-        table=TABLE[division],
+        table={**TABLE[division], "input": inputs},
         divides_images=division == "spatial",
         size=size,
         choices=dict(choices),

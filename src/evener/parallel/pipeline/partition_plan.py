@@ -125,6 +125,7 @@ class PartitionPlan:
         seconds: on its device for one micro-batch, forward and backward; where they were not measured, estimates of
             which only the ratios mean something.
         work: the fraction of all work: of the seconds that everything takes on one device.
+        speeds: of lanes, how fast the ranks of every stage are, relative to each other; else empty.
     """
 
     layout: StageLayout
@@ -136,6 +137,7 @@ class PartitionPlan:
     passing_bytes: tuple[int, ...]
     seconds: tuple[float, ...]
     work: tuple[float, ...]
+    speeds: tuple[tuple[float, ...], ...] = ()
 
     def most_kept(self, stage: int, waiting: int, scale: float = 1.0) -> float:
         """Number of micro-batches whose activations fit, beside the inputs of `waiting` ones between both passes.
@@ -155,7 +157,7 @@ class _Device(msgspec.Struct, frozen=True):
 
 
 def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement: StagePlacement) -> list[PartitionPlan]:
-    """The plans of all replicas; the same on every rank.
+    """The plans of all replicas, or lanes; the same on every rank.
 
     Raises:
         InvalidValue: there are not enough places to cut, or not where the user wants them.
@@ -176,7 +178,32 @@ def plan_partition(problem: PartitionProblem, config: PipelineConfig, placement:
     devices = list(chain(*(msgspec.msgpack.decode(row, type=list[_Device]) for row in rows)))
     team = config.team or DeviceGroup(memory=tuple(device.memory for device in devices))
     timings = [one.seconds for one in devices] if measured else [_told(problem, config.costs)] * len(devices)
+    if placement.are_lanes:
+        return _lanes(problem, config, placement.replicas, team, timings)
     return [_plan(problem, config, ranks, team, timings) for ranks in placement.replicas]
+
+
+def _lanes(
+    problem: PartitionProblem,
+    config: PipelineConfig,
+    lanes: Sequence[Sequence[int]],
+    memory: DeviceGroup,
+    seconds: Sequence[Sequence[float]],
+) -> list[PartitionPlan]:
+    """The plans of `lanes`, which are cut alike: as if the ranks of each stage were one, as fast as all together.
+
+    Activations are whole on all of them, so the least of their memories counts.
+    """
+    teams = list(zip(*lanes, strict=True))
+    least = DeviceGroup(memory=tuple(min(memory.memory[rank] for rank in team) for team in teams))
+    together = [
+        [1 / sum(1 / max(one, 1e-12) for one in row) for row in zip(*(seconds[rank] for rank in team), strict=True)]
+        for team in teams
+    ]
+    plan = _plan(problem, config, range(len(teams)), least, together)
+    speeds = tuple(tuple(1 / max(sum(seconds[rank]), 1e-12) for rank in teams[team]) for team in plan.layout.ranks)
+    ranks = [tuple(teams[team][lane] for team in plan.layout.ranks) for lane in range(len(lanes))]
+    return [replace(plan, layout=replace(plan.layout, ranks=own), speeds=speeds) for own in ranks]
 
 
 def _plan(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,12 @@ from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.errors import InvalidValue
+from evener.oracle.division.plan import Shard
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
+from evener.parallel.full_state import own_part
 from evener.parallel.gradient_sums import clip_gradients
+from evener.parallel.pipeline.divided_stage import StageTeams, divide_stage, form_team
 from evener.parallel.pipeline.executor import Executor, Row
 from evener.parallel.pipeline.micro_batches import (
     BatchHeader,
@@ -44,7 +48,7 @@ from evener.parallel.pipeline.micro_batches import (
     scaled_loss,
 )
 from evener.parallel.pipeline.partition_plan import Costs, PipelineConfig, plan_partition
-from evener.parallel.pipeline.partition_problem import partition_problem
+from evener.parallel.pipeline.partition_problem import PartitionProblem, partition_problem
 from evener.parallel.pipeline.placement import StageHost, place_stages
 from evener.parallel.pipeline.shared_tensors import SharedTensors
 from evener.parallel.pipeline.stage_modules import make_stage_modules
@@ -74,6 +78,11 @@ class Pipeline:
         replicas: ranks of every replica, which may differ in number; by default one replica of all.
         weigh: of a micro-batch's targets, the number that `loss` is a mean over, if not samples: tokens, say.
         targets: of `example`, real ones: then the loss is measured, too, and the last stage made that much smaller.
+        teams: ranks that divide the layers of every stage, if several have one; all are given the same batches.
+
+    Attributes:
+        shards: by name, weights of which this rank has a part, among the ranks of its stage.
+        share: of the work of its layers that are divided.
 
     Raises:
         InvalidInput: the model cannot be cut; names the line.
@@ -97,8 +106,11 @@ class Pipeline:
         replicas: Sequence[Sequence[int]] | None = None,
         weigh: LossWeight | None = None,
         targets: Any = None,
+        teams: StageTeams | None = None,
     ) -> None:
-        self._placement = place_stages(on, stages, replicas)
+        self.teams, self.shards, self.share = teams, dict[str, Shard](), 1.0
+        placement = place_stages(on, stages, replicas if teams is None else teams.lanes)
+        self._placement = replace(placement, are_lanes=teams is not None)
         micro_batches = 4 * max(map(len, self._placement.replicas)) if micro_batches is None else micro_batches
         sizes = micro_batch_sizes(samples_in(example), max(1, micro_batches))
         config = PipelineConfig(
@@ -123,10 +135,25 @@ class Pipeline:
         require_same(self._placement.gather, "the cut of the model", agreed)
         replica = self._placement.own_replica
         self.plan = plans[replica]
-        self._host = StageHost(self._placement, self.plan.layout.ranks)
+        layouts, teams = [plan.layout for plan in plans], self.teams
+        told = self.plan.layout.ranks if teams is None else [rank for layout in layouts for rank in layout.ranks]
+        self._host = StageHost(self._placement, self.plan.layout.ranks, told)
         self._modules = make_stage_modules(model, self.plan.layout.targets, self._host.devices)
-        self._shared = SharedTensors(self._placement.group, [plan.layout for plan in plans], self._modules)
-        self._executor = Executor(problem, self.plan, config, self._modules, self._host, replica)
+        if teams is not None:
+            self._divide(problem, teams)
+        families = [layouts] if teams is None else [[layout] for layout in layouts]
+        self._shared = SharedTensors(self._placement.group, families, self._modules)
+        drawn_as = replica if teams is None else 0
+        self._executor = Executor(problem, self.plan, config, self._modules, self._host, drawn_as)
+
+    def _divide(self, problem: PartitionProblem, teams: StageTeams) -> None:
+        """Keep of the layers of this process's stage what it has of them."""
+        group, ((stage, whole),) = self._placement.group, self._modules.items()
+        assert group is not None
+        mesh = form_team(group, teams, self.plan.speeds[stage])
+        (replica,) = mesh.arrangement.replicas
+        self.share = replica.shares[mesh.group.rank] / sum(replica.shares)
+        self._modules[stage], self.shards = divide_stage(problem, self.plan.layout, stage, whole, mesh)
 
     @property
     def is_first(self) -> bool:
@@ -137,6 +164,11 @@ class Pipeline:
     def is_last(self) -> bool:
         """Whether this process runs the last stage, which is given the targets."""
         return self.num_stages - 1 in self._host.devices
+
+    @property
+    def is_reporter(self) -> bool:
+        """Whether the loss of this process, which runs the last stage, is the one that counts."""
+        return self.is_last and (self.teams is None or self._placement.own_replica == 0)
 
     @property
     def num_stages(self) -> int:
@@ -226,7 +258,11 @@ class Pipeline:
             missing = sorted(own.keys() - state.keys())
             if missing:
                 raise InvalidValue("state", f"none of {missing[0]}", "of the whole model")
-            part.root.load_state_dict({name: state[name] for name in own})
+            part.root.load_state_dict({name: self._own(name, state[name]) for name in own})
+
+    def _own(self, name: str, whole: Tensor) -> Tensor:
+        """What this process holds of a tensor; of one that is divided, the part of its lane."""
+        return own_part(self.shards[name], whole, self._placement.own_replica) if name in self.shards else whole
 
     def clip_gradients(self, most: float) -> float:
         """Scale all gradients so that their norm, over all stages, is `most` at most; returns what it was.
@@ -237,9 +273,11 @@ class Pipeline:
         for stage, part in self._modules.items():
             earlier = {name for names in self.plan.layout.parameters[:stage] for name in names}  # tied ones count once
             own = {name: p.grad for name, p in part.parameters.items() if p.grad is not None}
-            counted += [grad for name, grad in own.items() if name not in earlier]
+            is_first = self.teams is None or self._placement.own_replica == 0  # undivided ones count once, too
+            counted += [g for name, g in own.items() if name in self.shards or (is_first and name not in earlier)]
             grads += list(own.values())
-        return clip_gradients(counted, grads, most, self._placement.gather_replica)
+        gather = self._placement.gather_replica if self.teams is None else self._placement.gather
+        return clip_gradients(counted, grads, most, gather)
 
     def timeline(self) -> Timeline:
         """Of the last step, over all stages; every process of the pipeline calls this."""

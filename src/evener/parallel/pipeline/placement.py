@@ -45,11 +45,13 @@ class StagePlacement:
         group: the ranks, one a stage; None if all stages are in this process.
         devices: of this process: that of its rank, or one a stage.
         replicas: of each one the ranks, or else the numbers of devices.
+        are_lanes: whether the replicas are lanes of one model, whose layers their ranks divide (`divided_stage.py`).
     """
 
     group: Group | None
     devices: tuple[torch.device, ...]
     replicas: tuple[tuple[int, ...], ...]
+    are_lanes: bool = False
 
     @property
     def own_replica(self) -> int:
@@ -184,15 +186,16 @@ class StageHost:
     Args:
         placement: of all processes.
         ranks: of this replica's stages, in order, or the numbers of their devices.
+        told: all ranks that compute the same batch, the one first that says what it is; by default `ranks`.
 
     Attributes:
         devices: of this process's stages, by number of the stage.
         timer: of the process, if it keeps one.
     """
 
-    def __init__(self, placement: StagePlacement, ranks: Sequence[int]) -> None:
+    def __init__(self, placement: StagePlacement, ranks: Sequence[int], told: Sequence[int] = ()) -> None:
         group = self._group = placement.group
-        self._ranks = ranks
+        self._ranks, self._told = ranks, told or ranks
         self.timer = None if group is None else group.timer
         if group is None:
             self.devices = {stage: placement.devices[number] for stage, number in enumerate(ranks)}
@@ -200,10 +203,10 @@ class StageHost:
             self.devices = {ranks.index(group.rank): group.device}
 
     def broadcast(self, message: bytes) -> bytes:
-        """The `message` of the process that runs the first stage."""
+        """The `message` of the process that runs the first stage; of lanes, the first one."""
         if self._group is None:
             return message
-        first, *others = self._ranks
+        first, *others = self._told
         assert self._group.mesh is not None
         if self._group.rank != first:
             return self._group.mesh.receive_from(first)

@@ -53,19 +53,20 @@ class SharedTensors:
 
     Args:
         group: all ranks, which make this object at the same time; None for a process alone.
-        layouts: of all replicas.
+        families: of all replicas; of lanes, which hold the same by themselves, one family each.
         modules: of the stages of this process.
     """
 
     def __init__(
-        self, group: Group | None, layouts: Sequence[StageLayout], modules: Mapping[int, StageModules]
+        self, group: Group | None, families: Sequence[Sequence[StageLayout]], modules: Mapping[int, StageModules]
     ) -> None:
         copies: dict[str, list[nn.Parameter]] = defaultdict(list)
         for held in modules.values():
             for name, parameter in held.parameters.items():
                 copies[name].append(parameter)
         self._tied = [held for held in copies.values() if len(held) > 1]
-        self._common = [] if group is None else _common(group, layouts, next(iter(modules.values())))
+        own = next(iter(modules.values()))
+        self._common = [one for layouts in families for one in _common(group, layouts, own)] if group else []
         together = {id(norm) for common in self._common for norm in common.norms}
         self._own_norms = [n for held in modules.values() for n in held.norms.values() if id(n) not in together]
         self._summed = [*chain(*self._tied), *(p for one in self._common for p in one.parameters)]

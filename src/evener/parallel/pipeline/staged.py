@@ -14,13 +14,17 @@ from torch import Tensor, nn
 from evener.comm.exchange import Route
 from evener.comm.group import Group
 from evener.errors import InvalidInput, InvalidValue
-from evener.oracle.division.layout import Region
+from evener.oracle.division.layout import WHOLE, Region
 from evener.oracle.division.pieces import Piece
-from evener.parallel.full_state import gather_tensors
+from evener.oracle.division.plan import Shard
+from evener.parallel.full_state import gather_tensors, pieces_of
 from evener.parallel.gradient_hooks import GradientHooks
 from evener.parallel.optimizer import HeldModel, HeldParameter
 from evener.parallel.parallel_model import Criterion
+from evener.parallel.pipeline.divided_stage import nothing_of, over_world
 from evener.parallel.pipeline.pipeline import Pipeline
+from evener.parallel.redistribute import regions
+from evener.parallel.refusals import refuse_divided_hooks
 
 
 class StagedModel:
@@ -32,7 +36,9 @@ class StagedModel:
         self._whole = [(name, p.detach().to("meta"), p.requires_grad) for name, p in model.named_parameters()]
         self._hooks = GradientHooks.taken_off(model)
         self.pipeline = Pipeline(model, loss=criterion.loss, on=group, **options)
-        self.is_reporter = self.pipeline.is_last
+        self.is_reporter = self.pipeline.is_reporter
+        self._shards = _shards_of_all(self.pipeline, group)
+        refuse_divided_hooks(self._hooks.names, self._shards)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank's stage."""
@@ -50,13 +56,14 @@ class StagedModel:
         with present, self._criterion.autocast():
             loss = self.pipeline.step(inputs, targets, total if samples else math.inf).detach().double()
         self._hooks.run(self.pipeline.named_parameters())
-        return loss
+        return loss if self.is_reporter else torch.zeros_like(loss)
 
     @torch.no_grad()
     def predict(self, inputs: Any) -> Any:
         """The outputs; all ranks of the replica have to call this, that of the last stage gets them."""
         with self._criterion.autocast():
-            return self.pipeline(inputs)
+            outputs = self.pipeline(inputs)
+        return outputs if self.is_reporter else None
 
     def clip(self, largest: float) -> None:
         """As `ParallelModel`."""
@@ -64,11 +71,13 @@ class StagedModel:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """As `ParallelModel`."""
-        return gather_tensors(self.group, self.pipeline.state_dict(), {})
+        absent = {name: own for name, own, _ in self._absent()}
+        return gather_tensors(self.group, absent | self.pipeline.state_dict(), self._shards)
 
     def own_weights(self) -> tuple[dict[str, Tensor], dict[str, Piece]]:
-        """As `ParallelModel`; tensors are whole where they are."""
-        return self.pipeline.state_dict(), {}
+        """As `ParallelModel`; without teams, tensors are whole where they are."""
+        own = self.pipeline.state_dict()
+        return own, pieces_of({name: self._shards[name] for name in own if name in self._shards}, self.group.rank)
 
     def buffers(self) -> Iterator[Tensor]:
         """As `ParallelModel`."""
@@ -86,8 +95,15 @@ class StagedModel:
         own, group = dict(self.pipeline.named_parameters()), self.group
         rows = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(list(own)))]
         holders = {name: rank for rank, names in reversed(list(enumerate(rows))) for name in names}
+        absent_parts = {name: nn.Parameter(part, trainable) for name, part, trainable in self._absent()}
         found = []
         for name, whole, requires_grad in self._whole:
+            if name in self._shards:
+                layout, shape = self._shards[name].layout, tuple(whole.shape)
+                route = Route(regions(layout, shape, group.size), regions(WHOLE, shape, group.size))
+                part = own[name] if name in own else absent_parts[name]
+                found.append(HeldParameter(name, shape, part, route, is_here=name in own))
+                continue
             is_here = name in own
             absent = torch.empty(0, dtype=whole.dtype, device=group.device)
             parameter = own[name] if is_here else nn.Parameter(absent, requires_grad)
@@ -95,4 +111,23 @@ class StagedModel:
             owned: tuple[Region, ...] = tuple(all_of if rank == holders[name] else ((),) for rank in range(group.size))
             route = Route(owned, (all_of,) * group.size)
             found.append(HeldParameter(name, tuple(whole.shape), parameter, route, is_here))
-        return HeldModel(group, found, "tensor")
+        return HeldModel(group, found, "element" if self._shards else "tensor", self._shards)
+
+    def _absent(self) -> Iterator[tuple[str, Tensor, bool]]:
+        """Name, part and trainability of the divided weights of other stages, of which this rank has nothing."""
+        here = self.pipeline.shards
+        for name, whole, requires_grad in self._whole:
+            if name in self._shards and name not in here:
+                yield name, nothing_of(self._shards[name], whole, self.group.device), requires_grad
+
+
+def _shards_of_all(pipeline: Pipeline, group: Group) -> dict[str, Shard]:
+    """By name, how the ranks of `group` hold the weights that those of a stage divide."""
+    if pipeline.teams is None:
+        return {}
+    teams = pipeline.teams.teams
+    team = teams[pipeline.teams.team_of(group.rank)]
+    own = [over_world(shard, team, group.size) for shard in pipeline.shards.values()]
+    rows = group.all_gather_bytes(msgspec.json.encode(own))
+    found = (shard for row in rows for shard in msgspec.json.decode(row, type=list[Shard]))
+    return {shard.name: shard for shard in found}
