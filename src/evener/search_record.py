@@ -52,6 +52,7 @@ class SearchRecord(Noun, frozen=True, kw_only=True):
         seconds: that the search took, since it was last begun.
         wanted: trials; 0: as many as there are.
         is_over: whether no trial will begin or go on.
+        usual: options that came from `evener.toml`, and that file; empty if none did.
     """
 
     task: str
@@ -64,3 +65,4 @@ class SearchRecord(Noun, frozen=True, kw_only=True):
     seconds: float
     wanted: int = 0
     is_over: bool = True
+    usual: str = ""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from evener.doctor.facts import FolderFacts, LoadFacts, MachineFacts
 from evener.doctor.finding import faults
+from evener.doctor.peers import DataFacts
 from evener.errors import InvalidInput
 from evener.ps.blob import BlobWriter
 from evener.ps.examination_messages import Examination, ExaminedNode, NodeReport
@@ -110,6 +111,20 @@ def test_before_a_run_of_several_machines_they_are_looked_at_and_the_run_goes_on
     assert look_before_run(client(node("bob", FULL), address="127.0.0.1")) == []
     with pytest.raises(InvalidInput, match=r"no node can take part: bob: /c \(cache\) has 0 MB .*--no-preflight"):
         look_before_run(client(node("bob", FULL)))
+
+
+def test_a_run_whose_nodes_have_other_data_is_refused_before_it_begins() -> None:
+    ours, others = (DataFacts(samples=3, fingerprint=f"NumPy:{digest}") for digest in ("aa", "bb"))
+    alike = [with_data(name, ours) for name in ("ada", "bob")]
+    assert look_before_run(client(*alike)) == []
+    with pytest.raises(InvalidInput, match="bob: its training data are not those of ada: other samples; give both"):
+        look_before_run(client(alike[0], with_data("bob", others)))
+
+
+def with_data(name: str, data: DataFacts) -> ExaminedNode:
+    sound = node(name)
+    assert sound.report is not None
+    return replace(sound, report=replace(sound.report, data=data))
 
 
 def test_a_task_travels_with_the_files_that_it_needs(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from evener.errors import InvalidFile, InvalidInput
 from evener.program import calling
 from evener.run.config import RunConfig
 from evener.run.usual_options import FILE, usual_options
+from evener.search.options import TuneConfig
 from support.commands import TINY, evener_here, last_json
 
 Asks = Callable[..., RunConfig]
@@ -68,6 +69,44 @@ def test_paths_are_meant_from_the_folder_of_the_file(asked: Asks, tmp_path: Path
     (tmp_path / "mine" / FILE).write_text('data = "images"\noutput = "/runs/x"')
     config = asked("epochs = 2", task="mine/my_task.py")
     assert (config.data, config.output, config.epochs) == (Path("mine/images"), Path("/runs/x"), None)
+
+
+def test_a_search_takes_what_it_knows_of_training_and_a_table_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: list[TuneConfig] = []
+    monkeypatch.setattr("evener.search.command.tune", lambda config, **_: configs.append(config))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_task.py").touch()
+    text = 'epochs = 3\nworkers = 2\noutput = "x"\n[option]\nwidth = 16\n[tune]\ntrials = 9\nseed = 4\njoin = false\n'
+    (tmp_path / FILE).write_text(text)
+    for words in ((), ("--trials", "5", "--join", "--option", "width=8")):
+        result = CliRunner().invoke(app, ["tune", "my_task.py", "--vary", "lr=0.1,0.2", *words])
+        assert result.exception is None, result.output
+    usual, typed = configs
+    assert (usual.epochs, usual.trials, usual.seed, usual.join, usual.option) == (3, 9, 4, False, {"width": "16"})
+    assert usual.output is None  # of a training
+    assert usual.usual == "epochs=3, trials=9, seed=4, join=False, option.width=16 (from evener.toml)"
+    assert (typed.trials, typed.join, typed.option) == (5, True, {"width": "8"})
+    (tmp_path / FILE).write_text("[tune]\ntrails = 9\n")
+    failed = CliRunner().invoke(app, ["tune", "my_task.py", "--vary", "lr=0.1,0.2"])
+    assert "evener.toml line 2: evener tune has no option 'trails', did you mean 'trials'?" in str(failed.exception)
+
+
+def test_a_training_takes_no_notice_of_the_table_of_a_search(asked: Asks) -> None:
+    config = asked("epochs = 3\n[tune]\ntrials = 9\n")
+    assert (config.epochs, config.usual) == (3, "epochs=3 (from evener.toml)")
+
+
+def test_a_run_from_python_takes_what_lies_beside_a_named_task(tmp_path: Path) -> None:
+    (tmp_path / "usual_task.py").write_text(f"from pathlib import Path\nexec(Path({str(TINY)!r}).read_text())\n")
+    (tmp_path / FILE).write_text("epochs = 1\nseed = 5\n")
+    _, record = calling.train(tmp_path / "usual_task.py", output=tmp_path / "run", devices="cpu", seed=7, quiet=True)
+    assert (record.epochs, record.seed) == (1, 7)
+    assert record.usual == f"epochs=1 (from {tmp_path / FILE})"
+    (tmp_path / FILE).write_text('agreement = "sync"\n')
+    with pytest.raises(InvalidInput, match=r"--agreement: a master's nodes are for .*; --agreement is from .* line 1"):
+        calling.train(tmp_path / "usual_task.py", output=tmp_path / "run", devices="cpu", quiet=True)
 
 
 def test_tasks_of_evener_have_none(asked: Asks) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from evener.errors import EvenerError, InvalidInput, InvalidValue, MissingExtra, MissingFile, TrainingFailed
 from evener.task import Task
-from evener.tasks.load import BUILT_IN_TASKS, load_task
+from evener.tasks.load import BUILT_IN_TASKS, load_task, require_task
 
 MAKE = """
     from torch import nn
@@ -233,3 +233,10 @@ def test_torchvision_that_does_not_load_is_told(tmp_path: Path, monkeypatch: pyt
 
 def test_a_loaded_task_is_a_task() -> None:
     assert isinstance(load_task("digits"), Task)
+
+
+def test_what_is_no_file_for_every_node_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for nowhere in ("pipe", "."):
+        with pytest.raises(InvalidInput, match="is no file that every node can read: save the task in one, such as"):
+            require_task(f"{tmp_path}/{nowhere}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -84,6 +85,8 @@ def run(config: ScriptConfig, as_json: bool) -> None:
 
 def tune(config: TuneConfig, as_json: bool) -> None:
     """Search for the options with which TASK learns best: many trials, on nodes of unequal speed."""
+    if config.usual:
+        tell(f"options: {config.usual}", as_json)
     require_task(config.task)
     from evener.search import command
 
@@ -222,7 +225,7 @@ app.command(context_settings={"ignore_unknown_options": True})(command_of(Script
 
 for _command in (
     command_of(RunConfig, train, TRAIN, usual_options),
-    command_of(TuneConfig, tune, TUNE),
+    command_of(TuneConfig, tune, TUNE, partial(usual_options, kind=TuneConfig, command="tune")),
     command_of(YoloConfig, yolo),
     command_of(PlanConfig, plan, PLAN),
     command_of(BenchmarkConfig, benchmark),

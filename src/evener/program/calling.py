@@ -24,10 +24,13 @@ from evener.report.scalars import ScalarLogger
 from evener.run import commands
 from evener.run.callbacks import Callback, watched
 from evener.run.config import RunConfig
+from evener.run.conflicts import option_name
+from evener.run.console import print_line
 from evener.run.context import Arithmetic, read_plan
 from evener.run.option_values import description_of, field_value
 from evener.run.rank import train_rank
 from evener.run.shipped import shipped
+from evener.run.usual_options import usual_options
 from evener.task import BatchTask, Task
 from evener.tasks.load import load_any_task, task_of
 
@@ -74,12 +77,14 @@ def train(
         InvalidInput: something that was asked for cannot be done.
         EvenerError: what else ends `evener train`.
     """
-    config = _config_of(options)
     is_named = isinstance(task, str | Path)
+    config = _config_of(str(task) if is_named else None, options)
+    if config.usual and not quiet:
+        print_line(f"options: {config.usual}")
     made = (
         load_any_task(str(task), config.data, config.option) if is_named else task_of(task, config.data, config.option)
     )
-    config = replace(config, task=str(task) if is_named else made.name)
+    config = config if is_named else replace(config, task=made.name)
     _refuse(made, config)
     config = _with_all_nodes(made, config)
     with watched(callbacks, loggers) as watch, random_state_kept():
@@ -121,8 +126,8 @@ def _program(task: Task | BatchTask, config: RunConfig, is_named: bool) -> Progr
     return found
 
 
-def _config_of(options: Mapping[str, Any]) -> RunConfig:
-    """What is asked for. Raises InvalidInput."""
+def _config_of(task: str | None, options: Mapping[str, Any]) -> RunConfig:
+    """What is asked for, and, where a file beside a named task says so, usual. Raises InvalidInput."""
     adopt_slurm(os.environ)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         raise InvalidInput("evener.train starts its nodes itself: under torchrun use evener.join(), or `evener train`")
@@ -132,7 +137,14 @@ def _config_of(options: Mapping[str, Any]) -> RunConfig:
             raise InvalidInput(f"evener.train takes no {name}: a master's nodes are for `evener train --agreement`")
         if name not in known:
             raise InvalidInput(f"evener.train has no option {name!r}{nearest(name, set(known) - set(_OF_A_MASTER))}")
-    return RunConfig(task="task", **{name: _option(known[name], value) for name, value in options.items()})
+    asked = {name: _option(known[name], value) for name, value in options.items()}
+    if task is None:
+        return RunConfig(task="task", **asked)
+    with usual_options({"option": {}, **asked, "task": task}, asked) as found:
+        for name in _OF_A_MASTER:
+            if name in found:
+                raise InvalidInput(f"{option_name(name)}: a master's nodes are for `evener train --agreement`")
+        return RunConfig(**found)
 
 
 def _option(one: FieldInfo, value: Any) -> Any:

@@ -19,7 +19,7 @@ from evener.tasks.load import is_path, thin_twin
 
 SECONDS = 8.0
 """For machines, task and links, at most."""
-_BEFORE_A_RUN = ("versions", "GPU", "memory", "disk", "load", "heat", "clock")
+_BEFORE_A_RUN = ("versions", "GPU", "memory", "disk", "load", "heat", "clock", "data")
 """What may matter to a run of a master: its nodes connect out to it, over one port, and to nobody else."""
 _IDLE = "waits"
 
@@ -39,20 +39,27 @@ def look_at_nodes(client: MasterClient, question: TaskQuestion | None = None, co
     return [*findings_of(client.examine(SECONDS, question, code)), *missing(nodes)]
 
 
-def look_before_run(client: MasterClient) -> list[Finding]:
+def look_before_run(client: MasterClient, question: TaskQuestion | None = None, code: bytes = b"") -> list[Finding]:
     """What a run should know of its nodes; nothing if all of them are on one machine.
 
+    Args:
+        client: of the master.
+        question: the task that they are to train, whose data have to be the same everywhere; None: they need not.
+        code: the stream of its files.
+
     Raises:
-        InvalidInput: no node can take part; says why.
+        InvalidInput: no node can take part, or one has other data; says why.
     """
     nodes = [node for node in client.ask().nodes if node.state == "present"]
     if all(is_of_this_machine(node.address) for node in nodes):
         return []
-    found = [one for one in findings_of(client.examine(SECONDS)) if one.what in _BEFORE_A_RUN]
+    found = [one for one in findings_of(client.examine(SECONDS, question, code)) if one.what in _BEFORE_A_RUN]
     broken = {one.machine: one for one in found if one.severity == "error"}
     if all(name in broken for name in (node.name for node in nodes)):
         words = "; ".join(one.words for one in broken.values())
         raise InvalidInput(f"no node can take part: {words} (--no-preflight: start without looking)")
+    if other := [one.words for one in found if one.what == "data" and one.severity == "error"]:
+        raise InvalidInput(f"{'; '.join(other)} (--no-preflight: start without looking)")
     return faults(found)
 
 
@@ -75,6 +82,13 @@ def missing(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
         yield found(MASTER, "node", "warning", "no node is here", "type `evener join` on every machine")
 
 
+def code_of(task: str) -> Blob:
+    """The files of a task and of its thin twin."""
+    path = Path(task).resolve()
+    twin = thin_twin(path)
+    return Blob(path.parent, sorted({*files_needed(path), *(files_needed(twin) if twin else ())}))
+
+
 def question_of(task: str, data: Path | None, options: dict[str, str]) -> tuple[TaskQuestion, bytes]:
     """A task that nodes are to load, and the stream of its files.
 
@@ -83,9 +97,7 @@ def question_of(task: str, data: Path | None, options: dict[str, str]) -> tuple[
     """
     blob, name = None, task
     if is_path(task):
-        path = Path(task).resolve()
-        twin = thin_twin(path)
-        blob, name = Blob(path.parent, sorted({*files_needed(path), *(files_needed(twin) if twin else ())})), path.name
+        name, blob = Path(task).name, code_of(task)
         if blob.num_bytes > MOST_CODE_BYTES:
             raise InvalidInput(
                 f"--task: its files are {blob.num_bytes} bytes, and {MOST_CODE_BYTES} may travel to be looked at; "

@@ -22,6 +22,7 @@ from evener.events import Phase
 from evener.launch.nodes import relative_shares
 from evener.ps.blob import Blob, whole_folder
 from evener.ps.engine import ModelBackend
+from evener.ps.examination_messages import MOST_CODE_BYTES, TaskQuestion
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
 from evener.ps.status import NodeStatus
@@ -30,7 +31,7 @@ from evener.record import Event, TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig, require_samples
 from evener.run.console import RunView, print_line, run_folder
-from evener.run.doctor_nodes import look_before_run
+from evener.run.doctor_nodes import code_of, look_before_run, question_of
 from evener.run.page import page_beside
 from evener.run.ps_backends import load_backend
 from evener.run.ps_master import open_master
@@ -38,8 +39,7 @@ from evener.run.unfinished import Asked
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.task import Task, ThinTask
-from evener.tasks.imports import files_needed
-from evener.tasks.load import is_path, thin_twin
+from evener.tasks.load import is_path
 
 _APPROXIMATE = ("async", "bounded", "average", "diloco")
 """Agreements that do not promise what one process does: a node with a thin line may be told to compress."""
@@ -72,7 +72,7 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
         with connect_master(config) as (client, check):
             if config.preflight and config.local_nodes is None:
                 view(Phase(what="preflight", detail="looking at the machines of all nodes"))
-                for finding in look_before_run(client):
+                for finding in look_before_run(client, *_question(config)):
                     view(Event(step=0, kind="preflight", message=finding.words))
             system = await_system(config, client, view)
             if config.keeps_data:
@@ -89,6 +89,17 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
         raise error_of(result.reason, result.exit_code)
     assert view.record is not None
     return view.record
+
+
+def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:
+    """The task that nodes are to look at before the run, with their data; none where each has its own, or is sent them.
+
+    Nor if its files are too many to travel twice.
+    """
+    has_own = config.ship_data or config.keeps_data
+    if has_own or (is_path(config.task) and code_of(config.task).num_bytes > MOST_CODE_BYTES):
+        return ()
+    return question_of(config.task, config.data, config.option)
 
 
 def prepare(config: RunConfig, backend: ModelBackend, task: Task | ThinTask) -> tuple[Job, list[Blob]]:
@@ -229,10 +240,7 @@ def _blobs(config: RunConfig) -> dict[str, Blob]:
     """What travels to the nodes: `code`, unless the task is built in, and `data`, if that was asked for."""
     found = {}
     if is_path(config.task):
-        path = Path(config.task).resolve()
-        twin = thin_twin(path)
-        files = {*files_needed(path), *(files_needed(twin) if twin else ())}
-        found["code"] = Blob(path.parent, sorted(files))
+        found["code"] = code_of(config.task)
     if config.ship_data and config.data:
         root = config.data.resolve()
         found["data"] = Blob(root, whole_folder(root))

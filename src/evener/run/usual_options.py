@@ -1,5 +1,9 @@
 """`evener.toml` beside a task: the options with which it is usually trained, by the names of the fields of a RunConfig.
 
+    epochs = 20                 of `evener train`; of other commands too, where they have such an option
+    [tune]                      of that command alone
+    trials = 50
+
 What is typed goes before what the file says, and that before the default. Needs no PyTorch.
 """
 
@@ -12,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import FieldInfo, fields
 
 from evener.errors import InvalidFile, InvalidInput, nearest
@@ -21,10 +26,16 @@ from evener.run.option_values import description_of, field_value
 from evener.tasks.load import is_path
 
 FILE = "evener.toml"
+COMMANDS = ("tune",)
+"""That have a table of their own in the file."""
+_OF_TRAINING = ("output", "resume", "dashboard", "agreement")
+"""What other commands do not take over: folder and manner of one training."""
 
 
 @contextmanager
-def usual_options(typed: Mapping[str, Any], names: Container[str]) -> Iterator[dict[str, Any]]:
+def usual_options(
+    typed: Mapping[str, Any], names: Container[str], kind: type[Struct] = RunConfig, command: str = ""
+) -> Iterator[dict[str, Any]]:
     """The fields of a RunConfig: of what was typed, of the file beside its task, and the defaults.
 
     An error in the block about an option that came from the file names its line there.
@@ -32,6 +43,8 @@ def usual_options(typed: Mapping[str, Any], names: Container[str]) -> Iterator[d
     Args:
         typed: field -> value, or default.
         names: fields that were typed.
+        kind: of struct, if it is another command's.
+        command: which, of COMMANDS; empty for `evener train`.
 
     Raises:
         InvalidFile: the file is not TOML, or has a key or value that is none of an option; names file and line.
@@ -41,7 +54,8 @@ def usual_options(typed: Mapping[str, Any], names: Container[str]) -> Iterator[d
         yield dict(typed)
         return
     text = _read(file)
-    found = {name: value for name, value in _values(file, text).items() if name == "option" or name not in names}
+    said = _values(file, text, kind, command)
+    found = {name: value for name, value in said.items() if name == "option" or name not in names}
     of_task = {key: value for key, value in found.get("option", {}).items() if key not in typed["option"]}
     told = {**found, "option": of_task}
     try:
@@ -65,20 +79,29 @@ def _read(file: Path) -> str:
         raise InvalidFile(f"cannot read {file}: {error}") from error
 
 
-def _values(file: Path, text: str) -> dict[str, Any]:
-    """The fields that the file sets."""
+def _values(file: Path, text: str, kind: type[Struct], command: str) -> dict[str, Any]:
+    """The fields that the file sets: of training, and of a command that has a table of its own."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidFile(f"{file}: {error}") from error
-    options = {one.name: one for one in fields(RunConfig) if description_of(one) and not one.required}
-    return dict(_value(file, text, options, key, value) for key, value in table.items())
+    own = {name: table.pop(name) for name in COMMANDS if isinstance(table.get(name), dict)}.get(command, {})
+    found = dict(_value(file, text, RunConfig, "train", key, value) for key, value in table.items())
+    if command:
+        taken = _options_of(kind)
+        found = {name: value for name, value in found.items() if name in taken and name not in _OF_TRAINING}
+        found |= dict(_value(file, text, kind, command, key, value) for key, value in own.items())
+    return found
 
 
-def _value(file: Path, text: str, options: Mapping[str, FieldInfo], key: str, value: Any) -> tuple[str, Any]:
-    name, place = key.replace("-", "_"), f"{file} line {_line(text, key)}"
+def _options_of(kind: type[Struct]) -> dict[str, FieldInfo]:
+    return {one.name: one for one in fields(kind) if description_of(one) and not one.required}
+
+
+def _value(file: Path, text: str, kind: type[Struct], command: str, key: str, value: Any) -> tuple[str, Any]:
+    name, place, options = key.replace("-", "_"), f"{file} line {_line(text, key)}", _options_of(kind)
     if name not in options:
-        raise InvalidFile(f"{place}: evener train has no option {key!r}{nearest(name, options)}")
+        raise InvalidFile(f"{place}: evener {command} has no option {key!r}{nearest(name, options)}")
     if name == "token":
         raise InvalidFile(
             f"{place}: a token is for no file beside code: name one that you alone can read, by token_file"

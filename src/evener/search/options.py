@@ -32,7 +32,11 @@ AHEAD = 8
 
 
 class TuneConfig(NodesConfig, frozen=True, kw_only=True):
-    """What is asked of a search.
+    """What is asked of a search. A field without a description is no option.
+
+    Attributes:
+        usual: options that nobody typed, and the file they came from; empty if there are none.
+        started: when, in seconds since 1970.
 
     Raises:
         InvalidInput: a value is not allowed, or an option is varied twice.
@@ -71,6 +75,7 @@ class TuneConfig(NodesConfig, frozen=True, kw_only=True):
     output: Annotated[Path | None, Meta(description="Folder of the study; runs/tune-TASK-TIME by default.")] = None
     resume: Annotated[bool, Meta(description="Go on with the study in --output.")] = False
     dashboard: Dashboard = None
+    usual: str = ""
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:

@@ -75,6 +75,7 @@ class StudyFile:
             seconds=self._clock() - self._begun,
             wanted=self._config.trials,
             is_over=is_over,
+            usual=self._config.usual,
         )
 
 

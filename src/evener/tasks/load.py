@@ -127,11 +127,15 @@ def require_task(reference: str) -> None:
     """See that there is such a task or file, before anything is loaded for it.
 
     Raises:
-        InvalidInput: there is no task of that name.
+        InvalidInput: there is no task of that name, or it is a pipe or a folder.
         MissingFile: there is no such file.
     """
     if not is_path(reference):
         _require_known(reference, BUILT_IN_TASKS)
+    elif Path(reference).exists() and not Path(reference).is_file():
+        raise InvalidInput(
+            f"{reference} is no file that every node can read: save the task in one, such as my_task.py, and name that"
+        )
     elif not Path(reference).is_file():
         raise MissingFile(f"there is no task file {Path(reference).resolve()}")
 

@@ -23,6 +23,7 @@ from evener.report.tables import summary
 from evener.run.commands import is_torchrun, launch, torchrun_env
 from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
+from evener.run.unfinished import Asked
 from evener.yolo.rank import alone, yolo_rank
 from evener.yolo.words import YoloConfig, read_agreed_words, read_words, yolo_config
 
@@ -95,7 +96,8 @@ def _shown(config: YoloConfig, perform: Callable[[YoloConfig, Callable[[RunEvent
     """The record of a run that `perform` performs, shown and kept in the folder that Ultralytics chooses."""
     folder = _folder_of(config)
     words = (*(word for word in config.words if not word.startswith("save_dir=")), f"save_dir={folder}")
-    with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False) as view:
+    asked = Asked(folder.name, usual=config.usual)
+    with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False, asked=asked) as view:
         view.console.print(LICENCE)
         perform(msgspec.structs.replace(config, words=words), view)
     if view.record is None:

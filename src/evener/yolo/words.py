@@ -57,6 +57,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
         to_stderr: keep stdout free.
         started: when, in seconds since 1970.
         lost: what was said of every node that was lost, and without which the training goes on.
+        usual: options that came from `evener.toml`, and that file; empty if none did.
     """
 
     words: Annotated[
@@ -72,6 +73,7 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     to_stderr: bool = False
     started: float = field(default_factory=time.time)
     lost: tuple[Event, ...] = ()
+    usual: str = ""
 
 
 def read_words(words: tuple[str, ...]) -> dict[str, str]:
@@ -149,5 +151,6 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         stationary=config.stationary,
         elastic=config.elastic is not False,
         started=config.started,
+        usual=config.usual,
         **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},
     )
