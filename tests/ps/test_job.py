@@ -39,6 +39,7 @@ def test_a_run_without_blobs_is_complete_at_once(tmp_path: Path) -> None:
     found = Submissions(tmp_path, sent).submit(3, buffers())
     assert found is not None
     assert (found.peer, found.job.run) == (3, "linear-1")
+    assert found.weights is not None
     assert bytes(found.weights.memory) == bytes(weights().memory)
     assert sent == []
 

@@ -44,8 +44,8 @@ from evener.yolo.words import YoloConfig, is_yolo
 
 
 def train(config: RunConfig, as_json: bool) -> None:
-    """Train TASK on this machine, as a rank of torchrun, or (with --agreement) on the nodes of a master."""
-    if config.agreement is None:
+    """Train TASK on this machine, as a rank of torchrun, or (with --master or --agreement) on the nodes of a master."""
+    if config.agreement is None and not config.is_on_master:
         adopt_slurm(os.environ)
     if config.usual:
         tell(f"options: {config.usual}", as_json, quiet=config.quiet)
@@ -60,6 +60,10 @@ def train(config: RunConfig, as_json: bool) -> None:
         from evener.run.ps_train import train_on_master
 
         train_on_master(config, as_json=as_json)
+    elif config.is_on_master:
+        from evener.run.ranks_train import train_on_nodes
+
+        train_on_nodes(config, as_json=as_json)
     else:
         from evener.program import calling
 

@@ -53,6 +53,7 @@ class RankEnvironment:
         end: ends this process at once by an error, from any thread: the main one may wait in a collective for ever.
         answer: what whoever was notified of the end of an epoch says to it; None where `notify` returns that itself.
         line: to the authority of an elastic run; None in others.
+        has_own_paths: whether files have other places here than at the first rank, in a config that is else the same.
         step: that this rank works on; 0 before the first.
         stop_requested: whether a signal asked this process to stop.
     """
@@ -68,6 +69,7 @@ class RankEnvironment:
     end: Callable[[EvenerError], None] = end_process
     answer: Callable[[Epoch], bool] | None = None
     line: Line | None = None
+    has_own_paths: bool = False
     step: int = 0
     stop_requested: bool = field(default=False)
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from evener.elastic.elastic_ranks import ElasticRanks
 from evener.errors import EvenerError, Interrupted, NodeLost
 from evener.events import RunEvent, decode_events
-from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
-from evener.launch.processes import LocalProcess, LocalProcesses
+from evener.launch.processes import ELASTIC_RANK_MODULES, RANK_MODULES, LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program
 from evener.launch.rank_heartbeat import read_beat
 from evener.launch.rank_starter import RankStarter, show_event
@@ -26,9 +26,6 @@ _BEGINNINGS = 3
 """Of a run that can go on without a node, at most: who is lost before the first step may be so each time."""
 Without = Callable[[Any, Sequence[int], Event], Any]
 """What to do instead of something where only nodes of these positions are left, which the event says; None: nothing."""
-_PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank"]
-_PRELOAD_ELASTIC = ["torch._dynamo"]
-"""What DistributedDataParallel loads when it is made, in two seconds: a rank that comes later takes a tenth of one."""
 
 
 def run_local(
@@ -58,7 +55,7 @@ def run_local(
         Interrupted: Ctrl-C; the ranks were asked to stop after their step and write a checkpoint.
         KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps; all processes have ended.
     """
-    preload = [*_PRELOAD, *(_PRELOAD_ELASTIC if is_elastic else ())]
+    preload = ELASTIC_RANK_MODULES if is_elastic else RANK_MODULES
     with sigterm_is_ctrl_c(), LocalProcesses(preload) as processes:
         beginnings = _BEGINNINGS if is_elastic else 0
         while True:
@@ -106,7 +103,7 @@ def _run_once(
 ) -> _Loss | None:
     """A run to its end; or who was lost, and all its processes have ended."""
     ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
-    elastic = ElasticRanks(ranks, nodes, patience, starter.start) if is_elastic else None
+    elastic = ElasticRanks(ranks, patience, starter.start) if is_elastic else None
 
     def steps() -> list[int]:
         return [read_beat(store, rank)[1] for rank in range(len(nodes))]
@@ -138,7 +135,7 @@ def _relay(
     ranks: Sequence[LocalProcess],
     show: Callable[[RunEvent], None],
     patience: float,
-    elastic: ElasticRanks | None,
+    elastic: ElasticRanks[LocalProcess] | None,
     has_begun: Callable[[], bool],
 ) -> bool:
     """Pass on what the ranks say until all have ended, or had the time for it. Whether they were asked to stop."""
@@ -174,12 +171,12 @@ def _relay(
     return was_stopped
 
 
-def _needed(ranks: Sequence[LocalProcess], elastic: ElasticRanks | None) -> list[LocalProcess]:
+def _needed(ranks: Sequence[LocalProcess], elastic: ElasticRanks[LocalProcess] | None) -> list[LocalProcess]:
     """Those that the run depends on."""
     return [rank for rank in ranks if elastic is None or elastic.is_needed(rank)]
 
 
-def _has_failed(rank: LocalProcess, elastic: ElasticRanks | None) -> bool:
+def _has_failed(rank: LocalProcess, elastic: ElasticRanks[LocalProcess] | None) -> bool:
     """Whether the run fails with this process."""
     return rank.has_failed if elastic is None else elastic.ends_the_run(rank)
 
@@ -189,7 +186,7 @@ def raise_first(
     store: Any,
     nodes: Sequence[LocalNode],
     was_stopped: bool,
-    elastic: ElasticRanks | None,
+    elastic: ElasticRanks[LocalProcess] | None,
 ) -> None:
     """Raise what explains the end of the run best: an own failure, then a death, then a lost connection."""
     failures = [rank.failure for rank in ranks if rank.failure is not None and _has_failed(rank, elastic)]

@@ -33,10 +33,10 @@ from evener.program.batch_validation import validate
 from evener.program.joining import end_copy, finish
 from evener.program.options import ScriptConfig
 from evener.program.session import Run
+from evener.run.checkpoint import write_weights
 from evener.run.config import RunConfig, require_samples
 from evener.run.conflicts import refuse_options
 from evener.run.context import Arithmetic, join_run
-from evener.run.rank import write_weights
 from evener.run.saving import Saving
 from evener.task import BatchTask
 from evener.tasks.load import load_any_task

@@ -8,14 +8,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from evener.errors import EvenerError
-from evener.event_log import EventLog
-from evener.event_tail import EVENTS_FILE
 from evener.ps.checkpointing import Checkpointer
 from evener.ps.config import MasterConfig
 from evener.ps.messages import Release, RunFinished, Send
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.results import RunResult, encode_record, record_of, save_result, weights_of
-from evener.ps.subscribers import Subscribers
+from evener.ps.subscribers import Subscribers, open_log
 from evener.ps.training_run import TrainingRun
 from evener.schema import shown
 
@@ -50,8 +48,7 @@ class ActiveRun:
 
     def begin(self, watchers: Sequence[int]) -> None:
         """Have it watched, and kept in its log, from now on."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = EventLog(self._folder / EVENTS_FILE, self._config.notify, private=True)
+        log = open_log(self._config, self.training.job.run)
         self.subscribers.begin(watchers, len(self.training.journal.history.totals), log)
 
     def assign(self, names: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from evener.ps.examinations import Examinations
 from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.messages import Header, Send
 from evener.ps.nodes import Nodes
+from evener.ps.rank_messages import SubmitRanks
 from evener.ps.run_status import cluster_status
 from evener.ps.scheduler import Scheduler
 from evener.ps.status import encode_status
@@ -83,6 +84,9 @@ class CommandHandlers:
     def _submit(self, peer: int, grant: Grant, _: m.SubmitRun, buffers: Sequence[memoryview]) -> None:
         self._scheduler.submit(peer, buffers, self._effects.invitations.submitter_of(grant))
 
+    def _submit_ranks(self, peer: int, grant: Grant, _: SubmitRanks, buffers: Sequence[memoryview]) -> None:
+        self._scheduler.ranks.submit(peer, buffers, self._effects.invitations.submitter_of(grant))
+
     def _watch(self, peer: int, _: Grant, header: m.WatchRun, __: object) -> None:
         self._scheduler.watch(peer, header.run)
 
@@ -105,11 +109,12 @@ class CommandHandlers:
 
     def _send_status(self, peer: int) -> None:
         invitations = self._effects.invitations.status()
-        status = cluster_status(self.address, self._nodes, self._scheduler.runs, self._config, invitations)
+        ranks = self._scheduler.ranks.run
+        status = cluster_status(self.address, self._nodes, self._scheduler.runs, ranks, self._config, invitations)
         self._send(peer, m.StatusReply(), (encode_status(status),))
 
     def _examine(self, peer: int, grant: Grant, header: ExamineNodes, buffers: Sequence[memoryview]) -> None:
-        busy = next((run.job.run for run in self._scheduler.runs if run.job.nodes != ()), "")
+        busy = next((run.job.run for run in self._scheduler.runs if run.job.nodes != ()), self._scheduler.ranks.name)
         submitter = self._effects.invitations.submitter_of(grant)
         self._examinations.ask(peer, header, buffers, submitter, busy, self._config.clock())
 
@@ -120,6 +125,7 @@ class CommandHandlers:
 COMMANDS: dict[type[Header], Callable[[CommandHandlers, int, Grant, Any, Any], None]] = {
     m.BlobChunk: CommandHandlers._chunk,
     m.SubmitRun: CommandHandlers._submit,
+    SubmitRanks: CommandHandlers._submit_ranks,
     m.WatchRun: CommandHandlers._watch,
     m.StopRun: CommandHandlers._stop,
     m.AssignNodes: CommandHandlers._assign,

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,11 @@ class StateDir:
         self.members = folder / "members.json"
         self.invitations = folder / "invitations.json"
         self.tokens = folder / "tokens"
+
+    def free_name(self, wanted: str) -> str:
+        """The name of a new run: the wanted one, or with a number behind it if there are results of that name."""
+        names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
+        return next(name for name in names if not (self.runs / name).exists())
 
     @contextmanager
     def occupied(self) -> Iterator[None]:

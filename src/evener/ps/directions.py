@@ -6,20 +6,22 @@ from typing import TypeAlias
 
 from evener.ps import examination_messages as e
 from evener.ps import messages as m
+from evener.ps import rank_messages as r
 from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 
 FromNode: TypeAlias = (
     m.Join | m.Profiled | m.Heartbeat | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated
-    | e.Examined | e.Probed
+    | e.Examined | e.Probed | r.RankReady | r.RankSaid | r.RankShown | r.RankEnded
 )  # fmt: skip
 FromCommand: TypeAlias = (
     m.GetStatus | m.ShutDown | m.ExpelNode | m.ForgetNode | Invite | RevokeInvitation
-    | m.SubmitRun | m.WatchRun | m.StopRun | m.AssignNodes | e.ExamineNodes
+    | m.SubmitRun | m.WatchRun | m.StopRun | m.AssignNodes | e.ExamineNodes | r.SubmitRanks
 )  # fmt: skip
 ToMaster: TypeAlias = FromNode | FromCommand | m.FetchBlob | m.BlobChunk
 ToNode: TypeAlias = (
     m.Welcome | m.Dismiss | m.Quarantine | m.Heartbeat | m.Prepare | m.ServerReply | m.Validate | m.Release
     | m.FetchBlob | m.BlobChunk | e.Examine | e.ProbeNodes
+    | r.PrepareRank | r.StartRank | r.StopRank | r.RankTold
 )  # fmt: skip
 ToCommand: TypeAlias = (
     m.StatusReply | m.RunAccepted | m.RunRejected | m.RunEvents | m.RunFinished | m.Heartbeat | m.FetchBlob

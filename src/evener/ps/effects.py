@@ -84,6 +84,9 @@ class Effects:
 
     def of_not_ready(self, node: NodeRecord, reason: str) -> None:
         """A node cannot take part in the run."""
+        if (ranks := self._scheduler.ranks.run) is not None:
+            ranks.not_ready(node, reason)
+            return
         run = run_of(node, self._scheduler.runs)
         assert run is not None
         run.not_ready(node, reason)
@@ -98,6 +101,7 @@ class Effects:
         for transition in transitions:
             self._notify(str(transition))
             node = self._nodes.by_name[transition.node]
+            self._scheduler.ranks.follow(EVENTS[transition.kind], transition.reason, node, _is_lost(transition, node))
             if (run := run_of(node, self._scheduler.runs)) is not None:
                 with self._scheduler.guarding(run.job.run):
                     run.note(EVENTS[transition.kind], f"node {node.name}: {transition.reason}", node.name)
@@ -110,6 +114,7 @@ class Effects:
         self.members.expel(node.name, reason)
         self._notify(f"node {node.name} is expelled: {reason}")
         self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)
+        self._scheduler.ranks.follow("expelled", reason, node, is_lost=True)
         if (run := run_of(node, self._scheduler.runs)) is not None:
             run.note("expelled", f"node {node.name}: {reason}", node.name)
             run.lose(node)

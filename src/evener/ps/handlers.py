@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
-from evener.profile import ClusterProfile
 from evener.ps import examination_messages as e
 from evener.ps import messages as m
+from evener.ps import rank_messages as r
 from evener.ps.command_handlers import COMMANDS, CommandHandlers
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
@@ -23,13 +21,14 @@ from evener.ps.joining import Joining
 from evener.ps.messages import Header, Join
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.quotas import IDLE_PATIENCES, MOST_WAITING, require_room, require_size
+from evener.ps.rank_handlers import RankHandlers
 from evener.ps.rights import AUDITED, may_send
 from evener.ps.scheduler import Scheduler
 from evener.ps.training_run import run_of
-from evener.schema import shown, write_noun
+from evener.schema import shown
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
-from evener.wire.identity import Grant, Role, host_in
+from evener.wire.identity import Grant, Role
 from evener.wire.server import Server
 
 
@@ -56,6 +55,7 @@ class Handlers:
         self._heard: dict[int, float] = {}
         self._grants: dict[int, Grant] = {}
         self._joining = Joining(config, nodes, effects)
+        self._rank_handlers = RankHandlers(scheduler)
         self._examinations = Examinations(nodes, server.send, lambda: look_here(config.home))
         self.commands = CommandHandlers(config, nodes, scheduler, effects, self._examinations, server.send)
 
@@ -114,6 +114,8 @@ class Handlers:
             inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
             return None if inbox is None else (inbox,)
         self._require_role(peer, type(header))
+        if type(header) is r.RankEnded and lengths:
+            return self._rank_handlers.place(self._nodes.at(peer), header, lengths)
         if type(header) is m.SubmitRun:
             return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
         require_size(type(header), lengths)
@@ -169,14 +171,7 @@ class Handlers:
         self._joining.join(peer, self._origins[peer], self._grants[peer].invitation, join)
 
     def _profiled(self, _: int, node: NodeRecord, header: m.Profiled, __: object) -> None:
-        if node.profile is not None:
-            raise BadFrame("its device has been measured before")
-        node.profile = replace(header.profile, node=node.name, address=host_in(node.origin))
-        profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
-        try:
-            write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
-        except OSError as error:
-            self._config.notify(f"warning: {self._config.home.profile} cannot be written: {error.strerror}")
+        self._joining.profiled(node, header.profile)
         if node.is_present:
             self._scheduler.admit(node)
 
@@ -195,7 +190,7 @@ class Handlers:
         self._scheduler.ready(node, header.run, header.unit_seconds)
 
     def _not_ready(self, _: int, node: NodeRecord, header: m.NotReady, __: object) -> None:
-        if (run := run_of(node, self._scheduler.runs)) is not None and run.job.run == header.run:
+        if self._scheduler.is_for(node, header.run):
             self._effects.of_not_ready(node, header.reason)
 
     def _contribution(self, _: int, node: NodeRecord, header: m.Contribution, __: object) -> None:
@@ -213,6 +208,9 @@ class Handlers:
     def _examined(self, _: int, node: NodeRecord, header: e.Examined, buffers: Sequence[memoryview]) -> None:
         self._examinations.examined(node, header, buffers)
 
+    def _of_rank(self, _: int, node: NodeRecord, header: Header, buffers: Sequence[memoryview]) -> None:
+        self._rank_handlers.on_message(node, header, buffers)
+
     def _probed(self, _: int, node: NodeRecord, header: e.Probed, buffers: Sequence[memoryview]) -> None:
         self._examinations.probed(node, header, buffers)
 
@@ -229,5 +227,6 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     m.Validated: Handlers._validated,
     e.Examined: Handlers._examined,
     e.Probed: Handlers._probed,
+    **dict.fromkeys((r.RankReady, r.RankSaid, r.RankShown, r.RankEnded), Handlers._of_rank),
 }
 """Who deals with what a node sends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from evener.memory import usable_memory
 from evener.ps.blob_stream import StreamWriter
 from evener.ps.blob_transfer import BlobReceiver
 from evener.ps.messages import BlobChunk, FetchBlob, RunRejected, Send
+from evener.ps.rank_messages import RankJob, decode_rank_job
 from evener.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat, StateLayout
@@ -107,13 +108,13 @@ class Submission(NamedTuple):
     Attributes:
         peer: connection of the command.
         job: to be done.
-        weights: to begin with.
+        weights: to begin with; None where the ranks make them.
         submitted: on the master's clock.
     """
 
     peer: int
-    job: Job
-    weights: Flat
+    job: Job | RankJob
+    weights: Flat | None
     submitted: float
 
 
@@ -132,7 +133,7 @@ class Submissions:
         blobs: Path,
         send: Send,
         clock: Callable[[], float] = time.monotonic,
-        why_not: Callable[[Job], str] = lambda _: "",
+        why_not: Callable[[Any], str] = lambda _: "",
     ) -> None:
         self._receiver, self._send, self._clock = BlobReceiver(blobs, StreamWriter), send, clock
         self._why_not = why_not
@@ -159,7 +160,7 @@ class Submissions:
 
         Args:
             peer: connection of the command.
-            buffers: job and weights.
+            buffers: job and weights; a job of ranks alone.
             submitter: whose command it is.
         """
         is_taken = self._is_taken(peer)
@@ -168,15 +169,14 @@ class Submissions:
             self._bringing = None
         if buffers or not reason_to_wait:
             try:
-                job = replace(decode_job(buffers[0]), submitter=submitter)
-                weights = Flat(job.layout, as_bytes(buffers[1]))
+                job, weights = _understood(buffers)
                 reason_to_wait = reason_to_wait or self._why_not(job)
             except (IndexError, EvenerError) as error:
                 reason_to_wait = f"the run cannot be understood: {error}"
         if reason_to_wait:
             self._send(peer, RunRejected(reason=shown(reason_to_wait)))
             return None
-        self._open = Submission(peer, job, weights, self._clock())
+        self._open = Submission(peer, replace(job, submitter=submitter), weights, self._clock())
         self._ask(peer, self._receiver.request(job.blobs))
         return self._complete()
 
@@ -220,3 +220,11 @@ class Submissions:
         if found is not None:
             self.close()
         return found
+
+
+def _understood(buffers: Sequence[memoryview]) -> tuple[Job | RankJob, Flat | None]:
+    """A job and weights to begin with. Raises IndexError, EvenerError: they are none."""
+    if len(buffers) == 1:
+        return decode_rank_job(buffers[0]), None
+    job = decode_job(buffers[0])
+    return job, Flat(job.layout, as_bytes(buffers[1]))

@@ -6,13 +6,17 @@ import time
 
 from msgspec.structs import replace
 
+from evener.profile import ClusterProfile, DeviceProfile
 from evener.ps.admission import Admission, admission_of
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
 from evener.ps.messages import Join, Welcome
 from evener.ps.node_state import Transition
-from evener.ps.nodes import Nodes
+from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.quotas import MOST_NAMES
+from evener.schema import write_noun
+from evener.wire.errors import BadFrame
+from evener.wire.identity import host_in
 
 
 class Joining:
@@ -57,6 +61,17 @@ class Joining:
         self._effects.audit.write("joined", name=node.name, address=node.origin, detail=by)
         self._effects.welcome(peer, Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
         self._effects.follow(transitions)
+
+    def profiled(self, node: NodeRecord, profile: DeviceProfile) -> None:
+        """A node has measured its device. Raises BadFrame: it had done so before."""
+        if node.profile is not None:
+            raise BadFrame("its device has been measured before")
+        node.profile = replace(profile, node=node.name, address=host_in(node.origin))
+        profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
+        try:
+            write_noun(ClusterProfile(devices=tuple(profiles)), self._config.home.profile)
+        except OSError as error:
+            self._config.notify(f"warning: {self._config.home.profile} cannot be written: {error.strerror}")
 
     def _admission(self, join: Join, origin: str, invitation: str) -> tuple[Join, Admission]:
         """A node as it may be called, and whether it may join."""

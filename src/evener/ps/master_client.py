@@ -42,6 +42,7 @@ from evener.ps.messages import (
     SubmitRun,
     WatchRun,
 )
+from evener.ps.rank_messages import RankJob, SubmitRanks, encode_rank_part
 from evener.ps.results import RunResult
 from evener.ps.status import ClusterStatus, decode_status
 from evener.record import Event
@@ -136,14 +137,23 @@ class MasterClient:
         except ConnectionLost:
             return
 
-    def submit(self, job: Job, weights: Flat, blobs: Sequence[Blob]) -> str:
+    def submit(self, job: Job | RankJob, weights: Flat | None, blobs: Sequence[Blob]) -> str:
         """Have a run begin; returns its name when the master has it and all that belongs to it.
+
+        Args:
+            job: to be done.
+            weights: to begin with; None where the ranks make them.
+            blobs: code and data.
 
         Raises:
             InvalidInput: the master does not want it; says why.
         """
         sender = BlobSender(blobs=blobs)
-        self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
+        if isinstance(job, RankJob):
+            self._connection.send(SubmitRanks(), [encode_rank_part(job)])
+        else:
+            assert weights is not None
+            self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
         while not isinstance((header := self._await(RunAccepted, RunRejected, FetchBlob).header), RunAccepted):
             if isinstance(header, RunRejected):
                 raise InvalidInput(header.reason)

@@ -18,7 +18,7 @@ from evener.schema import Count, Digest, Finite, Loss, Name, RunName, Seconds, T
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
-PROTOCOL = 3
+PROTOCOL = 4
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Why a master closes its connections when nobody is to look for it any more."""
 

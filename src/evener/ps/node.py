@@ -2,6 +2,7 @@
 
     Join -> Welcome -> measure the device -> Profiled
     Prepare, BlobChunk, ServerReply, Validate -> the session of a run (worker_session)
+    PrepareRank, StartRank, RankTold -> a rank of a run whose ranks work together (node_ranks)
     Release -> the session ends
     Dismiss -> the node ends
 
@@ -40,6 +41,8 @@ from evener.ps.messages import (
     Welcome,
 )
 from evener.ps.node_examination import NodeExaminer
+from evener.ps.node_ranks import NodeRanks
+from evener.ps.rank_messages import PrepareRank, RankTold, StartRank, StopRank
 from evener.ps.reconnecting_client import Dial, Inbox, ReconnectingClient, RunEnded, ThreadedInbox
 from evener.ps.worker_session import NodeConfig, WorkerSession
 from evener.schema import shown
@@ -80,6 +83,13 @@ class Node:
         self._client = ReconnectingClient(dial, self._introduction, self._heartbeat, self._log_break)
         self._examiner = NodeExaminer(config.look, config.cache, config.accepts, self._client.send)
         self._handlers |= {Examine: self._examiner.examine, ProbeNodes: self._examiner.probe}
+        self._ranks = NodeRanks(config.host, config.cache, config.data, config.accepts, self._client.send, log)
+        self._handlers |= {
+            PrepareRank: self._on_prepare_rank,
+            StartRank: self._ranks.start,
+            StopRank: self._ranks.stop,
+            RankTold: self._ranks.told,
+        }
         self._inbox: Inbox | ThreadedInbox = Inbox(self._client, self._aside)
 
     def serve(self) -> None:
@@ -107,6 +117,7 @@ class Node:
         finally:
             self._examiner.close()
             self._end_session()
+            self._ranks.close()
             self._client.close()
             self._inbox.close()
 
@@ -156,6 +167,7 @@ class Node:
             self._send(Profiled(profile=self._profile))
         if self._session is not None:
             self._session.resend()
+        self._ranks.resend()
 
     def _on_prepare(self, _: Prepare, buffers: Buffers) -> None:
         job = decode_job(buffers[0])
@@ -172,9 +184,15 @@ class Node:
         self._session = WorkerSession(job, self._config, self._send, self._between_steps)
         self._advance(self._session, self._session.start)
 
+    def _on_prepare_rank(self, header: PrepareRank, buffers: Buffers) -> None:
+        self._end_session()
+        self._ranks.prepare(header, buffers)
+
     def _on_chunk(self, chunk: BlobChunk, buffers: Buffers) -> None:
         if self._session is not None:
             self._advance(self._session, self._session.on_chunk, chunk, buffers[0])
+        else:
+            self._ranks.on_chunk(chunk, buffers[0])
 
     def _advance(self, session: WorkerSession, action: Callable[..., None], *words: Any) -> None:
         """Take a step on the way to being ready."""
@@ -199,6 +217,7 @@ class Node:
         if self._session is not None and self._session.job.run == release.run:
             self._log(f"done with {self._session.job.title}")
             self._end_session()
+        self._ranks.release(release)
 
     def _on_dismiss(self, dismiss: Dismiss) -> None:
         if dismiss.is_error:

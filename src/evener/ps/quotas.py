@@ -15,6 +15,14 @@ from evener.ps.examination_messages import (
     Probed,
 )
 from evener.ps.messages import BlobChunk, FetchBlob, GetStatus, Header, WatchRun
+from evener.ps.rank_messages import (
+    MOST_RANK_JOB,
+    MOST_SHOWN,
+    MOST_WORDS,
+    RankSaid,
+    RankShown,
+    SubmitRanks,
+)
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Limits
 from evener.wire.server import Server
@@ -34,6 +42,9 @@ MOST_BUFFERS: dict[type[Header], tuple[int, ...]] = {
     ExamineNodes: (MOST_QUESTION_BYTES, MOST_CODE_BYTES),
     Examined: (MOST_REPORT_BYTES,),
     Probed: (MOST_REPORT_BYTES,),
+    RankSaid: (MOST_WORDS,),
+    RankShown: (MOST_SHOWN,),
+    SubmitRanks: (MOST_RANK_JOB,),
 }
 """Bytes that each buffer of a message may have; all of them are there, or none."""
 _OTHER_FILES = 128

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from evener.ps.collective_run import CollectiveRun
 from evener.ps.config import MasterConfig
 from evener.ps.nodes import Nodes
 from evener.ps.status import ClusterStatus, InvitationStatus, RunStatus
@@ -29,10 +30,36 @@ def status_of(run: TrainingRun, folder: Path) -> RunStatus:
     )
 
 
+def status_of_ranks(run: CollectiveRun, folder: Path) -> RunStatus:
+    """The same, of a run whose ranks work together."""
+    news = run.news
+    return RunStatus(
+        run=run.job.run,
+        task=run.job.title,
+        protocol=f"strategy {news.plan.strategy}" if news.plan else "ranks that work together",
+        version=run.num_updates,
+        epoch=news.step.epoch if news.step else 0,
+        epochs=(news.phase.epochs or None) if news.phase else None,
+        loss=(news.step.loss or 0.0) if news.step else 0.0,
+        accuracy=news.validation.accuracy if news.validation else None,
+        folder=str(folder / run.job.run),
+        submitter=run.job.submitter,
+    )
+
+
+def busy_with(run: RunStatus) -> str:
+    """Why a master has no room for another run."""
+    return (
+        f"the master is busy with run {run.run}, {run.version} updates so far: wait for it (`evener nodes` shows it, "
+        f"its results will be in {run.folder}), or end it with `evener stop`"
+    )
+
+
 def cluster_status(
     address: str,
     nodes: Nodes,
     runs: Sequence[TrainingRun],
+    ranks: CollectiveRun | None,
     config: MasterConfig,
     invitations: tuple[InvitationStatus, ...],
 ) -> ClusterStatus:
@@ -41,6 +68,9 @@ def cluster_status(
     return ClusterStatus(
         address=address,
         nodes=nodes.status(totals, config.clock()),
-        runs=tuple(status_of(run, config.home.runs) for run in runs),
+        runs=(
+            *(status_of(run, config.home.runs) for run in runs),
+            *(() if ranks is None else (status_of_ranks(ranks, config.home.runs),)),
+        ),
         invitations=invitations,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 
 from msgspec.structs import replace
 
@@ -32,7 +31,9 @@ from evener.ps.messages import (
     StopRun,
 )
 from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.rank_scheduler import RankScheduler
 from evener.ps.results import load_result
+from evener.ps.run_status import busy_with, status_of
 from evener.ps.training_run import TrainingRun, run_of
 from evener.schema import shown
 from evener.sync.parameter_server import ParameterServer
@@ -55,6 +56,7 @@ class Scheduler:
     Attributes:
         audit: where is written who did what.
         runs: in progress, in the order in which they began.
+        ranks: of a run whose ranks work together; there is no other run beside it.
     """
 
     def __init__(self, config: MasterConfig, nodes: Nodes, send: Send) -> None:
@@ -66,6 +68,7 @@ class Scheduler:
         self._cores = ThreadPool()
         self._active: dict[str, ActiveRun] = {}
         self.runs: list[TrainingRun] = []
+        self.ranks = RankScheduler(config, nodes, send, lambda: self._busy_with(next(iter(self.runs), None)))
 
     def resume(self) -> None:
         """Go on with the runs that the last master of this home had in progress."""
@@ -97,6 +100,7 @@ class Scheduler:
     def chunk(self, peer: int, chunk: BlobChunk, data: memoryview) -> None:
         """A piece of a blob came from the command that submits a run."""
         self._begin(self._submissions.chunk(peer, chunk, data))
+        self.ranks.chunk(peer, chunk, data)
 
     def fetch(self, peer: int, fetch: FetchBlob) -> None:
         """A node lacks a piece of a blob."""
@@ -108,6 +112,8 @@ class Scheduler:
         if (active := self._active.get(run)) is not None:
             active.subscribers.add(peer, active.training)
             return
+        if self.ranks.watch(peer, run):
+            return
         try:
             result = load_result(self._home.runs / run)
         except EvenerError as error:
@@ -118,10 +124,11 @@ class Scheduler:
 
     def owner_of(self, run: str) -> str | None:
         """Who submitted a run in progress; None if there is none of this name."""
-        return self._active[run].training.job.submitter if run in self._active else None
+        return self._active[run].training.job.submitter if run in self._active else self.ranks.owner_of(run)
 
     def stop(self, stop: StopRun) -> None:
         """A command wants a run to end."""
+        self.ranks.stop(stop.run)
         if (active := self._active.get(stop.run)) is not None:
             with self.guarding(stop.run):
                 self._end(active, Interrupted(f"stopped after update {active.training.server.version} as asked"))
@@ -141,24 +148,32 @@ class Scheduler:
             return f"there is no run {wanted.run} in progress"
         if active.training.job.nodes is None:
             return f"run {wanted.run} is for whoever is here"
-        return self._why_not(replace(active.training.job, nodes=wanted.nodes), among=self._others(wanted.run))
+        others = [run for run in self.runs if run.job.run != wanted.run]
+        return self._why_not(replace(active.training.job, nodes=wanted.nodes), among=others)
 
     def is_watching(self, peer: int) -> bool:
         """Whether a command watches the run, or is submitting one."""
         watches = any(peer in active.subscribers for active in self._active.values())
-        return watches or self._submissions.is_of(peer)
+        return watches or self._submissions.is_of(peer) or self.ranks.is_watching(peer)
 
     def disconnected(self, peer: int) -> None:
         """A connection is gone."""
         self._submissions.left(peer)
+        self.ranks.disconnected(peer)
         for run, active in self._active.items():
             if active.subscribers.remove(peer):
                 self._notify(f"the command that watched run {run} is gone; the run goes on")
 
     def admit(self, node: NodeRecord) -> None:
         """A node is a member, or is one again: give it work."""
+        self.ranks.admit(node)
         if node.profile is not None and (run := run_of(node, self.runs)) is not None:
             run.admit(node)
+
+    def is_for(self, node: NodeRecord, name: str) -> bool:
+        """Whether a node works, or would if it were ready, for the run of this name."""
+        run = run_of(node, self.runs)
+        return self.ranks.name == name or (run is not None and run.job.run == name)
 
     def ready(self, node: NodeRecord, name: str, unit_seconds: float) -> None:
         """A node has model and data of a run."""
@@ -176,6 +191,8 @@ class Scheduler:
             now: seconds.
             is_delivering: whether something is on its way to a connection, and gets on.
         """
+        with self.guarding(self.ranks.name):
+            self.ranks.tick(now)
         for run, active in list(self._active.items()):
             with self.guarding(run):
                 if active.tick(now, is_delivering):
@@ -183,6 +200,7 @@ class Scheduler:
 
     def end(self, error: EvenerError) -> None:
         """All runs are over."""
+        self.ranks.end(error)
         for run, active in list(self._active.items()):
             with self.guarding(run):
                 self._end(active, error)
@@ -206,6 +224,9 @@ class Scheduler:
         """A run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
         self.audit.write("run set aside", detail=trace_of(error))
         sentence = shown(f"run {run} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
+        if self.ranks.name == run:
+            self.ranks.end(EvenerError(sentence))
+            return
         active = self._active.get(run)
         checkpointer = active.checkpointer if active else Checkpointer(self._config, run)
         if active is not None:
@@ -224,16 +245,19 @@ class Scheduler:
         for active in self._active.values():
             active.close()
         self._submissions.close()
+        self.ranks.close()
         self._cores.close()
 
     def _begin(self, submission: Submission | None) -> None:
         """Begin with a run of which nothing is missing any more."""
         if submission is None:
             return
+        assert isinstance(submission.job, Job)
+        assert submission.weights is not None
         if reason := self._why_not(submission.job):
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
-        job = replace(submission.job, run=self._free_name(submission.job.run))
+        job = replace(submission.job, run=self._home.free_name(submission.job.run))
         server = ParameterServer(
             job.agreement,
             job.workload,
@@ -258,24 +282,13 @@ class Scheduler:
         active.begin(watchers)
         return active
 
-    def _free_name(self, wanted: str) -> str:
-        """The name of a new run: the wanted one, or with a number behind it if there are results of that name."""
-        names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
-        return next(name for name in names if name not in self._active and not (self._home.runs / name).exists())
-
-    def _others(self, name: str) -> list[TrainingRun]:
-        return [run for run in self.runs if run.job.run != name]
-
     def _why_not(self, job: Job, among: Sequence[TrainingRun] | None = None) -> str:
         """Why a run cannot begin beside those in progress; empty if it can."""
         others = self.runs if among is None else among
         if len(others) >= MOST_RUNS:
             return f"the master has {MOST_RUNS} runs in progress, which is the limit: end one with `evener stop`"
-        for run in others:
-            if run.job.excludes(job):
-                return (
-                    f"the master is busy with run {run.job.run}, {run.server.version} updates so far: wait for it "
-                    f"(`evener nodes` shows it, its results will be in {self._home.runs / run.job.run}), "
-                    "or end it with `evener stop`"
-                )
-        return ""
+        excluding = (run for run in others if run.job.excludes(job))
+        return self.ranks.busy or self._busy_with(next(excluding, None))
+
+    def _busy_with(self, run: TrainingRun | None) -> str:
+        return "" if run is None else busy_with(status_of(run, self._home.runs))

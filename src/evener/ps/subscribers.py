@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evener.event_log import EventLog
-from evener.events import Phase, encode_events
+from evener.event_tail import EVENTS_FILE
+from evener.events import Phase, RunEvent, encode_events
+from evener.ps.config import MasterConfig
 from evener.ps.messages import RunEvents, RunFinished, Send
 from evener.ps.nodes import Nodes
 from evener.ps.results import plan_of
@@ -13,6 +15,13 @@ from evener.ps.training_run import TrainingRun
 
 _SECONDS = 0.25
 """For which events are collected."""
+
+
+def open_log(config: MasterConfig, run: str) -> EventLog:
+    """Where all that happens in a run is kept."""
+    folder = config.home.runs / run
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return EventLog(folder / EVENTS_FILE, config.notify, private=True)
 
 
 class Subscribers:
@@ -56,21 +65,37 @@ class Subscribers:
         if len(run.journal.history.totals) != self._columns and run.server.members:
             self._add_steps(run)
             self._add_plan(run)
-        if now - self._sent >= _SECONDS:
-            self._sent = now
+        if self.is_time(now):
             self.flush(run)
+
+    def is_time(self, now: float) -> bool:
+        """Whether it is time to send what has happened."""
+        if now - self._sent < _SECONDS:
+            return False
+        self._sent = now
+        return True
 
     def flush(self, run: TrainingRun) -> None:
         """Send what has happened until now."""
         self._add_steps(run)
-        if self._log is not None:
-            for event in run.journal.events:
-                self._log.add(event)
-        if run.journal.events and self._peers:
-            data = encode_events(run.journal.events)
-            for peer in self._peers:
-                self._send(peer, RunEvents(run=run.job.run), (data,))
+        self.show(run.job.run, run.journal.events)
         run.journal.events.clear()
+
+    def show(self, run: str, events: Sequence[RunEvent]) -> None:
+        """Send, and keep, what has happened in a run."""
+        if self._log is not None:
+            for event in events:
+                self._log.add(event)
+        if events and self._peers:
+            data = encode_events(events)
+            for peer in self._peers:
+                self._send(peer, RunEvents(run=run), (data,))
+
+    def greet(self, peer: int, run: str, events: Sequence[RunEvent]) -> None:
+        """Another one subscribes to a run: from now on, and first to what has happened."""
+        self._peers.add(peer)
+        if events:
+            self._send(peer, RunEvents(run=run), (encode_events(events),))
 
     def end(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
         """The run is over."""

@@ -23,6 +23,7 @@ from evener.ps.engine import Build, EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
 from evener.ps.node_examination import Look, look_at_machine
+from evener.ps.rank_session import Host
 from evener.schema import summable
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat
@@ -47,6 +48,7 @@ class NodeConfig(NamedTuple):
         is_named: whether its user chose its name.
         accepts: whose runs it takes part in.
         look: gives the facts of its machine, for the doctor.
+        host: how it has ranks that work together with those of other nodes; None: not at all.
     """
 
     name: str
@@ -61,6 +63,7 @@ class NodeConfig(NamedTuple):
     is_named: bool = True
     accepts: Acceptance = Acceptance()
     look: Look = look_at_machine
+    host: Host | None = None
 
 
 class SendToMaster(Protocol):

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.atomic import atomic_draft
-from evener.errors import InvalidFile, InvalidInput, MissingFile, first_line
+from evener.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile, first_line
 from evener.run.plain_state import flatten, plain, revived, unflatten
 from evener.schema import Noun, read_noun, write_noun
 
@@ -275,3 +275,12 @@ def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path)
             raise InvalidInput(
                 f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}"
             )
+
+
+def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a model's weights into a run's folder. Raises CannotWrite: the disk is full or gone."""
+    path = folder / "model.safetensors"
+    try:
+        save_weights(weights, path)
+    except (OSError, SafetensorError) as error:
+        raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error

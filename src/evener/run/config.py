@@ -50,6 +50,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     Attributes:
         usual: options that nobody typed, and the file they came from; empty if there are none.
         started: when, in seconds since 1970.
+        keeps_checkpoints: whether they are written; not on the nodes of a master, which keep nothing of a run.
 
     Raises:
         InvalidValue: a value is not allowed.
@@ -140,7 +141,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         Meta(description="With --agreement: who merges: cores, threads or the master's device."),
     ] = None
     overlap: Annotated[bool, Meta(description="Of average and diloco: work on while an exchange is under way.")] = False
-    ship_data: Annotated[bool, Meta(description="With --agreement: send --data to the nodes.")] = False
+    ship_data: Annotated[bool, Meta(description="On a master's nodes: send --data to them.")] = False
     system: Annotated[
         Path | None,
         Meta(description="With --agreement: await the nodes of this file; data that stay are divided by its speeds."),
@@ -151,6 +152,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     token_file: TokenFile = None
     usual: str = ""
     started: float = field(default_factory=time.time)
+    keeps_checkpoints: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,6 +180,12 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         if self.elastic is not None:
             return self.elastic
         return self.strategy in ("auto", "data") and not self.stationary and not self.compile
+
+    @property
+    def is_on_master(self) -> bool:
+        """Whether ranks that work together are to be on the nodes of a master."""
+        named = self.master is not None or self.home is not None
+        return named and self.agreement is None and self.local_nodes is None
 
     @property
     def keeps_data(self) -> bool:

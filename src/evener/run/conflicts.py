@@ -36,7 +36,8 @@ _COLLECTIVE = (
     "strategy", "replicas", "columns", "members", "micro_batches", "schedule", "rematerialise", "plan", "devices",
     "memory", "accumulate", "compile", "workers", "checkpoint", "checkpoint_every", "resume", "elastic",
 )  # fmt: skip
-_MASTER = ("home", "master", "token", "token_file", "ship_data", "system")
+_MASTER = ("home", "master", "token", "token_file", "ship_data")
+_OF_THIS_MACHINE = ("devices", "memory", "plan", "checkpoint", "resume", "stationary", "compile", "elastic")
 _PLANNED = ("strategy", "shares", "replicas", "columns", "members", "micro_batches", "accumulate", "stationary")
 _PROTOCOLS = ", ".join(PROTOCOLS)
 
@@ -73,7 +74,22 @@ _CONFLICTS = (
         lambda c, _: c.agreement is None,
         f"{{option}} belongs to --agreement {_PROTOCOLS}",
     ),
-    Conflict(_MASTER, lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
+    Conflict(("system",), lambda c, _: c.agreement is None, "{option} belongs to --agreement"),
+    Conflict(
+        _MASTER,
+        lambda c, _: c.agreement is None and not c.is_on_master,
+        "{option} belongs to --agreement, or to ranks on the nodes of a master: name that with --master or --home",
+    ),
+    Conflict(
+        _OF_THIS_MACHINE,
+        lambda c, _: c.is_on_master,
+        "{option} does not go with the nodes of a master: leave it out",
+    ),
+    Conflict(
+        ("strategy",),
+        lambda c, s: c.is_on_master and s != "data",
+        "{option} must be auto or data on the nodes of a master, where samples alone are divided so far",
+    ),
     Conflict(
         _COLLECTIVE,
         lambda c, _: c.agreement is not None,

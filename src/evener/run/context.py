@@ -128,13 +128,15 @@ class RankContext:
 
 
 def join_run(env: RankEnvironment, config: RunConfig) -> tuple[Group, RunConfig]:
-    """Join the other ranks; the first rank's config, which holds for all.
+    """Join the other ranks; the first rank's config, which holds for all unless whoever started them gave it to all.
 
     Raises:
         NodeLost: a rank does not come, or machines do not reach each other.
         InvalidInput: machines do not fit together.
     """
     group = join_world(env, preflight=config.preflight)
+    if env.has_own_paths:
+        return group, config
     first = group.all_gather_bytes(msgspec.json.encode(config, enc_hook=str))[0]
     return group, msgspec.json.decode(first, type=RunConfig, dec_hook=lambda _, text: Path(text))
 

@@ -10,7 +10,7 @@ Nothing is voted upon, or sent besides, in steps that nothing disturbs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -24,7 +24,7 @@ from evener.elastic.generation import Generation
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import Plan
+from evener.plan import Assignment, Plan
 from evener.run.config import RunConfig
 from evener.run.elastic_loop import NO_STEP, ElasticLoop
 from evener.run.elastic_telling import add_untold
@@ -42,9 +42,17 @@ class ReplicatedElasticLoop(ElasticLoop):
         config: of the run.
         ranks: that change.
         is_late: whether this rank comes when the run has begun.
+        own_cost: what samples cost this rank's node, if that is none of the plan's.
     """
 
-    def __init__(self, training: Training, config: RunConfig, ranks: ElasticGroup, is_late: bool) -> None:
+    def __init__(
+        self,
+        training: Training,
+        config: RunConfig,
+        ranks: ElasticGroup,
+        is_late: bool,
+        own_cost: Worker | None = None,
+    ) -> None:
         super().__init__(training.group, training.plan, config, ranks)
         self._training, self._is_late = training, is_late
         assert isinstance(training.model, ReplicatedModel)
@@ -54,6 +62,8 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._before = [buffer.clone() for buffer in self._model.buffers()]
         costs = division_workers(training.plan, follows_speeds(config, training.plan))
         self._costs = dict(zip([a.node for a in training.plan.assignments], costs, strict=True))
+        if own_cost is not None:
+            self._costs[training.context.env.node.name] = own_cost
         self._kept_for = NO_STEP  # the step before which buffers were kept
 
     def _begin_run(self) -> bool:
@@ -88,8 +98,12 @@ class ReplicatedElasticLoop(ElasticLoop):
         before, balance, group = self._training, self._loop.monitor.balance, self._training.group
         if balance is not None:
             self._costs |= dict(zip([a.node for a in before.plan.assignments], balance.workers, strict=True))
-        told = group.all_gather_bytes(msgspec.json.encode(self._costs))[source]
-        self._costs = msgspec.json.decode(told, type=dict[str, Worker])
+        rows = group.all_gather_bytes(msgspec.json.encode(self._costs))
+        told = [msgspec.json.decode(row, type=dict[str, Worker]) for row in rows]
+        self._costs = told[source]
+        for node, own in zip(generation.nodes, told, strict=True):
+            self._costs.setdefault(node, own[node])  # of one that is new, it alone knows them
+        self._know_nodes()
         workers = tuple(self._costs[node] for node in generation.nodes)
         plan = plan_of(self._plan, generation.nodes, workers)
         division = Division(workers)
@@ -103,6 +117,14 @@ class ReplicatedElasticLoop(ElasticLoop):
             balance=Balance(workers=workers, shares=plan.replica_samples) if is_balanced else None,
         )
         self._loop.regroup(self._training, [a.node for a in self._plan.assignments])
+
+    def _know_nodes(self) -> None:
+        """Have the plan of the whole run name all nodes that ever came; if there are new ones, it is told again."""
+        plan = with_nodes(self._plan, self._costs)
+        if plan is not self._plan:
+            self._plan = plan
+            if self._training.group.is_leader:
+                self._training.context.env.notify(plan)
 
     def _take_over(self, agreement: Agreement) -> None:
         """Be at the step that was agreed upon."""
@@ -126,6 +148,28 @@ class ReplicatedElasticLoop(ElasticLoop):
                 self._begin = self._mark - history.wall_seconds
                 loop.last, self._kept_for = agreement.step, NO_STEP
                 self._settled = loop.last if agreement.is_settled else NO_STEP
+
+
+def with_nodes(plan: Plan, costs: Mapping[str, Worker]) -> Plan:
+    """`plan` with those nodes of `costs` that it does not know, none of whose samples it has divided."""
+    known = [one.node for one in plan.assignments]
+    new = [node for node in costs if node not in known]
+    if not new:
+        return plan
+    came = [
+        Assignment(
+            rank=len(known) + place,
+            node=node,
+            device=plan.assignments[0].device,
+            samples=0,
+            fixed_seconds=costs[node].fixed_seconds,
+            sample_seconds=costs[node].unit_seconds,
+            max_samples=costs[node].most,
+            reason="came when the run had begun",
+        )
+        for place, node in enumerate(new)
+    ]
+    return msgspec.structs.replace(plan, assignments=(*plan.assignments, *came))
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:

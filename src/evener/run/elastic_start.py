@@ -11,15 +11,17 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.copies import FAULT_SECONDS
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import WHOLE_MODEL, Plan
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, make_context
+from evener.run.costs import time_here, worker_of
 from evener.run.held_state import HeldState
 from evener.run.loop import Loop
 from evener.run.part_copies import PartCopies
-from evener.run.training import Training
+from evener.run.training import Training, follows_speeds
 from evener.schema import Part
 from evener.task import Task
 
@@ -68,6 +70,19 @@ def with_copies(training: Training, config: RunConfig) -> Training:
     seconds = plan.prediction.step_seconds if plan.prediction else 0.0
     copies.copy(0, HeldState.of(training, settings, History()).encode(), seconds or FAULT_SECONDS)
     return replace(training, plan=msgspec.structs.replace(plan, copy_steps=copies.every))
+
+
+def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> Worker | None:
+    """What samples cost this rank's node, measured while the others train; None where `plan` knows it.
+
+    Where the user named shares, it is to have as many as the others have on the average.
+    """
+    if context.env.node.name in [one.node for one in plan.assignments]:
+        return None
+    if not follows_speeds(config, plan):
+        shares = plan.replica_samples
+        return weights_to_workers([*shares, sum(shares) / len(shares)], [None] * (len(shares) + 1))[-1]
+    return worker_of(time_here(context, plan.micro_batch_size), plan.accumulate)
 
 
 def late_context(env: RankEnvironment, config: RunConfig, task: Task | None) -> tuple[RankContext, Plan]:

@@ -26,6 +26,7 @@ from evener.atomic import atomic_write
 from evener.benchmark.busy import ProcessorWatch, busy_sentence, taken_by_others
 from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
+from evener.host import version_of
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.ps.acceptance import Acceptance
 from evener.ps.config import default_cache, versions_here
@@ -34,6 +35,7 @@ from evener.ps.messages import Header
 from evener.ps.node import Node
 from evener.ps.reconnecting_client import Dial
 from evener.ps.worker_session import NodeConfig
+from evener.run.hosted_rank import host_of
 from evener.run.node_look import look_here
 from evener.run.options import JoinConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
@@ -87,6 +89,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                     submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
                 ),
                 look=partial(look_here, config),
+                host=None if thin or not version_of("torch") else host_of(config.speed, masters[0].host),
             )
             Node(node, dial, print_notice).serve()
 

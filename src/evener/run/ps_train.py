@@ -104,7 +104,7 @@ def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:
 
 def prepare(config: RunConfig, backend: ModelBackend, task: Task | ThinTask) -> tuple[Job, list[Blob]]:
     """What has to be done, and what travels to the nodes. Raises InvalidInput if it cannot be done in this way."""
-    blobs = _blobs(config)
+    blobs = blobs_of(config)
     return _job(config, backend, *config.sizes_of(task), blobs), list(blobs.values())
 
 
@@ -113,7 +113,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
     require_samples(batch_size, backend.num_samples)
     steps = epochs * -(-backend.num_samples // batch_size)
     return Job(
-        run=f"{_plain(Path(config.task).stem)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
+        run=new_run_name(config),
         task=Path(config.task).name if "code" in blobs else config.task,
         title=backend.name,
         data_dir=str(config.data.resolve()) if config.data else "",
@@ -172,9 +172,10 @@ def parts_of(
     return tuple((node.name, size) for node, size in zip(here, sizes, strict=True) if size)
 
 
-def _plain(name: str) -> str:
-    """`name` as it may stand in the name of a run, which is that of a folder too."""
-    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:60] or "run"
+def new_run_name(config: RunConfig) -> str:
+    """Of a run, which is that of a folder too: what is trained, and when."""
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", Path(config.task).stem).strip("-")[:60] or "run"
+    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, batch: int) -> SyncProtocol:
@@ -236,7 +237,7 @@ def connect_master(config: RunConfig) -> Iterator[tuple[MasterClient, Callable[[
         yield client, cluster.check_any
 
 
-def _blobs(config: RunConfig) -> dict[str, Blob]:
+def blobs_of(config: RunConfig) -> dict[str, Blob]:
     """What travels to the nodes: `code`, unless the task is built in, and `data`, if that was asked for."""
     found = {}
     if is_path(config.task):

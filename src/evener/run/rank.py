@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from torch import Tensor
 
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
@@ -24,7 +22,7 @@ from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.line import Line
-from evener.errors import CannotWrite, InvalidInput, NodeLost, NotExact
+from evener.errors import InvalidInput, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.gradient_hooks import copied
@@ -33,12 +31,12 @@ from evener.plan import WHOLE_MODEL, Plan, Rejected
 from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
-from evener.run.checkpoint import save_weights
+from evener.run.checkpoint import write_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context, require_same_material
 from evener.run.elastic_divided import DividedElasticLoop
 from evener.run.elastic_replicated import ReplicatedElasticLoop
-from evener.run.elastic_start import late_context, leave_word, why_fixed, with_copies
+from evener.run.elastic_start import cost_here, late_context, leave_word, why_fixed, with_copies
 from evener.run.loop import Loop
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
@@ -96,7 +94,8 @@ def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) ->
     ranks = ElasticGroup(line, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
-        ReplicatedElasticLoop(training, config, ranks, is_late=True).run(partial(finish_elastic, config))
+        cost = cost_here(context, plan, config)
+        ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost).run(partial(finish_elastic, config))
     else:
         DividedElasticLoop(context, plan, config, ranks, None).run(partial(finish_elastic, config))
 
@@ -186,15 +185,6 @@ def write_results(training: Training, history: History, folder: Path, startup: f
             write_weights(weights, folder)
         finally:
             training.context.env.notify(record)
-
-
-def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write a model's weights into a run's folder. Raises CannotWrite: the disk is full or gone."""
-    path = folder / "model.safetensors"
-    try:
-        save_weights(weights, path)
-    except (OSError, SafetensorError) as error:
-        raise CannotWrite(path, error, "; checkpoints that were written before are kept") from error
 
 
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:

@@ -26,6 +26,7 @@ from evener.run.checkpoint import (
     WholeModel,
     WholeOptimizer,
     refuse_other_run,
+    write_weights,
 )
 from evener.run.checkpoint_writer import CheckpointWriter
 from evener.run.config import RunConfig
@@ -117,6 +118,8 @@ class Saving:
 
     def save(self, step: int) -> None:
         """The leader copies, and has it written; the others go on and meet it again in the next collective."""
+        if not self._config.keeps_checkpoints:
+            return
         weights, optimizer = self._model.gather_weights(), self._optimizer.gather()
         if self._group.is_leader:
             state = self._state(step)
@@ -127,11 +130,14 @@ class Saving:
         """Save after `step`, and end the run, as a rank was asked to. Raises Interrupted."""
         self.save(step)
         self.settle()
+        advice = f"; go on with --resume --checkpoint {self._config.checkpoint_folder}"
+        if not self._config.keeps_checkpoints:
+            advice, weights = "", self._model.gather_weights()
+            if self._group.is_leader:
+                write_weights(weights, self._config.folder)
         self._emit(Event(step=step, kind="interrupted", message=f"asked to stop after step {step}"))
         self._group.barrier()
-        raise Interrupted(
-            f"stopped after step {step} as asked; go on with --resume --checkpoint {self._config.checkpoint_folder}"
-        )
+        raise Interrupted(f"stopped after step {step} as asked{advice}")
 
     def last_good(self) -> str:
         """Where to go on from, in words."""

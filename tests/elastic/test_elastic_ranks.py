@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from evener.elastic.authority import JOIN_SECONDS
+from evener.elastic.elastic_ranks import ElasticRanks
 from evener.elastic.generation import Beat, Generation, Hello, decode_for_process, encode_message
 from evener.errors import NodeLost
-from evener.launch.elastic_ranks import ElasticRanks
 from evener.launch.nodes import LocalNode
 from evener.launch.ranks import _relay
 
@@ -54,7 +54,7 @@ class World:
     def __init__(self) -> None:
         self.ranks: Any = [Imitation(0), Imitation(1)]
         self.started: list[Any] = []
-        self.elastic = ElasticRanks(self.ranks, NODES, 60.0, self._start)
+        self.elastic: ElasticRanks[Any] = ElasticRanks(self.ranks, 60.0, self._start)
         for rank in self.ranks:
             rank.said.append(encode_message(Hello(node=NODES[rank.number].name, founders=("a", "b"))))
         self.elastic.govern()

@@ -1,23 +1,84 @@
-"""The ranks of an elastic run on this machine: who is gone is left behind, and its node is given another process.
+"""The ranks of an elastic run, wherever they are: who is gone is left behind, and its node is given another process.
 
-The process that started the ranks is the authority: it sees a process end at once, hears the beats of the others, and
-is the only one that makes generations. What it decides is decided by `evener.elastic.authority`.
+Whoever had the ranks started is the authority, the process that was typed or a master: it sees a process end, hears the
+beats of the others, and is the only one that makes generations. What it decides is decided by
+`evener.elastic.authority`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from evener.elastic.authority import Authority
 from evener.elastic.generation import Generation, Heard, Hello, decode_for_authority, encode_message
 from evener.errors import NodeLost
-from evener.launch.nodes import LocalNode
-from evener.launch.processes import LocalProcess
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 """Seconds before another process is started on a node where one after the other ends without having taken part."""
+
+
+class Failure(Protocol):
+    """How a process says that it failed."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it arose there; else another process was gone."""
+        ...
+
+    @property
+    def sentence(self) -> str:
+        """For the user."""
+        ...
+
+
+class RankProcess(Protocol):
+    """A process that stands for a node, here or on another machine, as the authority sees it."""
+
+    @property
+    def said(self) -> deque[bytes]:
+        """To the authority, and not yet read by it."""
+        ...
+
+    @property
+    def failure(self) -> Failure | None:
+        """How it failed; None if it did not say so."""
+        ...
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it said that its work is done."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more, however it ended."""
+        ...
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether all that it said has been read."""
+        ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it said so, or ended without a word."""
+        ...
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        ...
+
+    def tell(self, data: bytes) -> None:
+        """Let the process hear the authority's words; one that has ended hears nothing."""
+        ...
+
+
+P = TypeVar("P", bound=RankProcess)
 
 
 @dataclass
@@ -37,14 +98,15 @@ class _Post:
     due: float = 0.0
 
 
-class ElasticRanks:
+class ElasticRanks(Generic[P]):
     """Follows the ranks of one run, and replaces those that are gone.
 
     Args:
         ranks: the processes that stand for the nodes, by rank at the start; replaced in place.
-        nodes: likewise.
         patience: seconds of silence after which a process is given up.
         start: a process on the node of this rank, with this number.
+        can_start: whether there can be another process on the node of this rank now.
+        first: number of the first process.
 
     Attributes:
         is_stopping: whether the run was asked to stop, so that nobody is replaced any more.
@@ -52,15 +114,16 @@ class ElasticRanks:
 
     def __init__(
         self,
-        ranks: list[LocalProcess],
-        nodes: Sequence[LocalNode],
+        ranks: list[P],
         patience: float,
-        start: Callable[[int, int], LocalProcess],
+        start: Callable[[int, int], P],
+        can_start: Callable[[int], bool] = lambda _: True,
+        first: int = 0,
     ) -> None:
-        self._ranks, self._nodes, self._start = ranks, nodes, start
+        self._ranks, self._start, self._can_start = ranks, start, can_start
         self._authority, self._patience = Authority(patience), patience
-        self._posts = [_Post(rank, rank) for rank in range(len(ranks))]
-        self._next = len(ranks)
+        self._posts = [_Post(rank, first + rank) for rank in range(len(ranks))]
+        self._next = first + len(ranks)
         self._inside: set[int] = set()
         self._stateless_since: float | None = None
         self.is_stopping = False
@@ -70,20 +133,32 @@ class ElasticRanks:
         """Whether all ranks had come, and train."""
         return self._authority.generation is not None
 
-    def is_needed(self, rank: LocalProcess) -> bool:
+    @property
+    def generation(self) -> Generation | None:
+        """The newest; None before all have come."""
+        return self._authority.generation
+
+    def add_node(self) -> None:
+        """Have a process on another node, which has come."""
+        rank, number = len(self._ranks), self._next
+        self._next += 1
+        self._ranks.append(self._start(rank, number))
+        self._posts.append(_Post(rank, number))
+
+    def is_needed(self, rank: P) -> bool:
         """Whether the run is not over without this process."""
         number = self._number_of(rank)
         if number is not None and self._is_over():  # the others have done all steps
             return self._authority.holds_state(number) and not (rank.has_failed and rank.failure is None)
         return self.may_speak(rank)
 
-    def ends_the_run(self, rank: LocalProcess) -> bool:
+    def ends_the_run(self, rank: P) -> bool:
         """Whether the failure of this process is one of the run, and not the loss of a node."""
         if self._authority.generation is None:
             return rank.has_failed
         return rank.failure is not None and rank.failure.is_own and self._number_of(rank) in self._inside
 
-    def may_speak(self, rank: LocalProcess) -> bool:
+    def may_speak(self, rank: P) -> bool:
         """Whether this process takes part, so that what it says is of the run."""
         generation, number = self._authority.generation, self._number_of(rank)
         return generation is None or (number is not None and generation.rank_of(number) is not None)
@@ -163,10 +238,10 @@ class ElasticRanks:
             pause = _FIRST_PAUSE * 2**post.failures if post.failures else 0.0
             post.failures += 1
             post.due = now + min(pause, _LONGEST_PAUSE)
-        if now >= post.due:
+        if now >= post.due and self._can_start(post.rank):
             post.number, self._next, post.due = self._next, self._next + 1, 0.0
             self._ranks[post.rank] = self._start(post.rank, post.number)
 
-    def _number_of(self, rank: LocalProcess) -> int | None:
+    def _number_of(self, rank: P) -> int | None:
         """None: another process has taken its place."""
         return next((post.number for post in self._posts if self._ranks[post.rank] is rank), None)

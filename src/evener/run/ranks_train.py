@@ -1,0 +1,93 @@
+"""`evener train --master` without `--agreement`: ranks that work together, one on every node of a master.
+
+pack code and data -> submit -> watch -> record and weights
+
+The master starts the ranks and holds their generations (`ps/collective_run.py`); each of them is one as on local nodes
+(`run/rank.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from evener.atomic import atomic_write
+from evener.errors import error_of
+from evener.events import Phase
+from evener.ps.rank_messages import RankJob
+from evener.ps.rank_session import WEIGHTS
+from evener.record import TrainRecord
+from evener.report.tables import summary
+from evener.run.config import RunConfig
+from evener.run.console import RunView, print_line, run_folder
+from evener.run.page import page_beside
+from evener.run.ps_master import open_master
+from evener.run.ps_train import blobs_of, new_run_name
+from evener.run.unfinished import Asked
+from evener.schema import parse_noun
+from evener.tasks.load import is_path
+
+
+def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
+    """Train on the nodes of a master, whose ranks work together.
+
+    Raises:
+        EvenerError: what was asked for cannot be done; or the run ended before it was complete.
+    """
+    record = _submit(config, to_stderr=as_json)
+    if as_json:
+        print_line(json.dumps(summary(record)))
+
+
+def _submit(config: RunConfig, *, to_stderr: bool) -> TrainRecord:
+    """Have nodes train; the record of the run, when its folder has all there is."""
+    folder = run_folder(config.folder)
+    asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
+    blobs = blobs_of(config)
+    job = job_of(config, {what: blob.digest for what, blob in blobs.items()})
+    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
+        view.console.quiet = config.quiet
+        view(Phase(what="joining", detail="the master and its nodes"))
+        with open_master(config) as client:
+            run = client.submit(job, None, list(blobs.values()))
+            result = client.watch(run, view, lambda: None)  # nodes may come back at any time
+        if result.weights:
+            atomic_write(folder / WEIGHTS, result.weights)
+        if result.record:
+            record = parse_noun(result.record, TrainRecord, source="the master's record")
+            view(replace(record, ending=result.reason))
+    if result.exit_code:
+        raise error_of(result.reason, result.exit_code)
+    assert view.record is not None
+    return view.record
+
+
+def job_of(config: RunConfig, digests: dict[str, str]) -> RankJob:
+    """What the ranks have to do: what was asked for, without what only this machine needs to know.
+
+    Args:
+        config: what was asked for.
+        digests: of `code` and `data`, where they travel.
+    """
+    told = replace(
+        config,
+        strategy="data",
+        home=None,
+        master=None,
+        token=None,
+        token_file=None,
+        dashboard=None,
+        ship_data=False,
+        keeps_checkpoints=False,
+    )
+    return RankJob(
+        run=new_run_name(config),
+        task=Path(config.task).name if is_path(config.task) else config.task,
+        title=Path(config.task).stem,
+        data_dir=str(config.data.resolve()) if config.data else "",
+        config=msgspec.json.encode(told, enc_hook=str),
+        **digests,
+    )

@@ -1,0 +1,97 @@
+"""The store that is reached over a rank's line: values come and go, signed, beside generations and beats."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from queue import SimpleQueue
+
+import msgspec
+import pytest
+import torch.distributed as dist
+
+from evener.comm.signed_store import SignedStore
+from evener.elastic.generation import Heard, encode_message
+from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
+from evener.errors import NodeLost
+from evener.launch.line_store import LineStore, RankLine
+
+SECRET = b"s" * 16
+
+
+class Authority:
+    """Keeps values for some processes in this one."""
+
+    def __init__(self) -> None:
+        self.values = SharedValues()
+        self._lock = threading.Lock()
+        self._told: dict[int, SimpleQueue[bytes | None]] = {}
+
+    def line(self, process: int) -> RankLine:
+        told: SimpleQueue[bytes | None] = SimpleQueue()
+        self._told[process] = told
+
+        def hear() -> bytes:
+            data = told.get()
+            if data is None:
+                raise EOFError
+            return data
+
+        return RankLine(lambda data: self._answer(process, data), hear)
+
+    def tell(self, process: int, data: bytes | None) -> None:
+        self._told[process].put(data)
+
+    def close(self) -> None:
+        for told in self._told.values():
+            told.put(None)
+        for thread in threading.enumerate():
+            if thread.name == "evener-line":
+                thread.join(10)
+
+    def _answer(self, process: int, data: bytes) -> None:
+        message = decode_from_rank(data)
+        assert isinstance(message, SetValue | AskValues)
+        with self._lock:
+            for other, answer in self.values.answers(process, message):
+                self._told[other].put(msgspec.msgpack.encode(answer))
+
+
+@pytest.fixture
+def authority() -> Iterator[Authority]:
+    one = Authority()
+    yield one
+    one.close()
+
+
+def test_what_one_leaves_the_other_finds_and_waits_for(authority: Authority) -> None:
+    first, second = (SignedStore(LineStore(authority.line(number)), SECRET) for number in (1, 2))
+    found: list[bytes] = []
+    waiting = threading.Thread(target=lambda: found.append(second.get("place")))
+    waiting.start()
+    assert not second.check(["other"])
+    first.set("place", "here")
+    waiting.join(10)
+    second.wait(["place"], timedelta(seconds=10))
+    assert found == [b"here"]
+
+
+def test_a_value_that_nobody_signed_is_refused(authority: Authority) -> None:
+    authority.values.by_key["place"] = b"x" * 40
+    with pytest.raises(NodeLost, match="was not signed"):
+        SignedStore(LineStore(authority.line(1)), SECRET).get("place")
+
+
+def test_what_does_not_come_in_time_is_an_error_as_of_any_store(authority: Authority) -> None:
+    with pytest.raises(dist.DistStoreError, match=r"did not answer for 0\.05 s"):
+        LineStore(authority.line(1)).wait(["never"], timedelta(seconds=0.05))
+
+
+def test_words_that_are_no_values_are_for_who_listens_and_the_end_ends_all(authority: Authority) -> None:
+    line = authority.line(1)
+    authority.tell(1, encode_message(Heard(count=3)))
+    assert line.receive() == encode_message(Heard(count=3))
+    authority.tell(1, None)
+    with pytest.raises(EOFError):
+        line.receive()

@@ -1,0 +1,255 @@
+"""A run whose ranks work together, at the master: who is started when, who is left behind, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from evener.elastic.generation import Beat, Generation, Hello, encode_message
+from evener.elastic.shared_values import AskValues, SetValue, decode_to_rank
+from evener.errors import Interrupted
+from evener.events import encode_events
+from evener.plan import Assignment, Plan
+from evener.profile import DeviceProfile
+from evener.ps.collective_run import CollectiveRun
+from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.rank_messages import (
+    PrepareRank,
+    RankEnded,
+    RankJob,
+    RankPlace,
+    RankReady,
+    RankTold,
+    StartRank,
+    StopRank,
+    decode_rank_place,
+)
+from evener.record import Event, Step
+
+PATIENCE = 5.0
+PROFILE = DeviceProfile(node="any", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+PLAN = Plan(strategy="data", batch_size=1, assignments=(Assignment(rank=0, node="a", device="cpu", samples=1),))
+
+
+class Scene:
+    """A run, and nodes of a master that are imitated."""
+
+    def __init__(self, *names: str) -> None:
+        self.now = 100.0
+        self.nodes = Nodes(PATIENCE)
+        self.sent: list[tuple[int | None, Any, Any]] = []
+        job = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
+        self.run = CollectiveRun(job, self.nodes, self._send, lambda: self.now)
+        for name in names:
+            self.come(name)
+
+    def _send(self, peer: int | None, header: Any, buffers: Sequence[Any] = ()) -> None:
+        self.sent.append((peer, header, buffers))
+
+    def come(self, name: str) -> NodeRecord:
+        """A node joins, and has the code."""
+        node = self.nodes.record(name)
+        node.profile, node.origin, node.device = PROFILE, "10.0.0.1, port 1", "cpu"
+        self.nodes.decide("joined", node, self.now, incarnation=len(self.sent) + 1)
+        self.nodes.connect(node, 10 + len(self.sent))
+        self.run.admit(node)
+        assert isinstance(self.sent[-1][1], PrepareRank)
+        return node
+
+    def ready(self, *names: str, process: int = 0) -> None:
+        for name in names:
+            self.run.ready(self.nodes.by_name[name], RankReady(run="r", process=process, speed=1.0))
+
+    def places(self) -> dict[int, RankPlace]:
+        """Of the processes that were started, by number."""
+        started = [(header.process, buffers[0]) for _, header, buffers in self.sent if isinstance(header, StartRank)]
+        return {number: decode_rank_place(data) for number, data in started}
+
+    def say(self, name: str, process: int, message: Hello | Beat | SetValue | AskValues) -> None:
+        data = encode_message(message) if isinstance(message, Hello | Beat) else msgspec.msgpack.encode(message)
+        self.run.said(self.nodes.by_name[name], process, data)
+
+    def generations(self, process: int) -> list[Generation]:
+        told = [b[0] for _, header, b in self.sent if isinstance(header, RankTold) and header.process == process]
+        return [one for one in map(decode_to_rank, told) if isinstance(one, Generation)]
+
+    def end(self, name: str, process: int, **words: Any) -> None:
+        self.run.ended(self.nodes.by_name[name], RankEnded(run="r", process=process, **words), ())
+
+    def found(self) -> None:
+        """Both nodes train."""
+        self.ready("a", "b")
+        self.run.tick()
+        for name, process in (("a", 1), ("b", 2)):
+            self.say(name, process, Hello(node=name, founders=("a", "b")))
+
+
+def test_the_ranks_begin_when_all_nodes_that_are_here_have_the_code() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a")
+    scene.run.tick()
+    assert scene.places() == {}
+    scene.ready("b")
+    scene.run.tick()
+    places = scene.places()
+    assert {number: (place.rank, place.is_late) for number, place in places.items()} == {1: (0, False), 2: (1, False)}
+    assert [node.name for node in places[1].nodes] == ["a", "b"]
+    assert places[1].secret == places[2].secret
+    assert len(places[1].secret) == 16
+
+
+def test_who_is_not_ready_within_the_patience_is_not_waited_for() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a")
+    scene.now += PATIENCE + 1
+    scene.run.tick()
+    assert list(scene.places()) == [1]
+
+
+def test_a_node_that_cannot_take_part_is_left_out_and_none_is_an_end() -> None:
+    scene = Scene("a", "b")
+    scene.run.not_ready(scene.nodes.by_name["a"], "it has no PyTorch")
+    scene.ready("b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[1].nodes] == ["b"]
+    other = Scene("a")
+    other.run.not_ready(other.nodes.by_name["a"], "it has no PyTorch")
+    other.run.tick()
+    assert str(other.run.failure) == ("no node can take part in the run: node a cannot take part: it has no PyTorch")
+
+
+def test_a_process_that_dies_is_replaced_and_the_others_go_on() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    last = scene.generations(2)[-1]
+    assert (last.nodes, last.reason) == (["b"], "a was killed by signal 9 (SIGKILL)")
+    assert scene.places()[3].is_late
+    assert [node.name for node in scene.places()[3].nodes] == ["a"]
+    scene.run.tick()
+    assert scene.run.failure is None
+
+
+def test_a_closed_connection_is_a_loss_unless_the_node_comes_back_soon() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    node = scene.nodes.by_name["a"]
+    assert node.peer is not None
+    scene.nodes.disconnect(node.peer)
+    scene.run.tick()
+    scene.now += 1.0
+    scene.run.tick()
+    scene.nodes.connect(node, 77)
+    scene.ready("a", process=1)
+    scene.now += 1.0
+    scene.run.tick()
+    assert len(scene.generations(2)) == 1
+    scene.nodes.disconnect(77)
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert scene.generations(2)[-1].nodes == ["b"]
+
+
+def test_a_node_that_comes_back_without_its_process_is_given_another_one() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    node = scene.nodes.by_name["a"]
+    assert node.peer is not None
+    scene.nodes.disconnect(node.peer)
+    scene.nodes.connect(node, 77)
+    scene.ready("a", process=0)
+    scene.run.tick()
+    assert scene.generations(2)[-1].reason == "a came back without its process"
+    assert scene.places()[3].is_late
+
+
+def test_a_node_that_comes_in_mid_run_is_given_a_process() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.come("c")
+    scene.ready("c")
+    scene.run.tick()
+    assert scene.places()[3].is_late
+    scene.say("c", 3, Hello(node="c"))
+    assert scene.nodes.by_name["c"].doing == "is rank 3"
+
+
+def test_who_is_lost_before_the_first_step_costs_a_new_beginning_and_three_are_enough() -> None:
+    scene = Scene("a", "b")
+    for beginning in range(3):
+        scene.ready("a", "b")
+        scene.run.tick()
+        scene.end("a", 1 + 2 * beginning, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+        scene.now += 2.0
+        scene.run.tick()
+    assert scene.run.failure is not None
+    assert (str(scene.run.failure), scene.run.failure.exit_code) == ("node a was killed by signal 9 (SIGKILL)", 4)
+    told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
+    assert told == ["before the first step node a was killed by signal 9 (SIGKILL)"] * 2
+
+
+def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("b", 2, has_finished=False, exit_code=3, is_own=True, sentence="the loss of node b is nan", ending="x")
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert scene.run.failure is not None
+    assert (str(scene.run.failure), scene.run.failure.exit_code) == ("the loss of node b is nan", 3)
+
+
+def test_only_who_takes_part_may_tell_of_the_run() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    step = encode_events([Step(step=4, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["a"], 3, memoryview(step))  # it has come, and takes no part yet
+    assert scene.run.num_updates == 0
+    scene.run.shown(scene.nodes.by_name["b"], 2, memoryview(step))
+    assert scene.run.num_updates == 4
+    scene.run.shown(scene.nodes.by_name["b"], 2, memoryview(encode_events([PLAN])))
+    assert scene.run.news.so_far == [PLAN]
+
+
+def test_a_run_that_is_to_stop_stops_its_ranks_and_waits_for_them() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.stop(Interrupted("stopped as asked"))
+    assert [header.at_once for _, header, _ in scene.sent if isinstance(header, StopRank)] == [False, False]
+    scene.run.tick()
+    assert scene.run.failure is None
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, exit_code=130, is_own=True, sentence="stopped after step 3")
+    scene.run.tick()
+    assert isinstance(scene.run.failure, Interrupted)
+
+
+def test_ranks_find_each_other_by_values_that_lie_at_the_master() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    scene.say("a", 1, AskValues(number=1, keys=("mesh/1",), waits=True))
+    scene.say("b", 2, SetValue(number=1, key="mesh/1", value=b"10.0.0.1 99"))
+    told = [(header.process, decode_to_rank(b[0])) for _, header, b in scene.sent if isinstance(header, RankTold)]
+    assert [(process, getattr(one, "values", None)) for process, one in told] == [(2, ()), (1, (b"10.0.0.1 99",))]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_run_is_complete_when_all_ranks_have_done_their_work_and_the_record_is_here(is_over: bool) -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("a", 1, has_finished=True, ending="ended with exit code 0")
+    scene.run.tick()
+    assert not scene.run.is_complete
+    if is_over:
+        scene.end("b", 2, has_finished=True, ending="ended with exit code 0")
+    scene.now += 1.0
+    scene.run.tick()
+    assert scene.run.failure is None or str(scene.run.failure) == "the run ended without a record"
+    assert (scene.run.failure is not None) == is_over

@@ -1,0 +1,121 @@
+"""`up`, `join`, `train` without an agreement: ranks on the nodes of a master, some of which go and come meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from evener.record import TrainRecord
+from evener.schema import read_noun
+from support.command_cluster import Cluster, cluster, wait_until
+from support.commands import TINY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PATIENCE = 6.0
+WORDS = (TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true")
+
+
+@pytest.fixture
+def ps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with cluster("--patience", str(PATIENCE)) as one:
+        for name in ("one", "two"):
+            one.join(name)
+        one.wait_for_nodes()
+        yield one
+        one.down()
+
+
+def begin(ps: Cluster, epochs: int, *more: str) -> subprocess.Popen[bytes]:
+    """A run that has made some steps."""
+    words = (*WORDS, "--epochs", str(epochs), "--option", "pause=0.03", "--shares", "2,1", *more)
+    training = ps.start_training(*words, "--output", "struck")
+    wait_until(lambda: ps.version() > 20 or training.poll() is not None, "that steps are made")
+    return training
+
+
+def process_on(ps: Cluster, name: str) -> int:
+    """Of the rank there."""
+    servers = [one for one in psutil.Process(ps.nodes[name].pid).children() if "forkserver" in " ".join(one.cmdline())]
+    return int(next(rank.pid for server in servers for rank in server.children()))
+
+
+def record_of(ps: Cluster, training: subprocess.Popen[bytes], epochs: int) -> TrainRecord:
+    """Of a run that is complete, and has trained what one process trains."""
+    assert training.wait(120) == 0, ps.said("train")
+    alone = ps.evener("train", *WORDS, "--epochs", str(epochs), "--local-nodes", "1", "--output", "alone", timeout=120)
+    assert alone.returncode == 0, alone.stderr
+    assert off(ps.folder / "alone", ps.folder / "struck") < 1e-10
+    record = read_noun(ps.folder / "struck" / "record.json", TrainRecord)
+    assert sum(step.samples for step in record.steps) == epochs * 200
+    return record
+
+
+def off(one: Path, other: Path) -> float:
+    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(ps: Cluster) -> None:
+    training = begin(ps, 40)
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    ps.join("three")
+    wait_until(lambda: "three came" in (ps.folder / "train.out").read_text(), "that the new node takes part")
+    ps.nodes.pop("one").kill()
+    record = record_of(ps, training, 40)
+    told = [event.message for event in record.events if event.kind in ("node lost", "joined")]
+    assert told[0].startswith("one was killed by signal 9 (SIGKILL); 1 node of 2 go on with step ")
+    assert told[1].startswith("one came; 2 nodes of 2 go on")
+    assert told[2].startswith("three came; 3 nodes of 3 go on")
+    assert told[3].startswith("one closed its connection to the master, and has not come back; 2 nodes of 3 go on")
+    assert [node.name for node in record.nodes] == ["one", "two", "three"]
+    assert record.nodes[2].share > 0
+
+
+def test_a_rank_that_is_frozen_is_given_up_within_the_patience_and_changes_nothing_when_it_wakes(ps: Cluster) -> None:
+    training = begin(ps, 20)
+    frozen = process_on(ps, "two")
+    os.kill(frozen, signal.SIGSTOP)
+    wait_until(lambda: "node lost" in (ps.folder / "train.out").read_text(), "that it is given up")
+    os.kill(frozen, signal.SIGCONT)
+    record = record_of(ps, training, 20)
+    lost = next(event for event in record.events if event.kind == "node lost")
+    assert lost.message.startswith("two has been silent for 6 s, at step ")
+
+
+def test_a_run_is_stopped_with_the_weights_that_it_has_reached(ps: Cluster) -> None:
+    training = begin(ps, 40)
+    stopped = ps.evener("stop", "--home", str(ps.home))
+    assert stopped.returncode == 0, stopped.stderr
+    assert training.wait(60) == 130
+    assert "stopped as asked" in ps.said("train")
+    assert (ps.folder / "struck" / "model.safetensors").exists()
+    assert wait_until(lambda: ps.ask().run is None, "that the master is free")
+
+
+def test_a_node_may_refuse_code_that_travels_and_a_thin_one_has_no_ranks(ps: Cluster) -> None:
+    ps.join("thin", "--thin")
+    ps.join("careful", "--built-in-only")
+    ps.wait_for_nodes()
+    training = ps.start_training(*WORDS, "--epochs", "2", "--output", "struck")
+    record = record_of(ps, training, 2)
+    assert {node.name for node in record.nodes} <= {"one", "two"}
+    said = (ps.folder / "train.out").read_text()
+    assert "its ranks need PyTorch" in said
+    assert "(--built-in-only)" in said
+
+
+def test_a_tasks_own_error_is_told_in_a_sentence_where_the_run_was_typed(ps: Cluster) -> None:
+    (ps.folder / "broken.py").write_text("def task():\n    raise ValueError('no such data')\n")
+    training = ps.start_training("broken.py", "--output", "struck")
+    assert training.wait(60) not in (0, 1)
+    assert "no such data" in ps.said("train")
+    assert "Traceback" not in ps.said("train")
