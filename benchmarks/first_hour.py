@@ -1,6 +1,6 @@
 """What a new user types in the first hour, mistakes first: does every line end as it should, and in a sentence?
 
-    python benchmarks/first_hour.py [--only WORD] [--json]
+    python benchmarks/first_hour.py [--only WORD] [--part 2/5] [--json]
 
 Every line is typed in a folder of its own with some small files in it, good ones and bad ones. It is good if it ends
 with the exit code that the documentation promises, without a traceback; a mistake says so in one sentence of less than
@@ -46,8 +46,11 @@ def main() -> None:
     """Every line, its verdict, and how many are good."""
     parser = parser_of(__doc__)
     parser.add_argument("--only", default="", help="lines that hold this")
+    parser.add_argument("--part", default="1/1", help="such as 2/5: the second fifth of them")
     words = parser.parse_args()
+    part, parts = map(int, words.part.split("/"))
     lines = [line for line in LINES if words.only in line.words]
+    lines = lines[len(lines) * (part - 1) // parts : len(lines) * part // parts]
     with open_results(words) as results:
         good = [typed(line, results) for line in lines]
         results.add("{good} of {lines} lines end as they should", good=sum(good), lines=len(lines))
@@ -157,6 +160,11 @@ LINES = (
     Line("train digits --columns 2", says="spatial", is_quick=True),
     Line("train digits --strategy spatial --columns 0", says="positive", is_quick=True),
     Line("train digits --strategy spatial --columns 2 --local-nodes 1,1,1", says="3 nodes"),
+    Line("train digits --members 3", says="pipeline+", is_quick=True),
+    Line("train digits --strategy pipeline+filtr", says="pipeline+filter", is_quick=True),
+    Line("train digits --strategy pipeline+filter --elastic", says="--elastic", is_quick=True),
+    Line("train digits --strategy pipeline+filter --local-nodes 1,1,1", says="3 nodes"),
+    Line("train synthetic --option image=16x16", says="1x16x16x16 for volumes"),
     Line("train digits --system machines.json", says="--agreement", is_quick=True),
     Line("train digits --agreement average --system none.json --local-nodes 1,1", says="--local-nodes", is_quick=True),
     Line("train digits --agreement federated --fraction 2", says="at most 1", is_quick=True),
@@ -193,6 +201,7 @@ LINES = (
     Line("train small.py --epochs 1 --local-nodes 1.0,0.5", 0, says="loss"),
     Line("train small.py --epochs 1 --local-nodes 1,1 --strategy pipeline", 0),
     Line("train small.py --epochs 1 --local-nodes 1,1 --strategy sharded", 0),
+    Line("train small.py --epochs 1 --local-nodes 1,1,1,1 --strategy pipeline+filter", 0),
     Line("train small.py --epochs 1 --local-nodes 1,1 --agreement average", 0),
     Line("train small.py --epochs 2 --local-nodes 1,1 --agreement federated --fraction 0.5", 0),
     Line("train small.py --epochs 1 --output out && test -f out/record.json", 0),
@@ -237,6 +246,8 @@ LINES = (
     Line("plan vgg16 --machines 2xv100-node --scale 8..1", says="--scale"),
     Line("plan vgg16 --machines 2xv100-node --scale many", says="many"),
     Line("plan vgg", says="vgg16"),
+    Line("plan cosmoflow --machines 2xv100-node --strategy spatial", 0, says="Use spatial"),
+    Line("plan vgg16 --machines 2xv100-node --strategy pipeline+hybrid", 0, says="Use pipeline+hybrid"),
     Line("trace small.py", 0, says="Linear"),
     Line("trace vgg17", says="vgg1"),
     # Masters and nodes.

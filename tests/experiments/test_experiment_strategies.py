@@ -49,6 +49,21 @@ def test_every_cell_is_timed_one_process_first(done: list[StrategyRow]) -> None:
         assert 0 < row.timing.fastest <= row.timing.seconds <= row.timing.slowest
 
 
+def test_pipelines_of_teams_are_timed_where_there_are_two_ranks_for_every_stage() -> None:
+    config = StrategiesConfig(ranks="1,2,3,4", batch_size="8", chunks="2", strategies="pipeline,pipeline+hybrid")
+    assert [cell.ranks for cell in cells_of(config) if cell.strategy == "pipeline+hybrid"] == [4]
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_teams_is_timed(tmp_path: Path) -> None:
+    config = StrategiesConfig(
+        ranks="4", batch_size="4", chunks="2", strategies="pipeline+hybrid", steps=1, size=32, output=tmp_path
+    )
+    (row,) = run(config, as_json=False, network=TINY)
+    assert row.timing is not None
+    assert row.timing.sent_bytes > 0
+
+
 def predicted(cell: StrategyCell) -> float:
     """Bytes that the rank sends that sends most, by the oracle's table."""
     arrangement = Arrangement(division=division_of(cell.strategy), replicas=(Replica(shares=(1.0,) * cell.ranks),))

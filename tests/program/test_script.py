@@ -141,3 +141,21 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     result = evener_here("run", "nothing.py", cwd=tmp_path)
     assert result.returncode == 2
     assert "nothing.py is not there" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["0", "1"])
+def test_a_program_of_torchruns_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path, who: str) -> None:
+    path = write(tmp_path)
+    fault = f"        if epoch == 1 and os.environ['RANK'] == '{who}':\n            raise ValueError('a mistake')\n"
+    text = path.read_text().replace("import sys\n", "import os\nimport sys\n", 1)
+    path.write_text(text.replace("        optimizer.zero_grad()\n", fault + "        optimizer.zero_grad()\n"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
+    ended = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode != 0
+    (file,) = (tmp_path / "runs").glob("*/record.json")
+    record = json.loads(file.read_text())
+    assert 0 < len(record["steps"]) <= 5
+    assert record["ending"]
+    assert "a mistake" in record["ending"] or who == "1"
+    assert record["task"] == "program"

@@ -3,7 +3,8 @@
 for batch in batches:
     one process
     for ranks in numbers of ranks:
-        for strategy in data, spatial, filter, channel, hybrid, sharded, pipeline (for every number of chunks):
+        for strategy in data, spatial, filter, channel, hybrid, sharded, pipeline (for every number of chunks),
+        and, of four ranks and more, pipeline+filter, pipeline+channel, pipeline+hybrid (two ranks a stage):
             the median of some steps, and the bytes that a rank sends
 
 The published curves are of 200 classes, 64x64 images, 1 to 8 GPUs and batches of 16 to 2048; that is `--full`.
@@ -35,10 +36,11 @@ from evener.oracle.division.plan import Arrangement
 from evener.parallel.divided_model import DividedModel
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
+from evener.parallel.pipeline.divided_stage import StageTeams
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import is_pipeline
+from evener.plan import is_of_teams, is_pipeline
 from evener.run.config import STRATEGIES
 from evener.run.console import open_console, print_line
 from evener.run.planning import division_of
@@ -122,15 +124,22 @@ def _joined(cell: StrategyCell, network: ResNetSize, group: Group, replica: int,
     criterion = Criterion(loss=F.cross_entropy, autocast=nullcontext, scale=lambda loss: loss)
     if is_pipeline(cell.strategy):
         example = network.batch(cell.batch)[0]
-        return StagedModel(
-            model, group, replica, criterion, example=example, micro_batches=cell.chunks, replicas=cell.rows
-        )
+        options = {"example": example, "micro_batches": cell.chunks, "replicas": cell.rows, "teams": _teams(cell)}
+        return StagedModel(model, group, replica, criterion, **options)
     model.to(group.device)
     if cell.strategy in ("serial", "data"):
         return ReplicatedModel(synchronise_batch_norm(model, group) if group.size > 1 else model, group, criterion)
     replicas = tuple(Replica(shares=(1.0,) * len(row)) for row in cell.rows)
     arrangement = Arrangement(division=division_of(cell.strategy), replicas=replicas)
     return DividedModel(model, form_process_mesh(group, arrangement), inputs, criterion)
+
+
+def _teams(cell: StrategyCell) -> StageTeams | None:
+    """Of a pipeline of teams, two ranks a stage."""
+    if not is_of_teams(cell.strategy):
+        return None
+    teams = tuple((rank, rank + 1) for rank in range(0, cell.ranks, 2))
+    return StageTeams(division=division_of(cell.strategy), teams=teams, shares=((1.0, 1.0),) * len(teams))
 
 
 def run(config: StrategiesConfig, *, as_json: bool, network: ResNetSize | None = None) -> list[StrategyRow]:
@@ -174,6 +183,7 @@ def cells_of(config: StrategiesConfig) -> list[StrategyCell]:
         for batch in batches
         for size in ranks
         for strategy in (names if size > 1 else ["serial"])
+        if not is_of_teams(strategy) or (size % 2 == 0 and size > 2)
         for number in (chunks if is_pipeline(strategy) else (1,))
     ]
     kept = [cell for cell in cells if cell.strategy == "serial" or cell.batch >= cell.chunks * len(cell.rows)]

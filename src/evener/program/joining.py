@@ -9,6 +9,7 @@ import atexit
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.comm.step_timing import StepTimer
-from evener.errors import EvenerError, explain
+from evener.errors import EvenerError, TrainingFailed, explain
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
@@ -30,6 +31,7 @@ from evener.program.options import ScriptConfig
 from evener.program.session import Run
 from evener.run.console import RunView, run_folder
 from evener.run.context import join_world
+from evener.run.unfinished import Asked
 
 _runs: list[Run] = []
 """That of this process, once it has joined."""
@@ -99,13 +101,14 @@ def _join_torchrun() -> Run:
     env = torchrun_environment(os.environ, config.patience, show)
     assert env is not None
     if env.rank == 0:
-        views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True))
+        asked = Asked(config.script.stem)
+        views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))
     hide_torchrun()
     env.stop_on(signal.SIGTERM)
     if env.heartbeat is not None:
         env.heartbeat.start()
     run = Run(env, join_world(env, preflight=config.preflight), config)
-    ending = _Ending(run, env)
+    ending = _Ending(run, env, views)
     sys.excepthook = ending.fail
     atexit.register(ending.finish)
     return run
@@ -129,8 +132,8 @@ def _fail_to_join(kind: type[BaseException], error: BaseException, trace: Traceb
 class _Ending:
     """How a program ends that torchrun started: nobody of ours is there afterwards."""
 
-    def __init__(self, run: Run, env: RankEnvironment) -> None:
-        self._run, self._env = run, env
+    def __init__(self, run: Run, env: RankEnvironment, views: Sequence[RunView]) -> None:
+        self._run, self._env, self._views = run, env, views
         self._has_failed = False
 
     def fail(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -140,6 +143,8 @@ class _Ending:
             self._run.rehearsal.understudy.fail(error)
         sentence, code, _ = explain(error)
         _tell(kind, error, trace)
+        for view in self._views:
+            view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))
         if self._env.heartbeat is not None:
             self._env.heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
             self._env.heartbeat.stop()
@@ -150,6 +155,8 @@ class _Ending:
         if self._has_failed:
             return
         finish(self._run, self._env)
+        for view in self._views:
+            view.end(None)
         if self._env.heartbeat is not None:
             self._env.heartbeat.stop()
         sys.stdout.flush()

@@ -174,7 +174,6 @@ def parts_table(plan: Plan) -> Table:
             ">memory": lambda a: human_bytes(a.memory_bytes),
         },
         plan.assignments,
-        caption=plan.advice,
     )
 
 

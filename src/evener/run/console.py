@@ -72,6 +72,10 @@ class RunView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """The run is over, or ended by `error`: then what it did until then is its record."""
         self._close()
         if self._log is not None:
             self._log_end(self._log, error)
