@@ -6,7 +6,7 @@ Every node is a process on a core of its own, with one thread. A node of speed 0
 plain `yolo train` on it would be half as fast as on the other one. Seconds are those of batches after the first epoch,
 loading included, validation not; figures are medians over the rounds of ratios within a round. Two cores share caches
 and memory, as two machines do not: what that takes is shown by two trainings of plain `yolo train` at once, which know
-nothing of each other.
+nothing of each other. A step is as many batches as 64 images make, as it is after the warm-up of a training.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def plain_seconds(words: Sequence[str], batches: int, at_once: int = 1) -> float
     return float(median((row[-1] - row[0]) / batches for row in rows))
 
 
-def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> float:
-    """Of a batch through Evener on nodes of some speeds, likewise."""
+def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> tuple[float, str]:
+    """Of a batch through Evener on nodes of some speeds, likewise; and the shares that the run began with."""
     records: list[TrainRecord] = []
 
     def keep(event: RunEvent) -> None:
@@ -141,7 +141,8 @@ def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> float:
         config = YoloConfig(words=(*words, f"save_dir={folder}/evener"))
         run_local(evener_rank, parse_local_nodes(speeds), config, patience=120, on_event=keep)
     steps = [step for step in records[0].steps if step.epoch > 0]
-    return median(sum(s.seconds for s in steps if s.epoch == one) / batches for one in {s.epoch for s in steps})
+    shares = ":".join(str(assignment.samples) for assignment in records[0].plan.assignments)
+    return median(sum(s.seconds for s in steps if s.epoch == one) / batches for one in {s.epoch for s in steps}), shares
 
 
 def main() -> None:
@@ -156,11 +157,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
-    words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0"]
+    words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0", "warmup_epochs=0"]
+    shares: dict[str, list[str]] = {way: [] for way in WAYS}
+
+    def through_evener(way: str) -> float:
+        seconds, divided = evener_seconds(words, WAYS[way], asked.batches)
+        shares[way].append(divided)
+        return seconds
+
     with open_results(asked) as results:
-        ways = {way: partial(evener_seconds, words, speeds, asked.batches) for way, speeds in WAYS.items()}
         plain = {"plain": partial(plain_seconds, words, asked.batches)}
         plain["two at once"] = partial(plain_seconds, words, asked.batches, at_once=2)
+        ways = {way: partial(through_evener, way) for way in WAYS}
         found = in_turn(plain | ways, asked.rounds, warm_up=0)
         results.add(
             "two of plain YOLO at once: {of_sum:.1%} of the sum of their speeds",
@@ -173,9 +181,11 @@ def main() -> None:
             ideal = sum(node.speed_at(0) for node in parse_local_nodes(speeds))
             of_sum = ratios(found["plain"], [seconds * ideal for seconds in found[way]])
             results.add(
-                "{way} ({speeds}): {of_sum:.1%} of the sum of the speeds of plain YOLO; wanted {wanted:.0%}",
+                "{way} ({speeds}): {of_sum:.1%} of the sum of the speeds of plain YOLO; wanted {wanted:.0%}; "
+                "divided {shares}",
                 way=way,
                 speeds=speeds,
+                shares=", ".join(shares[way]),
                 of_sum=of_sum,
                 wanted=WANTED[way],
                 seconds=found[way],
