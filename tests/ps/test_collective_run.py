@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from evener.elastic.generation import Beat, Generation, Hello, encode_message
-from evener.elastic.shared_values import AskValues, SetValue, decode_to_rank
+from evener.elastic.shared_values import AskValues, SetValue, Values, decode_to_rank
 from evener.errors import Interrupted
 from evener.events import encode_events
 from evener.plan import Assignment, Plan
 from evener.profile import DeviceProfile
 from evener.ps.collective_run import CollectiveRun
 from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.rank_journal import RankJournal
 from evener.ps.rank_messages import (
     PrepareRank,
     RankEnded,
@@ -37,12 +39,17 @@ PLAN = Plan(strategy="data", batch_size=1, assignments=(Assignment(rank=0, node=
 class Scene:
     """A run, and nodes of a master that are imitated."""
 
+    folder: ClassVar[Path]
+    journals: ClassVar[list[RankJournal]] = []
+
     def __init__(self, *names: str) -> None:
         self.now = 100.0
+        self.journal = RankJournal(self.folder, print)
+        self.journals.append(self.journal)
         self.nodes = Nodes(PATIENCE)
         self.sent: list[tuple[int | None, Any, Any]] = []
         job = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
-        self.run = CollectiveRun(job, self.nodes, self._send, lambda: self.now)
+        self.run = CollectiveRun(job, self.nodes, self._send, lambda: self.now, self.journal)
         for name in names:
             self.come(name)
 
@@ -85,6 +92,14 @@ class Scene:
         self.run.tick()
         for name, process in (("a", 1), ("b", 2)):
             self.say(name, process, Hello(node=name, founders=("a", "b")))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path) -> Iterator[None]:
+    Scene.folder = tmp_path
+    yield
+    while Scene.journals:
+        Scene.journals.pop().close()
 
 
 def test_the_ranks_begin_when_all_nodes_that_are_here_have_the_code() -> None:
@@ -253,3 +268,44 @@ def test_a_run_is_complete_when_all_ranks_have_done_their_work_and_the_record_is
     scene.run.tick()
     assert scene.run.failure is None or str(scene.run.failure) == "the run ended without a record"
     assert (scene.run.failure is not None) == is_over
+
+
+def test_a_master_that_was_killed_goes_on_from_the_generation_that_it_had_announced(tmp_path: Path) -> None:
+    before = Scene("a", "b")
+    before.found()
+    before.say("b", 2, SetValue(number=9, key="plan", value=b"left for those who come later"))
+    before.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    number, started = before.generations(2)[-1].number, max(before.places())
+    found = RankJournal(tmp_path, print).load()
+    assert found is not None
+    after = Scene()
+    after.run.resume(found)
+    after.run.tick()
+    for name, process in (("a", started), ("b", 2)):
+        after.come(name)
+        after.ready(name, process=process)
+    after.say("b", 2, Beat(count=40, step=9, holds=1))
+    after.say("b", 2, AskValues(number=10, keys=("plan",), waits=True))
+    after.say("a", started, Hello(node="a"))
+    assert after.places() == {}  # nobody is started anew
+    after.now += 1.0
+    after.run.tick()
+    later = after.generations(2)
+    assert all(one.number > number for one in later)
+    answers = [decode_to_rank(b[0]) for _, header, b in after.sent if isinstance(header, RankTold)]
+    assert [one.values for one in answers if isinstance(one, Values)] == [(b"left for those who come later",)]
+
+
+def test_what_a_master_was_writing_when_it_was_killed_is_cut_off(tmp_path: Path) -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    file = tmp_path / "ranks.journal"
+    whole = RankJournal(tmp_path, print).load()
+    assert whole is not None
+    data = file.read_bytes()
+    for length in range(len(data)):
+        file.write_bytes(data[:length])
+        found = RankJournal(tmp_path, print).load()
+        assert found is None or found.begun == whole.begun
+    assert found is not None
+    assert found.roster.names == ("a", "b")

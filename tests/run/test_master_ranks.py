@@ -119,3 +119,20 @@ def test_a_tasks_own_error_is_told_in_a_sentence_where_the_run_was_typed(ps: Clu
     assert training.wait(60) not in (0, 1)
     assert "no such data" in ps.said("train")
     assert "Traceback" not in ps.said("train")
+
+
+def await_beyond(ps: Cluster, step: int) -> None:
+    wait_until(lambda: ps.version() > step, "that the run goes on")
+
+
+def test_a_master_that_is_killed_five_times_goes_on_with_the_run_that_its_ranks_went_on_with(ps: Cluster) -> None:
+    training = begin(ps, 60)
+    for _ in range(5):
+        step = ps.version()
+        ps.master.kill()
+        ps.master.wait()
+        ps.up("--patience", str(PATIENCE))
+        await_beyond(ps, step)
+    record = record_of(ps, training, 60)
+    assert [event.kind for event in record.events if event.kind == "node lost"] == []
+    assert "going on with run" in ps.said("up")

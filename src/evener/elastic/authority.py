@@ -6,6 +6,7 @@ without it. One that has come waits a moment, so that several come in one genera
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evener.elastic.generation import Beat, Generation, Hello, Participant
@@ -46,6 +47,16 @@ class Authority:
         self._fed: set[int] = set()
         self._listened, self._looked = 0.0, 0.0
         self.generation: Generation | None = None
+
+    def resume(self, generation: Generation | None, given_up: Iterable[int], now: float) -> None:
+        """Go on with a run whose authority was killed, from its newest generation, if it had one."""
+        self._looked = now
+        for process in given_up:
+            self.lose(process, "was given up")
+        self.generation = generation
+        for one in () if generation is None else generation.participants:
+            self._processes[one.process] = _Process(Hello(node=one.node), now, Progress(self._listened))
+            self._fed.add(one.process)
 
     def arrive(self, process: int, hello: Hello, now: float) -> None:
         """`process` can take part; one that was given up never can again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -107,6 +107,7 @@ class ElasticRanks(Generic[P]):
         start: a process on the node of this rank, with this number.
         can_start: whether there can be another process on the node of this rank now.
         first: number of the first process.
+        keep: called with every generation before anybody is told of it.
 
     Attributes:
         is_stopping: whether the run was asked to stop, so that nobody is replaced any more.
@@ -119,7 +120,9 @@ class ElasticRanks(Generic[P]):
         start: Callable[[int, int], P],
         can_start: Callable[[int], bool] = lambda _: True,
         first: int = 0,
+        keep: Callable[[Generation], None] = lambda _: None,
     ) -> None:
+        self._keep = keep
         self._ranks, self._start, self._can_start = ranks, start, can_start
         self._authority, self._patience = Authority(patience), patience
         self._posts = [_Post(rank, first + rank) for rank in range(len(ranks))]
@@ -137,6 +140,24 @@ class ElasticRanks(Generic[P]):
     def generation(self) -> Generation | None:
         """The newest; None before all have come."""
         return self._authority.generation
+
+    def resume(self, generation: Generation | None, numbers: Sequence[int], given_up: Iterable[int], next: int) -> None:
+        """Go on with a run whose authority was killed.
+
+        Args:
+            generation: the newest; None before all had come.
+            numbers: of the processes, by rank.
+            given_up: those of them that the run goes on without.
+            next: number of the next process.
+        """
+        self._authority.resume(generation, given_up, time.monotonic())
+        self._posts = [_Post(rank, number) for rank, number in enumerate(numbers)]
+        self._next, self._inside = next, {one.process for one in generation.participants} if generation else set()
+
+    def has_given_up(self, rank: P) -> bool:
+        """Whether the run goes on without this process."""
+        number = self._number_of(rank)
+        return number is None or self._authority.has_given_up(number)
 
     def add_node(self) -> None:
         """Have a process on another node, which has come."""
@@ -210,6 +231,7 @@ class ElasticRanks(Generic[P]):
 
     def _announce(self, generation: Generation) -> None:
         """Tell everybody who takes part, and who does no more."""
+        self._keep(generation)
         concerned = self._inside | {one.process for one in generation.participants}
         for post in self._posts:
             if post.number in concerned:

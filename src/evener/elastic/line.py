@@ -22,6 +22,8 @@ class Line:
         open_store: a connection of its own to the store where the processes of a generation find each other.
         end: ends this process at once by an error, from any thread.
         patience: seconds of silence after which the authority gives this process up.
+        absence: seconds that an authority which is gone is waited for, before this process ends; it computes no more
+            after half the patience.
     """
 
     process: int
@@ -32,3 +34,4 @@ class Line:
     open_store: Callable[[], Any]
     end: Callable[[EvenerError], None]
     patience: float
+    absence: float = 0.0

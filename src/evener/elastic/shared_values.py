@@ -10,7 +10,7 @@ it was heard, is answered again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -73,13 +73,20 @@ def decode_to_rank(data: bytes | memoryview) -> ToRank:
 class SharedValues:
     """The values of one run.
 
+    Args:
+        keep: called with the key and value of each that is new, before anybody is answered.
+        found: those that were left before.
+
     Attributes:
         by_key: all of them.
     """
 
-    def __init__(self) -> None:
-        self.by_key: dict[str, bytes] = {}
-        self._bytes = 0
+    def __init__(
+        self, keep: Callable[[str, bytes], None] = lambda _key, _value: None, found: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.by_key = dict(found or {})
+        self._keep = keep
+        self._bytes = sum(len(key) + len(value) for key, value in self.by_key.items())
         self._waiting: list[tuple[int, AskValues]] = []
 
     def answers(self, process: int, message: SetValue | AskValues) -> Iterator[tuple[int, Values]]:
@@ -102,6 +109,8 @@ class SharedValues:
         size = self._bytes - before + len(key) + len(value)
         if size > MOST_BYTES:
             raise InvalidInput(f"the ranks leave more than {MOST_BYTES} bytes for each other")
+        if key not in self.by_key:
+            self._keep(key, value)
         self._bytes, self.by_key[key] = size, value
 
     def _answer(self, process: int, asked: AskValues) -> Iterator[tuple[int, Values]]:

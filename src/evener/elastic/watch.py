@@ -76,14 +76,15 @@ class Watch:
                 self.changed.wait(interval(self._line.patience))
 
     def _beat(self) -> None:
-        most = self._line.patience / interval(self._line.patience)
+        seconds = max(self._line.patience, self._line.absence)
+        most = seconds / interval(self._line.patience)
         while self._count - self._answered <= most and not self._is_over.is_set():
             self._sent_at = time.monotonic()
             self._count += 1
             self._say(Beat(count=self._count, step=self.step, holds=self.holds))
             self._due.wait(interval(self._line.patience))
             self._due.clear()
-        self._end(f"does not hear from the authority of the run for {self._line.patience:g} s")
+        self._end(f"does not hear from the authority of the run for {seconds:g} s")
 
     def _listen(self) -> None:
         while not self._is_over.is_set():

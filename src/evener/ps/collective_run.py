@@ -11,38 +11,35 @@ Who is lost before the first step costs nothing but time: the run begins again, 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import msgspec
 
 from evener.elastic.elastic_ranks import ElasticRanks
+from evener.elastic.generation import Generation
 from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.errors import EvenerError, NodeLost, TrainingFailed
 from evener.events import decode_events
-from evener.ps.messages import Header, Send
+from evener.ps.absences import Absences, founders_of
+from evener.ps.messages import Send
 from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.rank_journal import Begun, Found, Kept, RankJournal, roster_of
 from evener.ps.rank_messages import (
     PrepareRank,
     RankEnded,
     RankJob,
-    RankNode,
-    RankPlace,
     RankReady,
-    StartRank,
     encode_rank_part,
 )
 from evener.ps.rank_news import RankNews
 from evener.ps.remote_rank import RemoteRank, why_ended
-from evener.wire.frame import Buffer
-from evener.wire.identity import SECRET_BYTES, host_in
+from evener.ps.remote_starter import RemoteStarter
+from evener.wire.identity import SECRET_BYTES
 
 _BEGINNINGS = 3
 _GRACE = 1.0
 """Seconds that the others have to say what happened, when one of them has failed."""
-_GONE_SECONDS = 1.5
-"""After which a node whose connection was closed, and that has not come back, counts as gone."""
-_LOOPBACK = "127.0.0.1"
 
 
 class CollectiveRun:
@@ -53,6 +50,7 @@ class CollectiveRun:
         nodes: whoever may take part.
         send: to connections.
         clock: seconds.
+        journal: where it is written down.
 
     Attributes:
         news: what happened.
@@ -61,21 +59,36 @@ class CollectiveRun:
         weights: that it has come to; a safetensors file, empty before.
     """
 
-    def __init__(self, job: RankJob, nodes: Nodes, send: Send, clock: Callable[[], float]) -> None:
-        self.job, self._nodes, self._send, self._clock = job, nodes, send, clock
+    def __init__(
+        self, job: RankJob, nodes: Nodes, send: Send, clock: Callable[[], float], journal: RankJournal
+    ) -> None:
+        self.job, self._nodes, self._send, self._clock, self._journal = job, nodes, send, clock, journal
         self.news = RankNews()
         self.failure: EvenerError | None = None
         self.is_complete = False
         self.weights = b""
-        self._values, self._secret = SharedValues(), b""
+        self._values, self._starter = SharedValues(), RemoteStarter(job.run, nodes, send)
         self._ranks: list[RemoteRank] = []
-        self._names: list[str] = []
+        self._written: list[int] = []
         self._elastic: ElasticRanks[RemoteRank] | None = None
-        self._speeds: dict[str, float] = {}
         self._next, self._beginnings = 1, 0
         self._first_ready, self._deadline = inf, inf
-        self._away: dict[str, float] = {}
+        self._absences = Absences(nodes)
         self._stopping: EvenerError | None = None
+
+    def resume(self, found: Found) -> None:
+        """Go on with the run of a master that was killed: its nodes have the patience to come back."""
+        roster = found.roster
+        self._starter.secret, self._values = found.begun.secret, self._kept_values(found.values)
+        self._starter.names, self._next, self._beginnings = list(roster.names), roster.next, _BEGINNINGS
+        self._ranks = [
+            self._starter.known(self._nodes.record(name), number)
+            for name, number in zip(roster.names, roster.numbers, strict=True)
+        ]
+        self._absences.excuse(self._clock() + self._nodes.patience)
+        self._elastic = self._govern_ranks(0)
+        self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next)
+        self.note("master restarted", "the master goes on with the ranks that went on without it")
 
     def admit(self, node: NodeRecord) -> None:
         """Let a node that is a member now make ready."""
@@ -85,14 +98,13 @@ class CollectiveRun:
 
     def ready(self, node: NodeRecord, header: RankReady) -> None:
         """A node has the code; it may have come back, with its process or without it."""
-        node.ready, self._speeds[node.name] = self.job.run, header.speed
+        node.ready, self._starter.speeds[node.name] = self.job.run, header.speed
         self._first_ready = min(self._first_ready, self._clock())
-        self._away.pop(node.name, None)
         rank = self._rank_on(node.name)
         node.doing = "waits for the others to make ready" if rank is None else f"is rank {rank.number}"
         if rank is None or rank.has_ended or node.peer == rank.peer:
             return
-        rank.peer = node.peer
+        rank.peer, rank.is_unwanted = node.peer, False
         if header.process != rank.number:
             rank.lost = "came back without its process"
 
@@ -171,12 +183,13 @@ class CollectiveRun:
             if self._stopping is not None:
                 self.failure = self._stopping
             return
-        self._miss()
+        self._absences.miss(self._ranks, self._clock())
         self._govern()
+        self._end_given_up()
         if self._elastic is not None and self._elastic.has_begun and self._stopping is None:
             for node in self._nodes.present:
-                if node.ready == self.job.run and node.name not in self._names:
-                    self._names.append(node.name)
+                if node.ready == self.job.run and node.name not in self._starter.names:
+                    self._starter.names.append(node.name)
                     self._elastic.add_node()
         self._see_end()
 
@@ -187,72 +200,67 @@ class CollectiveRun:
 
     def _gather(self) -> None:
         """Begin once all who are here are ready, or one has waited for the others for the patience."""
-        run, present = self.job.run, [node for node in self._nodes.present if node.profile is not None]
-        able = [node for node in present if run not in node.not_ready]
-        ready = [node for node in able if node.ready == run]
-        if present and not able:
-            reasons = "; ".join(f"node {node.name} {node.doing}" for node in present)
-            self.failure = TrainingFailed(f"no node can take part in the run: {reasons}")
-        elif ready and (len(ready) == len(able) or self._clock() - self._first_ready > self._nodes.patience):
-            self._begin(ready)
+        is_late = self._clock() - self._first_ready > self._nodes.patience
+        try:
+            if founders := founders_of(self._nodes.present, self.job.run, is_late=is_late):
+                self._begin(founders)
+        except TrainingFailed as error:
+            self.failure = error
 
     def _begin(self, founders: Sequence[NodeRecord]) -> None:
         """A process on each of the nodes."""
         self._beginnings += 1
-        self._values, self._secret = SharedValues(), secrets.token_bytes(SECRET_BYTES)
-        self._names, first = [node.name for node in founders], self._next
+        self._values, self._starter.secret = self._kept_values({}), secrets.token_bytes(SECRET_BYTES)
+        self._journal.add(Begun(job=self.job, secret=self._starter.secret))
+        self._starter.names, first = [node.name for node in founders], self._next
         self._next += len(founders)
         self._ranks = []
-        self._ranks += [self._start(rank, first + rank, is_late=False) for rank in range(len(founders))]
-        self._elastic = ElasticRanks(
-            self._ranks, self._nodes.patience, self._start_late, can_start=self._can_start, first=first
+        self._ranks += [self._starter.start(rank, first + rank, is_late=False) for rank in range(len(founders))]
+        self._elastic = self._govern_ranks(first)
+        self._write(None)
+
+    def _kept_values(self, found: Mapping[str, bytes]) -> SharedValues:
+        return SharedValues(lambda key, value: self._journal.add(Kept(key=key, value=value)), found)
+
+    def _govern_ranks(self, first: int) -> ElasticRanks[RemoteRank]:
+        return ElasticRanks(
+            self._ranks,
+            self._nodes.patience,
+            self._start_late,
+            can_start=self._starter.can_start,
+            first=first,
+            keep=self._write,
         )
 
-    def _can_start(self, rank: int) -> bool:
-        node = self._nodes.by_name[self._names[rank]]
-        return node.is_present and node.ready == self.job.run
+    def _write(self, generation: Generation | None) -> None:
+        """Write down who stands for which node, and takes part."""
+        elastic = self._elastic
+        given_up = [rank.number for rank in self._ranks if elastic is not None and elastic.has_given_up(rank)]
+        numbers = {rank.node: rank.number for rank in self._ranks}
+        self._written = list(numbers.values())
+        self._journal.add(roster_of(numbers, given_up, self._next, generation))
+
+    def _end_given_up(self) -> None:
+        """A process without which the run goes on may be frozen: its node ends it, and is given another one."""
+        for rank in self._ranks:
+            if self._elastic is not None and self._elastic.has_given_up(rank) and not rank.is_unwanted:
+                rank.is_unwanted = True
+                rank.request_stop(at_once=True)
 
     def _start_late(self, rank: int, number: int) -> RemoteRank:
         self._next = max(self._next, number + 1)
-        return self._start(rank, number, is_late=True)
-
-    def _start(self, rank: int, number: int, *, is_late: bool) -> RemoteRank:
-        names = [self._names[rank]] if is_late else self._names
-        place = RankPlace(
-            rank=0 if is_late else rank,
-            nodes=tuple(self._as_rank(self._nodes.by_name[name]) for name in names),
-            secret=self._secret,
-            patience=self._nodes.patience,
-            is_late=is_late,
-        )
-        node = self._nodes.by_name[self._names[rank]]
-        node.doing = f"is rank {number}"
-        self._send(node.peer, StartRank(run=self.job.run, process=number), [encode_rank_part(place)])
-        return RemoteRank(self.job.run, node.name, number, node.peer, self._send_to)
-
-    def _as_rank(self, node: NodeRecord) -> RankNode:
-        host = host_in(node.origin) or _LOOPBACK
-        return RankNode(name=node.name, host=host, device=node.device, speed=self._speeds.get(node.name, 1.0))
-
-    def _send_to(self, name: str, header: Header, buffers: Sequence[Buffer]) -> None:
-        self._send(self._nodes.by_name[name].peer, header, buffers)
+        self._write(None if self._elastic is None else self._elastic.generation)
+        return self._starter.start(rank, number, is_late=True)
 
     def _rank_on(self, name: str) -> RemoteRank | None:
         return next((rank for rank in self._ranks if rank.node == name), None)
-
-    def _miss(self) -> None:
-        """Whose connection was closed, and who has not come back, is gone."""
-        now = self._clock()
-        for rank in self._ranks:
-            if self._nodes.by_name[rank.node].peer is not None or rank.has_ended:
-                self._away.pop(rank.node, None)
-            elif now - self._away.setdefault(rank.node, now) > _GONE_SECONDS:
-                rank.lost = "closed its connection to the master, and has not come back"
 
     def _govern(self) -> None:
         if self._elastic is not None and self.failure is None and not self.is_complete:
             try:
                 self._elastic.govern()
+                if self._written != [rank.number for rank in self._ranks]:
+                    self._write(self._elastic.generation)
             except NodeLost as error:
                 self.failure = error
 
@@ -288,5 +296,5 @@ class CollectiveRun:
     def _begin_again(self) -> None:
         """From the beginning, with those who are here then."""
         self.close()
-        self._elastic, self._ranks, self._names = None, [], []
+        self._elastic, self._ranks, self._starter.names = None, [], []
         self._first_ready, self._deadline = self._clock(), inf

@@ -13,6 +13,7 @@ from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
 from evener.ps.messages import BlobChunk, Release, RunAccepted, RunFinished, RunRejected, Send
 from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.rank_journal import RankJournal
 from evener.ps.rank_messages import RankJob
 from evener.ps.results import RunResult, encode_record, save_result
 from evener.ps.run_status import busy_with, status_of_ranks
@@ -37,7 +38,17 @@ class RankScheduler:
         self._config, self._nodes, self._send, self._why_not = config, nodes, send, why_not
         self._submissions = Submissions(config.home.blobs, send, config.clock, lambda _: self.busy or why_not())
         self._subscribers = Subscribers(nodes, send)
+        self._journal = RankJournal(config.home.run, config.notify)
         self.run: CollectiveRun | None = None
+
+    def resume(self) -> None:
+        """Go on with the run that the last master of this home had in progress, if there was one."""
+        if (found := self._journal.load()) is None:
+            return
+        self.run = CollectiveRun(found.begun.job, self._nodes, self._send, self._config.clock, self._journal)
+        self.run.resume(found)
+        self._subscribers.begin((), 0, open_log(self._config, self.name))
+        self._config.notify(f"going on with run {self.name}, whose ranks work together")
 
     @property
     def name(self) -> str:
@@ -116,6 +127,7 @@ class RankScheduler:
         record = encode_record(run.news.record) if run.news.record is not None else b""
         result = RunResult(header.exit_code, header.reason, record, run.weights)
         where = self._keep(self._config.home.runs / run.job.run, result)
+        self._journal.forget()
         self.run = None
         self._subscribers.end(header, (result.record, result.weights) if record or run.weights else ())
         for node in self._nodes.by_name.values():
@@ -128,6 +140,7 @@ class RankScheduler:
         """The master ends."""
         self._submissions.close()
         self._subscribers.close()
+        self._journal.close()
 
     def _begin(self, submission: Submission | None) -> None:
         """Begin with a run of which nothing is missing any more."""
@@ -138,7 +151,7 @@ class RankScheduler:
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
         job = replace(submission.job, run=self._config.home.free_name(submission.job.run))
-        self.run = CollectiveRun(job, self._nodes, self._send, self._config.clock)
+        self.run = CollectiveRun(job, self._nodes, self._send, self._config.clock, self._journal)
         self._subscribers.begin((submission.peer,), 0, open_log(self._config, job.run))
         self._send(submission.peer, RunAccepted(run=job.run))
         self._config.notify(f"run {job.run} begins: its ranks work together")

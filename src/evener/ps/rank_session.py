@@ -106,6 +106,7 @@ class RankSession:
         self._lock = threading.Lock()
         self._hello = b""
         self._unanswered: dict[int, bytes] = {}
+        self._shown: tuple[Header, Sequence[Buffer]] | None = None
         self._ended: tuple[Header, Sequence[Buffer]] | None = None
         self._hosted = host.start(
             setup._replace(on_said=self._on_said, on_shown=self._on_shown, on_ended=self._on_ended)
@@ -128,10 +129,12 @@ class RankSession:
         with self._lock:
             again = [self._hello] if self._hello else []
             again += self._unanswered.values()
-            ended = self._ended
+            ended, shown = self._ended, self._shown
         for data in again:
             self._put(RankSaid(run=self._run, process=self.process), (data,))
         if ended is not None:
+            if shown is not None:
+                self._put(*shown)  # it may be the record
             self._put(*ended)
 
     def close(self) -> None:
@@ -148,7 +151,8 @@ class RankSession:
         self._put(RankSaid(run=self._run, process=self.process), (data,))
 
     def _on_shown(self, data: bytes) -> None:
-        self._put(RankShown(run=self._run, process=self.process), (data,))
+        self._shown = (RankShown(run=self._run, process=self.process), (data,))
+        self._put(*self._shown)
 
     def _on_ended(self, ending: Ending) -> None:
         header = RankEnded(

@@ -34,6 +34,7 @@ class RemoteRank:
         said: to the authority, and not yet read by it.
         ended: what its node said of its end.
         lost: why it counts as gone, though nobody said that it ended; empty while it does not.
+        is_unwanted: whether its node was told to end it.
     """
 
     run: str
@@ -44,6 +45,7 @@ class RemoteRank:
     said: deque[bytes] = field(default_factory=deque)
     ended: RankEnded | None = None
     lost: str = ""
+    is_unwanted: bool = False
 
     @property
     def has_finished(self) -> bool:

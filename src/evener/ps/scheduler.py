@@ -72,6 +72,8 @@ class Scheduler:
 
     def resume(self) -> None:
         """Go on with the runs that the last master of this home had in progress."""
+        with self.guarding(self.ranks.name):
+            self.ranks.resume()
         for run in unfinished(self._home):
             with self.guarding(run):
                 self._resume(run)

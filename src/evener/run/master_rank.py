@@ -26,6 +26,9 @@ from evener.run.config import RunConfig
 from evener.run.rank import train_rank
 from evener.run.rank_task import RankTask
 
+_ABSENCE = 8
+"""Patiences within which a lost master has to come back; for so long its nodes and commands look for it, too."""
+
 
 def be_rank(parent: Parent, task: RankTask) -> None:
     """Train as a rank of a master's run."""
@@ -53,6 +56,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
         open_store=open_store,
         end=parent.end,
         patience=place.patience,
+        absence=_ABSENCE * place.patience,
     )
     if not place.is_late and len(nodes) > 1:
         env.heartbeat = RankHeartbeat(

@@ -1,0 +1,57 @@
+"""Who is there at the beginning of a run whose ranks work together, and which processes are gone with their node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evener.errors import TrainingFailed
+from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.remote_rank import RemoteRank
+
+_SECONDS = 1.5
+"""That a node has to come back: one that is killed closes its connection, one that lives dials at once."""
+
+
+class Absences:
+    """Of the nodes of one run.
+
+    Args:
+        nodes: all nodes.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._since: dict[str, float] = {}
+        self._excused = 0.0
+
+    def excuse(self, until: float) -> None:
+        """Nobody is missed before this time: the master itself was away."""
+        self._excused = until
+
+    def miss(self, ranks: Sequence[RemoteRank], now: float) -> None:
+        """Those of `ranks` are gone whose nodes have been away for too long."""
+        for rank in ranks:
+            if self._nodes.record(rank.node).peer is not None or rank.has_ended:
+                self._since.pop(rank.node, None)
+            elif now - self._since.setdefault(rank.node, now) > _SECONDS and now > self._excused:
+                rank.lost = "closed its connection to the master, and has not come back"
+
+
+def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
+    """The nodes that a run begins on: all who are here, once they are ready; nobody yet while some are awaited.
+
+    Args:
+        present: nodes that are here.
+        run: its name.
+        is_late: whether those who are ready have waited for the others for long enough.
+
+    Raises:
+        TrainingFailed: nobody of them can take part.
+    """
+    measured = [node for node in present if node.profile is not None]
+    able = [node for node in measured if run not in node.not_ready]
+    ready = [node for node in able if node.ready == run]
+    if measured and not able:
+        reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
+        raise TrainingFailed(f"no node can take part in the run: {reasons}")
+    return ready if is_late or len(ready) == len(able) else []
