@@ -18,7 +18,7 @@ from evener.experiments.strategies_report import StepTime, StrategyCell, Strateg
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
 from evener.parallel.op_graph import op_graph
-from evener.run.planning import division_of
+from evener.run.config import division_of
 from support.commands import evener, evener_here
 from support.step_traffic import step_traffic
 

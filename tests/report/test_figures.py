@@ -17,12 +17,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from evener.errors import MissingExtra
+from evener.oracle.advice import scale
+from evener.oracle.cost.model import TrainingJob
 from evener.plan import Assignment, Plan
 from evener.record import Event, TrainRecord
 from evener.report.bars import comparison_figure, ideal_samples_per_second, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
+from evener.report.planning_tables import scale_figure
 from support.fake_runs import NODES, fake_plan, fake_run
+from support.imagined_machines import cluster, convolutions
 
 MANY = tuple((f"node-{index:02}.a-long-name.example.org", "cuda:0", 1e-3 * (1 + index % 5)) for index in range(64))
 
@@ -215,3 +219,14 @@ def test_without_matplotlib_a_figure_says_what_to_type(drawing: str, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"^figures need Matplotlib: pip install 'evener\[report\]'$"):
         DRAWINGS[drawing](fake_run(num_steps=2))
+
+
+def test_curves_over_devices_have_ticks_in_words() -> None:
+    machines, job = cluster([1.0] * 4), TrainingJob(graph=convolutions(), batch_size=64)
+    figure = scale_figure(scale(job, machines, (1, 2, 4), ("data", "pipeline")))
+    png(figure)
+    sides = [side for axes in figure.axes for side in (axes.xaxis, axes.yaxis)]
+    labels = [label.get_text() for side in sides for label in side.get_ticklabels()]
+    assert {"2", "4"} <= set(labels)
+    assert not any("$" in label or "mathdefault" in label for label in labels)
+    assert any(label.endswith("s") for label in labels)

@@ -18,6 +18,13 @@ def evener(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_mistake_is_told_before_pytorch_is_looked_for(tmp_path: Path) -> None:
+    loaded = "import sys, evener.cli.commands; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], cwd=tmp_path, timeout=60, check=False).returncode == 0
+    result = evener("train", "digits", "--epochs", "0", cwd=tmp_path)
+    assert result.stderr.startswith("evener: --epochs must be positive, got 0")
+
+
 @pytest.mark.parametrize("words", [("train", "digits"), ("benchmark",), ("demo",), ("trace", "digits")], ids=" ".join)
 def test_what_needs_pytorch_says_what_to_type(tmp_path: Path, words: tuple[str, ...]) -> None:
     result = evener(*words, cwd=tmp_path)

@@ -82,6 +82,7 @@ def run(config: ScriptConfig, as_json: bool) -> None:
     """Run SCRIPT, a program that calls evener.join(), on this machine's nodes or as a rank of torchrun."""
     require_program(config.script)  # before PyTorch is loaded
     adopt_slurm(os.environ)
+    tell(STARTING, as_json=True)  # stdout is the program's
     from evener.program import script
 
     script.run_program(config, as_json=as_json)
@@ -125,6 +126,7 @@ def trace(config: TraceConfig) -> None:
 
 def demo(config: DemoConfig, as_json: bool) -> None:
     """Train digits three ways on uneven local nodes: the best node alone, equal shares, Evener."""
+    tell(STARTING, as_json)
     from evener.run import commands
 
     commands.demo(config, as_json=as_json)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from evener.cli.before import STARTING, tell
 from evener.cli.fields import command_of
 from evener.experiments.options import AbciConfig, GpipeConfig, NfnnConfig, ScatteredConfig, StrategiesConfig
 
 
 def nfnn(config: NfnnConfig, as_json: bool) -> None:
     """NfNN's parameter servers on MNIST: seconds, accuracy and bytes beside the published ones."""
+    tell(STARTING, as_json)
     from evener.experiments import nfnn
 
     nfnn.run(config, as_json=as_json)
@@ -24,6 +26,7 @@ def oracle_abci(config: AbciConfig) -> None:
 
 def resnet152_strategies(config: StrategiesConfig, as_json: bool) -> None:
     """ResNet-152 by strategy, ranks and batch: seconds of a step and bytes, beside what was published."""
+    tell(STARTING, as_json)
     from evener.experiments import strategies
 
     strategies.run(config, as_json=as_json)
@@ -31,6 +34,7 @@ def resnet152_strategies(config: StrategiesConfig, as_json: bool) -> None:
 
 def gpipe(config: GpipeConfig, as_json: bool) -> None:
     """GPipe's tables: the largest model by devices, throughput by stages and micro-batches, beside the published."""
+    tell(STARTING, as_json)
     from evener.experiments import gpipe
 
     gpipe.run(config, as_json=as_json)
@@ -38,6 +42,7 @@ def gpipe(config: GpipeConfig, as_json: bool) -> None:
 
 def scattered_gpus(config: ScatteredConfig, as_json: bool) -> None:
     """One detector on nodes with a machine each: every way to merge what they learn, beside what was published."""
+    tell(STARTING, as_json)
     from evener.experiments import scattered
 
     scattered.run(config, as_json=as_json)

@@ -41,9 +41,8 @@ from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import is_of_teams, is_pipeline
-from evener.run.config import STRATEGIES
+from evener.run.config import STRATEGIES, division_of
 from evener.run.console import open_console, print_line
-from evener.run.planning import division_of
 from evener.schema import Part
 
 CLASSES = 200

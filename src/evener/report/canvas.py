@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from evener.atomic import atomic_write
 from evener.errors import MissingExtra
@@ -101,6 +101,19 @@ def bar_axes(axes: Axes, labels: Sequence[str], title: str) -> None:
 def bars_height(num_bars: int) -> float:
     """Inches for `num_bars` horizontal bars with title and axis; more of them are drawn narrower."""
     return 1.5 + num_bars * (0.42 if num_bars <= 12 else 0.26)
+
+
+def log_axis(
+    axes: Axes, side: Literal["x", "y"], base: int, multiples: Sequence[float], words: Callable[[float], str]
+) -> None:
+    """Make a `side` of `axes` logarithmic, with ticks at powers of `base` times `multiples`, each told in `words`."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    scale, axis = (axes.set_xscale, axes.xaxis) if side == "x" else (axes.set_yscale, axes.yaxis)
+    scale("log", base=base)
+    axis.set_major_locator(LogLocator(base=base, subs=multiples))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def empty(axes: Axes, sentence: str) -> None:

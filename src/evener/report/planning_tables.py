@@ -13,7 +13,7 @@ from evener.oracle.cost.model import CostEstimate
 from evener.oracle.search import Ranking
 from evener.plan import Plan
 from evener.profile import BatchTiming, ClusterProfile, DeviceProfile, TaskTiming, Throughput
-from evener.report.canvas import COLORS, LINES, canvas
+from evener.report.canvas import COLORS, LINES, canvas, log_axis
 from evener.report.text import Row, grid, human_bytes, human_count, human_seconds, percent, table_of
 
 if TYPE_CHECKING:
@@ -197,13 +197,13 @@ def scale_figure(curves: Sequence[Curve]) -> Figure:
         panels = figure.subplots(1, 3)
         for index, curve in enumerate(curve for curve in curves if curve.points):
             _draw(panels, curve, COLORS[index % len(COLORS)], LINES[index // len(COLORS) % len(LINES)])
-        titles = ("seconds a step", "efficiency", "memory of the fullest rank [GB]")
+        titles = ("a step", "efficiency", "memory of the fullest rank [GB]")
         for axes, title in zip(panels, titles, strict=True):
             axes.set_title(title)
             axes.set_xlabel("devices")
-            axes.set_xscale("log", base=2)
-        panels[0].set_yscale("log")
-        panels[2].set_yscale("log")
+            log_axis(axes, "x", 2, (1.0,), lambda value: f"{value:g}")
+        log_axis(panels[0], "y", 10, (1.0, 2.0, 5.0), human_seconds)
+        log_axis(panels[2], "y", 10, (1.0, 2.0, 5.0), lambda value: f"{value:g}")
         panels[2].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
         return figure
 

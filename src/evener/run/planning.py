@@ -21,7 +21,6 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate
 from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel, plan_divided
-from evener.oracle.division.rules import Division
 from evener.parallel.norms import has_batch_norm
 from evener.plan import Plan, Rejected, is_of_teams, is_pipeline
 from evener.run.config import STRATEGIES, RunConfig
@@ -159,11 +158,6 @@ def candidate_strategies(config: RunConfig, size: int) -> list[str]:
 def those_of_one_process(names: list[str], model: nn.Module) -> list[str]:
     """`names` without pipelines, if others are left, of a model with BatchNorm: it would normalise micro-batches."""
     return [name for name in names if not (is_pipeline(name) and has_batch_norm(model))] or names
-
-
-def division_of(strategy: str) -> Division:
-    """The column of the oracle's table that divides the layers."""
-    return strategy.removeprefix("data+").removeprefix("pipeline+")  # type: ignore[return-value]  # it divides layers
 
 
 def replica_rows(strategy: str, replicas: str | None, size: int) -> Rows:

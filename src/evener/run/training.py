@@ -28,10 +28,9 @@ from evener.parallel.process_mesh import ProcessMesh, form_process_mesh
 from evener.parallel.refusals import refuse_parts_of_batches
 from evener.parallel.replicated import ReplicatedModel, uses_all
 from evener.plan import WHOLE_MODEL, Plan, is_pipeline
-from evener.run.config import RunConfig
+from evener.run.config import RunConfig, division_of
 from evener.run.context import RankContext
 from evener.run.image_grid import grid_of
-from evener.run.planning import division_of
 from evener.run.predict import predict, silent_mesh
 
 
