@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,25 @@ def test_only_what_trains_is_compiled(tmp_path: Path) -> None:
     assert len(compiling) == 2
     assert sum(compiling) == int(result.stdout)
     assert json.loads((tmp_path / "out" / "record.json").read_text())["plan"]["check"]["off"] < 1e-9
+
+
+WITHOUT_COMPILERS = """
+import sys
+import torch
+from evener.program.compared_copy import _compile_nothing
+
+_compile_nothing()
+
+@torch.compile(dynamic=True)
+def twice(x):
+    return 2 * x
+
+assert torch.compile(abs)(-1) == 1 and twice(2) == 4
+print([name for name in sys.modules if name.startswith("torch._inductor")])
+"""
+
+
+@pytest.mark.slow
+def test_functions_are_wrapped_without_importing_compilers() -> None:
+    result = subprocess.run([sys.executable, "-c", WITHOUT_COMPILERS], capture_output=True, text=True, timeout=100)
+    assert result.stdout == "[]\n", result.stderr

@@ -267,8 +267,9 @@ class Run:
 
     def _end_step(self, owner: object) -> None:
         self.group.timer.pause()
-        self.steps.end(owner)
-        if self.rehearsal.understudy is not None:
+        if self.rehearsal.understudy is None:
+            self.steps.end(owner)
+        else:  # a copy has no steps: it times what it computes itself
             self.rehearsal.understudy.end_step(owner)
 
     def _small(self, owner: object) -> int | None:
