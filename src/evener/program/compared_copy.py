@@ -136,7 +136,7 @@ class ComparedCopy(Understudy):
 def _compile_nothing() -> None:
     """From now on functions under torch.compile are run as they are: compiling them would take longer than all else."""
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
-    torch.compile = _as_it_is  # what PyTorch does to wrap a function imports its compilers, in a second of each copy
+    vars(torch)["compile"] = _as_it_is  # to wrap a function, PyTorch imports its compilers: a second of each copy
     if "torch._dynamo" in sys.modules:  # else it reads this when it is needed
         torch.compiler.set_stance("force_eager")
 
