@@ -33,6 +33,26 @@ def test_a_step_has_a_column_for_every_node_and_who_did_nothing_waited() -> None
     assert (b.samples, b.wait_seconds) == (0, 1.5)
 
 
+def test_what_was_appended_stays_as_it_was_also_when_neighbours_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CAPACITY", 8)
+    history, given, same = known("a", "b"), [], []
+    for step in range(1, 40):
+        given.append(entry(step, "a", "b"))
+        same.append(entry(step, "a", "b"))
+        history.add(given[-1])
+    assert given == same
+    assert history.every > 1
+    assert sum(one.samples for one in history.steps()) == 390
+
+
+def test_nobody_is_told_news_who_does_not_ask_for_them() -> None:
+    history = History(keeps_news=False)
+    history.add_node("a")
+    history.add(entry(1, "a"))
+    assert history.news(1) is None
+    assert history.last_step == 1
+
+
 def test_phases_and_waiting_are_summed_where_they_were_measured() -> None:
     history = known("0")
     work = NodeWork(5, 1.0, sent=7, io_seconds=0.5, update_seconds=0.125, wait_seconds=0.25)

@@ -172,6 +172,7 @@ class History(msgspec.Struct, kw_only=True):
         epoch: of the last step.
         lost_seconds: in which nothing was computed that counts, as nodes were lost or came.
         wall_seconds: of the whole loop, validation and checkpoints included, where one process has it.
+        keeps_news: whether anybody asks for `news`.
     """
 
     totals: dict[str, NodeWork] = {}
@@ -188,6 +189,7 @@ class History(msgspec.Struct, kw_only=True):
     epoch: int = 0
     lost_seconds: float = 0.0
     wall_seconds: float = 0.0
+    keeps_news: bool = True
 
     @property
     def last_step(self) -> int:
@@ -216,10 +218,13 @@ class History(msgspec.Struct, kw_only=True):
         self.seconds += entry.seconds
         for name, work in entry.nodes.items():
             self.totals[name].add(work)
-        self.unread.add(entry)
-        self.open.add(entry)
-        if self.open.steps >= self.every:
-            self.entries.append(self.open)
+        if self.keeps_news:
+            self.unread.add(entry)
+        if self.open.steps or entry.steps < self.every:
+            self.open.add(entry)
+            entry = self.open
+        if entry.steps >= self.every:
+            self.entries.append(entry)
             self.open = Entry()
             if len(self.entries) >= _CAPACITY:
                 self._halve()
@@ -266,7 +271,10 @@ class History(msgspec.Struct, kw_only=True):
         return [*self.entries, *([self.open] if self.open.steps else [])]
 
     def _halve(self) -> None:
+        both: list[Entry] = []
         for first, second in zip(self.entries[::2], self.entries[1::2], strict=True):
-            first.add(second)
-        del self.entries[1::2]
+            both.append(Entry())
+            both[-1].add(first)
+            both[-1].add(second)
+        self.entries = both
         self.every *= 2

@@ -45,11 +45,13 @@ class LiveRun:
     """
 
     def __init__(self, name: str) -> None:
-        self.name, self.history, self.revision = name, History(), 0
+        self.name, self.history, self.revision = name, History(keeps_news=False), 0
         self.strip: deque[Entry] = deque(maxlen=_STRIP)
         self.told: deque[tuple[float, Event | Validation]] = deque(maxlen=_MOST_EVENTS)
         self.num_told = 0
         self._plan: Plan | None = None
+        self._assigned: dict[str, Assignment] = {}
+        self._fixed: dict[str, float] = {}
         self._phase = Phase(what="starting")
         self._record: TrainRecord | None = None
         self._losses, self._speeds = Losses(), dict[str, NodeSpeed]()
@@ -81,6 +83,8 @@ class LiveRun:
             self._add(event)
         elif isinstance(event, Plan):
             self._plan = event
+            self._assigned = {one.node: one for one in reversed(event.assignments)}
+            self._fixed = {name: _fixed_samples(one) for name, one in self._assigned.items()}
         elif isinstance(event, Phase):
             self._begin(event)
         elif isinstance(event, TrainRecord):
@@ -110,9 +114,10 @@ class LiveRun:
         entry.steps = max(1, step.step - before)
         for name in names:
             self.history.add_node(name)
-            self._speeds.setdefault(name, NodeSpeed())
+            if name not in self._speeds:
+                self._speeds[name] = NodeSpeed()
         for name, work in entry.nodes.items():
-            self._speeds[name].add(work.samples + entry.steps * self._fixed_samples(name), work.busy_seconds)
+            self._speeds[name].add(work.samples + entry.steps * self._fixed.get(name, 0.0), work.busy_seconds)
             if work.samples and self._states.get(name, ("", ""))[0] == "late":
                 self._states[name] = ("", "")
         self.history.add(entry)
@@ -123,15 +128,6 @@ class LiveRun:
         """Of the columns of a step: those of the plan, then those that came."""
         known = list(self._all_names())
         return [*known[:count], *(f"node {i}" for i in range(len(known), count))]
-
-    def _assignment(self, name: str) -> Assignment | None:
-        assignments = self._plan.assignments if self._plan else ()
-        return next((a for a in assignments if a.node == name), None)
-
-    def _fixed_samples(self, name: str) -> float:
-        """The samples that would take as long as what a step costs the node whatever its samples."""
-        found = self._assignment(name)
-        return found.fixed_seconds / found.sample_seconds if found is not None and found.sample_seconds else 0.0
 
     def picture(self) -> Picture:
         """All that is shown but the curves."""
@@ -199,7 +195,7 @@ class LiveRun:
         return list(dict.fromkeys([*planned, *self.history.names, *self._states]))
 
     def _node(self, name: str, recent: Entry) -> NodePicture:
-        work, assigned = recent.nodes.get(name, NodeWork()), self._assignment(name)
+        work, assigned = recent.nodes.get(name, NodeWork()), self._assigned.get(name)
         speed = self._speeds.get(name, NodeSpeed())
         state, why = self._states.get(name, ("", ""))
         if not state and not self.is_over and (slowdown := speed.slowdown) > 1:
@@ -237,6 +233,11 @@ class LiveRun:
     def columns(self, entries: Sequence[Entry]) -> list[StripColumn]:
         """Of the strip: where the time of each node went."""
         return [_column(entry, self.history.names) for entry in entries]
+
+
+def _fixed_samples(one: Assignment) -> float:
+    """The samples that would take as long as what a step costs the node whatever its samples."""
+    return one.fixed_seconds / one.sample_seconds if one.sample_seconds else 0.0
 
 
 def _rate(num_bytes: float, seconds: float) -> float | None:
