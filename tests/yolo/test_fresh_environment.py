@@ -28,6 +28,10 @@ SMALL = {
 """What is typed behind a command, by its first words."""
 
 
+OF_THE_TESTS = ("PYTHONPATH", "VIRTUAL_ENV", "PYTEST_CURRENT_TEST")
+"""Variables that no reader has; by the last one Ultralytics would put results into a folder of its own tests."""
+
+
 def lines_of(page: str) -> list[str]:
     """Everything that a page says to type, in order, without remarks."""
     lines = page.replace("\\\n", " ").splitlines()
@@ -66,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(words: list[str], programs: Path, folder: Path) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    kept = {name: value for name, value in os.environ.items() if name not in OF_THE_TESTS}
     paths = os.pathsep.join([str(TESTS / "support" / "torchvision_site"), str(TESTS)])
     own = {**ENVIRONMENT, "PYTHONPATH": paths, "YOLO_CONFIG_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     own["EVENER_SECRET"] = "0123456789abcdef" * 2  # as the page says, before torchrun
