@@ -111,8 +111,9 @@ class Search:
         """Know what an earlier search has written into the study."""
         for known in self._study.known():
             trial = SearchTrial(known.number, known.values, dict(known.scores), is_told=known.is_told)
-            trial.attempts, trial.seconds = known.notes.get("attempts", 0), known.notes.get("seconds", 0.0)
-            trial.nodes = list(known.notes.get("nodes", ()))
+            trial.attempts = known.notes.get("attempts", 0)
+            nodes, trial.seconds = known.notes.get("spent", ((), 0.0))
+            trial.nodes = list(nodes)
             trial.outcome, trial.reason = known.notes.get("ended", (None, ""))
             self.trials[known.number] = trial
             if not trial.values:  # killed between drawing and writing down
@@ -285,5 +286,4 @@ class Search:
         self._tell(trial, outcome)
 
     def _write_down(self, trial: SearchTrial) -> None:
-        self._study.note(trial.number, "nodes", trial.nodes)
-        self._study.note(trial.number, "seconds", trial.seconds)
+        self._study.note(trial.number, "spent", [trial.nodes, trial.seconds])  # one line: each is synced to the disk
