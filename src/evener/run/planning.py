@@ -138,7 +138,7 @@ def shape_of(config: RunConfig, strategy: str, size: int, batch_size: int) -> Sh
             allowed = f"such that the {len(row)} nodes that hold one model fill whole rows"
             require(len(row) % config.columns == 0, "--columns", config.columns, allowed)
     if is_of_teams(strategy):
-        allowed = f"such that the {size} nodes are two stages or more of as many each"
+        allowed = f"so many that the {size} nodes make two stages or more, of equally many nodes"
         require(size % config.members == 0 and size > config.members > 1, "--members", config.members, allowed)
     number = micro_batches(config, strategy, rows, batch_size)
     return Shape(strategy, rows, number, -(-batch_size // number), shares)
