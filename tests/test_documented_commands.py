@@ -14,7 +14,17 @@ from evener.cli.commands import app
 from evener.cli.fields import with_default_port
 from evener.experiments import abci, gpipe, nfnn, scattered, strategies
 from evener.program import calling, script
-from evener.run import commands, doctor_command, page, plan_command, ps_invite, ps_master, ps_node, ps_train
+from evener.run import (
+    commands,
+    doctor_command,
+    page,
+    plan_command,
+    ps_invite,
+    ps_master,
+    ps_node,
+    ps_train,
+    ranks_train,
+)
 from evener.search import command as search
 from support.commands import evener
 from support.documented import documented_commands, documented_file
@@ -24,7 +34,7 @@ COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 _OF_A_MASTER = ("up", "join", "nodes", "stop", "down", "invite")
 _WITHOUT_END = "dashboard"
 """Until Ctrl-C: report/live/."""
-_ELSEWHERE = ("--agreement", "nfnn", "tiny-imagenet", "evener experiment ")
+_ELSEWHERE = ("--agreement", "--master", "--home", "nfnn", "tiny-imagenet", "evener experiment ")
 RUN_HERE = [
     line
     for line in COMMANDS
@@ -49,7 +59,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
         *((ps_master, name) for name in ("up", "nodes", "stop", "down")),
         (script, "run_program"), (plan_command, "plan"),
         *((experiment, "run") for experiment in (abci, gpipe, nfnn, scattered, strategies)),
-        (ps_node, "join"), (ps_train, "train_on_master"),
+        (ps_node, "join"), (ps_train, "train_on_master"), (ranks_train, "train_on_nodes"),
         (page, "dashboard"), (ps_invite, "invite"), (doctor_command, "doctor"), (search, "tune"),
     ]:  # fmt: skip
         monkeypatch.setattr(module, name, ask)

@@ -246,7 +246,8 @@ SENTENCES: list[tuple[Noun, Callable[[Any], None], str]] = [
         put("plan", "strategy", value="magic"),
         'field plan.strategy must be one of "asynchronous server", "averaging", "channel", "data", "data+channel", '
         '"data+filter", "data+hybrid", "data+pipeline", "data+sharded", "data+spatial", "filter", "hybrid", '
-        '"pipeline", "serial", "server", "sharded", "spatial", got "magic"',
+        '"pipeline", "pipeline+channel", "pipeline+filter", "pipeline+hybrid", "serial", "server", "sharded", '
+        '"spatial", got "magic"',
     ),
     (
         PROFILE,

@@ -187,6 +187,16 @@ class ElasticThreads:
             assert time.monotonic() < deadline, f"nobody makes step {step}"
             time.sleep(0.001)
 
+    def wait_for_returned(self, step: int) -> None:
+        """Return when those take part again who died before `step`: a run may be over sooner than they come."""
+        deadline = time.monotonic() + 20
+        returning = [fault.node for fault in self._faults if fault.returns and fault.step + 3 <= step]
+        while not all(map(self._is_back, returning)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def _is_back(self, node: int) -> bool:
+        return any(self._lives[process].node == node for process in self._told if process >= len(self.nodes))
+
     def fault_of(self, process: int) -> Fault | None:
         """What will befall this process: the first one of its node."""
         return next((one for one in self._faults if one.node == process), None)
@@ -245,6 +255,8 @@ class _Life:
         before, fault = loop._before_update, self.fault
 
         def before_update() -> None:
+            if loop._loop is not None:
+                self._run.wait_for_returned(loop._loop.last + 1)
             is_now = fault is not None and loop._loop is not None and loop._loop.last + 1 == fault.step
             if is_now and fault is not None and fault.place == "between":
                 _tell_one_that_all_is_complete(loop._group)
