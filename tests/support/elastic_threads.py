@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import threading
 import time
@@ -138,7 +139,8 @@ class ElasticThreads:
             left = [one for life in self._lives.values() for one in life.hang_up()]
             deadline = time.monotonic() + 10
             while (left := [one for one in left if not one.has_ended()]) and time.monotonic() < deadline:
-                time.sleep(0.01)  # one ends what another waits for
+                gc.collect()  # models of steps that were broken off refer to groups that others wait for
+                time.sleep(0.01)
         if self.errors:
             raise self.errors[0]
         return self.outcomes[0]
