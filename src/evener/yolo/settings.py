@@ -65,7 +65,7 @@ def read_training(words: tuple[str, ...]) -> YoloTraining:
 def _read_model(name: str, task: str | None) -> Any:
     """The model of a file or a name that Ultralytics knows. Raises InvalidInput: it is none, or of another task."""
     try:
-        model = YOLO(name, task=task)
+        model = YOLO(name)  # by its layers: of a named task it would make another model of the same file
     except FileNotFoundError as error:
         advice = "give the path of a .yaml or .pt, or a name that Ultralytics knows, such as yolov8n.yaml"
         raise InvalidInput(f"Ultralytics: there is no model {name}: {advice}") from error
