@@ -233,8 +233,9 @@ LINES = (
     # Plans for machines.
     Line("plan", says="Missing argument", is_quick=True),
     Line("plan resnet51 --machines 2xv100-node", says="resnet50"),
+    Line("catalogue", 0, "rtx3090", is_quick=True),
     Line("plan resnet50 --machines 2xv101", says="v100"),
-    Line("plan resnet50 --machines two", says="two"),
+    Line("plan resnet50 --machines two", says="evener catalogue"),
     Line("plan resnet50 --machines 0xv100-node", says="0"),
     Line("plan resnet50 --profile none.json", says="none.json"),
     Line("plan resnet50 --profile damaged.json", says="damaged.json"),

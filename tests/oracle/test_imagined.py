@@ -50,14 +50,15 @@ def test_cards_of_one_machine_are_joined_by_its_bus_and_others_keep_their_own_li
 @pytest.mark.parametrize(
     ("machines", "network", "message"),
     [
-        ("4xtoaster", "1gbe", r"a machine of --machines must be one of v100-node, .*, b200, got 'toaster'"),
-        ("rtx309", "1gbe", r"a machine of --machines must be one of .* got 'rtx309', did you mean 'rtx3090'\?"),
-        ("v100-node:2", "1gbe", r"a machine of --machines must be one of gtx1080ti, .*, got 'v100-node'"),
+        ("4xtoaster", "1gbe", r"a machine of --machines must .*`evener catalogue`.*such as v100-node.*got 'toaster'$"),
+        ("rtx309", "1gbe", r"a machine of --machines must be .*, such as rtx3090, .*, got 'rtx309'$"),
+        ("v100-node:2", "1gbe", r"a card of --machines must be .*, such as v100.*, got 'v100-node'$"),
         ("0xv100", "1gbe", r"--machines must be such as 4xv100-node, .*, got '0xv100'"),
         ("v100:0", "1gbe", r"--machines must be such as 4xv100-node, .*, got 'v100:0'"),
         ("v100", "token-ring", r"--network must be one of 1gbe, .*, infiniband, got 'token-ring'"),
     ],
 )
 def test_what_is_not_known_is_refused(machines: str, network: str, message: str) -> None:
-    with pytest.raises(InvalidValue, match=message):
+    with pytest.raises(InvalidValue, match=message) as caught:
         imagine(machines, network)
+    assert len(str(caught.value)) < 160

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from evener.oracle.catalogue import CARDS
+from evener.oracle.imagined import NETWORKS, NODES
 from evener.plan import Plan
 from evener.schema import read_noun
+from evener.zoo.networks import ZOO, default_options, draw
 from support.commands import evener, evener_here
 
 
@@ -33,7 +36,7 @@ def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (("resnet50",), "there is no cluster.json here"),
-        (("resnet50", "--machines", "h201"), "a machine of --machines must be one of v100-node, "),
+        (("resnet50", "--machines", "h201"), "a machine of --machines must be one of those that `evener catalogue` prints, such as h200,"),
         (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
         (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),
         (("resnet50", "--machines", "h200", "--scale", "abc"), "--scale must be such as 1..1024"),
@@ -45,6 +48,20 @@ def test_wrong_words_get_a_sentence(words: tuple[str, ...], sentence: str, tmp_p
     assert ran.returncode == 2
     assert sentence in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_the_catalogue_has_every_name_that_a_plan_takes(tmp_path: Path) -> None:
+    ran = evener_here("catalogue", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    names = [line.split()[0] for line in ran.stdout.splitlines() if line.strip()]
+    for name in (*ZOO, *NODES, *CARDS, *NETWORKS):
+        assert name in names
+    assert "layers=24 width=1024 heads=16 feed=4096 tokens=512 words=32000" in ran.stdout
+
+
+def test_the_options_of_the_catalogue_are_what_is_drawn_without_them() -> None:
+    for name in ZOO:
+        assert draw(name, default_options(name)) == draw(name)
 
 
 def test_the_published_settings_are_all_predicted(tmp_path: Path) -> None:

@@ -105,6 +105,13 @@ def plan(config: PlanConfig, as_json: bool) -> None:
     plan_command.plan(config, as_json=as_json)
 
 
+def catalogue() -> None:
+    """Print the models, machines, cards and networks that `evener plan` knows by name."""
+    from evener.run import plan_command
+
+    plan_command.catalogue()
+
+
 def benchmark(config: BenchmarkConfig, as_json: bool) -> None:
     """Measure every device and link, and write a ClusterProfile."""
     if config.task is not None:
@@ -234,6 +241,7 @@ for _command in (
     command_of(TuneConfig, tune, TUNE, partial(usual_options, kind=TuneConfig, command="tune")),
     command_of(YoloConfig, yolo),
     command_of(PlanConfig, plan, PLAN),
+    catalogue,
     command_of(BenchmarkConfig, benchmark),
     command_of(TraceConfig, trace),
     report,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import combinations
 
 import msgspec
@@ -117,6 +118,15 @@ def _nodes(item: str) -> list[NodeKind]:
             "--machines", item, "such as 4xv100-node, or 2xrtx3090:4 for two machines with four cards each"
         )
     machines, cards, name = int(match[1] or 1), int(match[3] or 0), match[2]
-    require_one_of("a machine of --machines", name, CARDS if cards else (*NODES, *CARDS))
+    _require_known(name, "card" if cards else "machine", [*CARDS] if cards else [*NODES, *CARDS])
     kind = NODES.get(name) or NodeKind(devices=max(1, cards), card=CARDS[name], inside=_PCIE)
     return machines * [kind]
+
+
+def _require_known(name: str, what: str, known: Sequence[str]) -> None:
+    """Raise InvalidValue, with the names nearest to it: all of them are too many for a sentence."""
+    if name not in known:
+        near = ", ".join(get_close_matches(name, known) or known[:3])
+        raise InvalidValue(
+            f"a {what} of --machines", name, f"one of those that `evener catalogue` prints, such as {near}"
+        )

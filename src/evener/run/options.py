@@ -244,7 +244,7 @@ class PlanConfig(Part, frozen=True, kw_only=True):
         InvalidInput: a precision or strategy is not known, or machines are both measured and imagined.
     """
 
-    model: Annotated[str, Meta(description="resnet152, vgg16 ... (see docs/oracle.md), graph.json, or a task.")]
+    model: Annotated[str, Meta(description="resnet152, vgg16 ... (see `evener catalogue`), graph.json, or a task.")]
     option: Annotated[dict[str, str], Meta(description="key=value for the network or task; may be repeated.")] = {}
     profile: Annotated[Path | None, Meta(description=f"A ClusterProfile; {PROFILE} by default.")] = None
     machines: Annotated[

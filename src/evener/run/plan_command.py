@@ -12,18 +12,20 @@ from evener.errors import InvalidInput, InvalidValue, MissingFile, nearest, requ
 from evener.graph import ModelGraph
 from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
+from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.imagined import imagine
+from evener.oracle.imagined import NETWORKS, NODES, imagine
 from evener.oracle.learning import fit_profile
 from evener.oracle.search import EVERY_STRATEGY, search
 from evener.profile import ClusterProfile
 from evener.record import TrainRecord
+from evener.report.catalogue_tables import cards_table, machines_table, models_table, networks_table
 from evener.report.planning_tables import parts_table, ranking_table, scale_figure, scale_table
 from evener.run.console import open_console, output_file, print_line
 from evener.run.options import PROFILE, PlanConfig
 from evener.schema import read_noun, write_noun
 from evener.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
-from evener.zoo.networks import ZOO, draw
+from evener.zoo.networks import ZOO, default_options, draw
 
 
 def plan(config: PlanConfig, *, as_json: bool) -> None:
@@ -65,6 +67,15 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
         print_line(msgspec.json.encode(chosen).decode())
     else:
         print_line(advice(ranking))
+
+
+def catalogue() -> None:
+    """`evener catalogue`: the models, machines, cards and networks that `evener plan` knows by name."""
+    console = open_console(to_stderr=False)
+    console.print(models_table({name: draw(name) for name in ZOO}, {name: default_options(name) for name in ZOO}))
+    console.print(machines_table(NODES))
+    console.print(cards_table(CARDS))
+    console.print(networks_table(NETWORKS))
 
 
 def _profile(config: PlanConfig) -> ClusterProfile:

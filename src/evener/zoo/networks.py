@@ -6,6 +6,7 @@ Mathuriya et al. 2018, Vaswani et al. 2017.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 
 from evener.errors import InvalidValue, require, require_one_of
@@ -255,6 +256,12 @@ def draw(name: str, options: Mapping[str, str] | None = None) -> ModelGraph:
             raise InvalidValue("--option", key, f"an option of {name}: {', '.join(k for k in known if k != 'return')}")
         values[key] = _value(key, text, is_shape="tuple" in known[key])
     return network(**values)
+
+
+def default_options(name: str) -> dict[str, str]:
+    """The options of the network `name` as `draw` takes them, with what each is if nothing is said."""
+    found = {key: one.default for key, one in inspect.signature(ZOO[name]).parameters.items()}
+    return {key: "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:d}" for key, value in found.items()}
 
 
 def _value(key: str, text: str, *, is_shape: bool) -> int | tuple[int, ...]:

@@ -1,0 +1,74 @@
+"""What `evener plan` knows by name, as tables: models, machines, cards, networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from evener.graph import ModelGraph
+from evener.oracle.catalogue import Card
+from evener.oracle.imagined import NodeKind
+from evener.profile import Fabric
+from evener.report.text import human_count, table_of
+
+
+def models_table(graphs: Mapping[str, ModelGraph], options: Mapping[str, Mapping[str, str]]) -> Table:
+    """Networks by the name that `evener plan` takes, with the options of each and what they are if nothing is said."""
+    return table_of(
+        "Models, for `evener plan MODEL`",
+        {
+            "name": lambda item: item[0],
+            ">million parameters": lambda item: human_count(item[1].parameters / 1e6),
+            ">GFLOP a sample": lambda item: human_count(item[1].forward_flops / 1e9),
+            "--option": lambda item: " ".join(f"{key}={value}" for key, value in options[item[0]].items()),
+        },
+        graphs.items(),
+        caption="FLOPs of a forward pass.",
+    )
+
+
+def machines_table(nodes: Mapping[str, NodeKind]) -> Table:
+    """Machines whose cards have links of their own."""
+    return table_of(
+        "Machines, for `--machines`: `a100-node`, `4xa100-node`",
+        {
+            "name": lambda item: item[0],
+            ">cards": lambda item: str(item[1].devices),
+            "card": lambda item: item[1].card.model,
+            "joined by": lambda item: item[1].inside.name,
+        },
+        nodes.items(),
+    )
+
+
+def cards_table(cards: Mapping[str, Card]) -> Table:
+    """Cards as their makers' sheets have them: TFLOP/s of dense operands."""
+    return table_of(
+        "Cards, for `--machines`: `rtx3090`, `rtx3090:2` for two in one machine, `4xrtx3090:2`",
+        {
+            "name": lambda item: item[0],
+            "card": lambda item: item[1].model,
+            ">GiB": lambda item: str(item[1].gib),
+            ">GB/s": lambda item: f"{item[1].bandwidth:g}",
+            ">fp32": lambda item: f"{item[1].fp32:g}",
+            ">TF32": lambda item: f"{item[1].tf32:g}" if item[1].tf32 else "-",
+            ">fp16": lambda item: f"{item[1].half:g}",
+        },
+        cards.items(),
+        caption="TFLOP/s of the makers' sheets; docs/machines.md says what training reaches of them.",
+    )
+
+
+def networks_table(networks: Mapping[str, Fabric]) -> Table:
+    """Networks between machines."""
+    return table_of(
+        "Networks, for `--network`",
+        {
+            "name": lambda item: item[0],
+            "network": lambda item: item[1].name,
+            ">GB/s": lambda item: human_count(1 / item[1].beta / 1e9),
+            ">latency µs": lambda item: f"{item[1].alpha * 1e6:g}",
+        },
+        networks.items(),
+    )
