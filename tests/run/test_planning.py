@@ -16,7 +16,7 @@ from evener.report.bars import plan_figure
 from evener.report.html import write_page
 from evener.run.commands import perform
 from evener.run.config import RunConfig
-from evener.run.planning import MUCH, choose, those_of_one_process
+from evener.run.planning import MUCH, choose, those_of_one_process, why_divided
 from evener.schema import read_noun, write_noun
 from support.commands import TINY
 
@@ -47,6 +47,25 @@ def test_what_no_node_holds_is_cut_into_stages_if_it_may_be() -> None:
     assert choose(NAMES, "node-1: too large", []) == "pipeline"
     with pytest.raises(DoesNotFit, match="node-1: too large"):
         choose(["data"], "node-1: too large", [])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "misfit", "estimates", "reason"),
+    [
+        ("pipeline", "", [estimate("pipeline", 1.0), estimate("serial", 1.5)], "pipeline is predicted to be 1.50"),
+        ("pipeline", "node-1: too large", [], "node-1: too large"),
+        ("sharded", "", [estimate("data", 0.5, accumulate=2), estimate("sharded", 1.0)], "do not fit the memory"),
+    ],
+)
+def test_why_a_model_is_divided_is_said(chosen: str, misfit: str, estimates: list[Any], reason: str) -> None:
+    [rejected] = why_divided(NAMES, chosen, misfit, estimates)
+    assert rejected.what == "data"
+    assert reason in rejected.reason
+
+
+def test_nothing_is_said_of_a_model_that_stays_whole_or_has_to_be_divided() -> None:
+    assert why_divided(NAMES, "data", "", [estimate("data", 1.0)]) == ()
+    assert why_divided(["pipeline"], "pipeline", "", []) == ()
 
 
 def test_auto_leaves_pipelines_out_where_batch_norm_would_see_micro_batches() -> None:

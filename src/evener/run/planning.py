@@ -85,7 +85,9 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     ring = measure_ring(context) if (shape.strategy == "data" or len(names) > 1) and costs.workers else (0.0, 0.0)
     if not costs.misfit:
         names = those_of_one_process(names, context.model)
-    chosen = choose(names, costs.misfit, price(context, names, costs, ring, accumulate))
+    estimates = price(context, names, costs, ring, accumulate)
+    chosen = choose(names, costs.misfit, estimates)
+    refused = (*refused, *why_divided(names, chosen, costs.misfit, estimates))
     if chosen != shape.strategy:
         shape = shape_of(config, chosen, len(nodes), batch_size)
     exchange = None
@@ -221,12 +223,34 @@ def choose(names: Sequence[str], misfit: str, estimates: Sequence[CostEstimate])
         return "pipeline"
     others = names[1:] if names[0] == "data" else names
     divided = next((estimate for estimate in estimates if estimate.strategy in others), None)
-    whole = next((q for q in estimates if q.strategy not in others and q.accumulate == 1), None)  # fits as it is
+    whole = _of_whole_models(estimates, others)
     if names[0] != "data":
         return names[0] if divided is None else divided.strategy
     if divided is None or (whole is not None and whole.step_seconds <= MUCH * divided.step_seconds):
         return names[0]
     return divided.strategy
+
+
+def why_divided(
+    names: Sequence[str], chosen: str, misfit: str, estimates: Sequence[CostEstimate]
+) -> tuple[Rejected, ...]:
+    """Why the model does not stay whole, which it could by `names`; nothing if it does. Arguments as of `choose`."""
+    if names[0] != "data" or chosen == "data":
+        return ()
+    if misfit:
+        return (Rejected(what="data", reason=misfit),)
+    whole = _of_whole_models(estimates, names[1:])
+    if whole is None:
+        return (Rejected(what="data", reason="whole models and their batches do not fit the memory at once"),)
+    divided = next(estimate for estimate in estimates if estimate.strategy == chosen)
+    factor = whole.step_seconds / divided.step_seconds
+    reason = f"{chosen} is predicted to be {factor:.2f} times as fast"
+    return (Rejected(what="data", reason=reason, step_seconds=whole.step_seconds),)
+
+
+def _of_whole_models(estimates: Sequence[CostEstimate], others: Sequence[str]) -> CostEstimate | None:
+    """The fastest whose nodes hold whole models and whose batches fit as they are; None if there is none."""
+    return next((one for one in estimates if one.strategy not in others and one.accumulate == 1), None)
 
 
 def divide(

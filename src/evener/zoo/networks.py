@@ -261,7 +261,9 @@ def draw(name: str, options: Mapping[str, str] | None = None) -> ModelGraph:
 def default_options(name: str) -> dict[str, str]:
     """The options of the network `name` as `draw` takes them, with what each is if nothing is said."""
     found = {key: one.default for key, one in inspect.signature(ZOO[name]).parameters.items()}
-    return {key: "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:d}" for key, value in found.items()}
+    return {
+        key: "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:d}" for key, value in found.items()
+    }
 
 
 def _value(key: str, text: str, *, is_shape: bool) -> int | tuple[int, ...]:
