@@ -187,21 +187,47 @@ def test_all_that_was_said_is_read_at_once_however_late() -> None:
         assert one.is_silent
 
 
+def call_first(parent: Parent, order: tuple[Callable[[Parent], None]]) -> None:
+    """Run what is deep in the order."""
+    order[0](parent)
+
+
+def send_word(parent: Parent, word: str) -> None:
+    """Say what a program's own class stands for."""
+    parent.send(word.encode())
+
+
 PROGRAM = """
+from functools import partial
+
 from evener.launch.processes import LocalProcesses
+from test_processes import call_first, send_word
+
+class Word(str):
+    pass
 
 def work(parent, word):
     parent.send(word.encode())
 
 if __name__ == "__main__":
     with LocalProcesses([]) as processes:
-        processes.start("one", work, "done")
+        processes.start("one", WORDS)
         print(next(data for _ in range(100) for _, data in processes.receive(0.1)))
 """
 
 
-def test_a_function_of_the_program_that_was_started_can_be_run(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    words = [sys.executable, "program.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "work, 'done'",
+        "partial(work, word='done')",
+        "call_first, (partial(work, word='done'),)",
+        "send_word, Word('done')",
+    ],
+)
+def test_a_function_of_the_program_that_was_started_can_be_run(words: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.replace("WORDS", words))
+    command = [sys.executable, "program.py"]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "b'done'\n", done.stderr

@@ -12,8 +12,10 @@ process ends with the one that started it, however that one went; of its own end
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections import deque
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder, exit_with_parent
@@ -127,8 +129,8 @@ class LocalProcesses:
         Args:
             name: that tools of the system show.
             target: function of its `Parent` and the `arguments`, of a module that can be imported.
-            arguments: plain values and functions. The program that was started is loaded again in the process if one of
-                them is defined in it, and only then.
+            arguments: plain values and functions. The program that was started is loaded again in the process if
+                something in them is defined in it, and only then.
             cores: of the processor that it runs on; empty for all.
             threads: that one operation may use; None for the libraries' defaults.
         """
@@ -205,9 +207,27 @@ def _main(
     parent.end(error)
 
 
+class _MainFinder(pickle.Pickler):
+    """Whether what it pickles has a function or a class of the program that was started anywhere in it.
+
+    Attributes:
+        found: whether it has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.found = False
+
+    def reducer_override(self, value: object) -> Any:
+        """Looks at functions and classes, and leaves pickling as it is."""
+        self.found |= isinstance(value, type | FunctionType) and value.__module__ == "__main__"
+        return NotImplemented
+
+
 def _needs_main(values: Sequence[Any]) -> bool:
-    """Whether one of these functions, or objects, is of the program that was started."""
-    return any(getattr(value, "__module__", "") == "__main__" for value in values)
+    finder = _MainFinder()
+    finder.dump(values)
+    return finder.found
 
 
 @contextmanager
