@@ -12,8 +12,7 @@ seldom enough to cost little; a disk that is full is a warning, and a pair is wr
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -78,7 +77,7 @@ class Checkpointer:
     """
 
     def __init__(self, config: MasterConfig, run: str) -> None:
-        self._folder, self._aside, self._run = config.home.run, config.home.aside, run
+        self._home, self._folder, self._run = config.home, config.home.run, run
         self._clock, self._notify = config.clock, config.notify
         self._writer = ThreadPoolExecutor(1, "evener-checkpointer")
         self._writing: Future[None] | None = None
@@ -95,7 +94,7 @@ class Checkpointer:
             try:
                 return _read(path)
             except InvalidInput as error:
-                self._notify(f"warning: {error}; {self._move([path])}")
+                self._notify(f"warning: {error}; {self._home.set_aside([path])}")
         raise InvalidFile(f"no snapshot in {self._folder} is whole")
 
     def save_if_due(self, run: TrainingRun, nodes: Nodes) -> None:
@@ -136,8 +135,7 @@ class Checkpointer:
     def set_aside(self) -> str:
         """Keep what is written down of the run apart, so that no other run comes upon it; where it is, in words."""
         self._wait()
-        files = [*self._files(_CHECKPOINT), *self._files(_SERVER)]
-        return self._move(files) if files else "nothing was written down of it"
+        return self._home.set_aside([*self._files(_CHECKPOINT), *self._files(_SERVER)])
 
     def close(self) -> None:
         """Wait until everything is written, and end the thread."""
@@ -176,14 +174,6 @@ class Checkpointer:
 
     def _files(self, kind: str) -> Iterator[Path]:
         return self._folder.glob(kind.format(self._run, _DIGITS))
-
-    def _move(self, files: Sequence[Path]) -> str:
-        """Move files to a folder of their own; where that is, in words."""
-        place = self._aside / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}"
-        place.mkdir(parents=True, mode=0o700)
-        for path in files:
-            path.replace(place / path.name)
-        return f"it is set aside in {place}"
 
 
 def _read(path: Path) -> tuple[RunCheckpoint, Snapshot]:

@@ -6,7 +6,7 @@ import fcntl
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -82,6 +82,16 @@ class StateDir:
         """The name of a new run: the wanted one, or with a number behind it if there are results of that name."""
         names = (wanted if number == 1 else f"{wanted}-{number}" for number in count(1))
         return next(name for name in names if not (self.runs / name).exists())
+
+    def set_aside(self, files: Sequence[Path]) -> str:
+        """Move files of a run to a folder of their own; where that is, in words."""
+        if not files:
+            return "nothing was written down of it"
+        place = self.aside / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}"
+        place.mkdir(parents=True, mode=0o700)
+        for path in files:
+            path.replace(place / path.name)
+        return f"it is set aside in {place}"
 
     @contextmanager
     def occupied(self) -> Iterator[None]:

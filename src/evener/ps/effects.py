@@ -14,7 +14,7 @@ from evener.ps.members import Members
 from evener.ps.messages import Dismiss, Header, Quarantine, Welcome
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.scheduler import Scheduler
+from evener.ps.scheduler import RANKS, Scheduler
 from evener.ps.training_run import TrainingRun, run_of
 from evener.schema import shown
 from evener.wire.server import Server
@@ -85,7 +85,8 @@ class Effects:
     def of_not_ready(self, node: NodeRecord, reason: str) -> None:
         """A node cannot take part in the run."""
         if (ranks := self._scheduler.ranks.run) is not None:
-            ranks.not_ready(node, reason)
+            with self._scheduler.guarding(RANKS):
+                ranks.not_ready(node, reason)
             return
         run = run_of(node, self._scheduler.runs)
         assert run is not None
@@ -101,7 +102,9 @@ class Effects:
         for transition in transitions:
             self._notify(str(transition))
             node = self._nodes.by_name[transition.node]
-            self._scheduler.ranks.follow(EVENTS[transition.kind], transition.reason, node, _is_lost(transition, node))
+            with self._scheduler.guarding(RANKS):
+                is_lost = _is_lost(transition, node)
+                self._scheduler.ranks.follow(EVENTS[transition.kind], transition.reason, node, is_lost)
             if (run := run_of(node, self._scheduler.runs)) is not None:
                 with self._scheduler.guarding(run.job.run):
                     run.note(EVENTS[transition.kind], f"node {node.name}: {transition.reason}", node.name)
@@ -114,7 +117,8 @@ class Effects:
         self.members.expel(node.name, reason)
         self._notify(f"node {node.name} is expelled: {reason}")
         self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)
-        self._scheduler.ranks.follow("expelled", reason, node, is_lost=True)
+        with self._scheduler.guarding(RANKS):
+            self._scheduler.ranks.follow("expelled", reason, node, is_lost=True)
         if (run := run_of(node, self._scheduler.runs)) is not None:
             run.note("expelled", f"node {node.name}: {reason}", node.name)
             run.lose(node)

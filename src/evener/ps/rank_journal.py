@@ -1,6 +1,9 @@
 """What a master writes down of a run whose ranks work together, so that killed and started again it goes on with it.
 
-    run/ranks.journal    a record after the other, each after its length; what was being written when it died is cut off
+    run/ranks.journal    a record after the other, each after its length and its CRC-32
+
+What follows the last record that is whole is cut off: it was being written when the master died, or is damaged. On a
+disk that is full nothing remains, for who goes on from an older state counts backwards.
 
 The weights are with the ranks. What lies here is what they found each other by, and who takes part since when: numbers
 of generations and of processes never go back. A value's first writing is kept; what is written again are beats.
@@ -8,18 +11,22 @@ of generations and of processes never go back. A value's first writing is kept; 
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 import msgspec
 
 from evener.elastic.generation import Generation
+from evener.ps.config import StateDir
 from evener.ps.rank_messages import RankJob
-from evener.schema import NOT_DECODED, Amount, Part
+from evener.schema import Amount, Part
 
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
+"""Bytes of a record, and their CRC-32."""
 _FILE = "ranks.journal"
 
 
@@ -82,39 +89,37 @@ class RankJournal:
     """Of one run at a time; close it.
 
     Args:
-        folder: of the run in progress.
+        home: of the master.
         notify: tells the master's user.
     """
 
-    def __init__(self, folder: Path, notify: Callable[[str], None]) -> None:
-        self._path, self._notify = folder / _FILE, notify
+    def __init__(self, home: StateDir, notify: Callable[[str], None]) -> None:
+        self._home, self._path, self._notify = home, home.run / _FILE, notify
         self._file: BinaryIO | None = None
         self._is_failing = False
 
     def add(self, record: Record) -> None:
-        """Write a record down; a disk that is full is a warning."""
+        """Write a record down; a disk that is full is a warning, and the next beginning is tried again."""
+        if self._is_failing and not isinstance(record, Begun):
+            return
         data = msgspec.msgpack.encode(record)
         try:
-            if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._file = self._path.open("ab", buffering=0)
-                self._path.chmod(0o600)
-            self._file.write(_LENGTH.pack(len(data)) + data)
+            self._write(_HEAD.pack(len(data), zlib.crc32(data)) + data)
+            self._is_failing = False
         except OSError as error:
-            if not self._is_failing:
-                self._notify(f"warning: the run cannot be written down ({error.strerror}): it ends with this master")
+            self._notify(f"warning: the run cannot be written down ({error.strerror}): it ends with this master")
             self._is_failing = True
+            if self._file is not None:
+                self._file.truncate(0)
 
     def load(self) -> Found | None:
         """What the last master of this home wrote down of a run that was in progress; None if there was none."""
-        try:
-            data = self._path.read_bytes()
-        except OSError:
+        if not self._path.exists():
             return None
         begun: Begun | None = None
         roster: Roster | None = None
         values: dict[str, bytes] = {}
-        for record in _records(data):
+        for record in self._whole():
             if isinstance(record, Begun):
                 begun, roster, values = record, None, {}
             elif isinstance(record, Kept):
@@ -127,25 +132,45 @@ class RankJournal:
         """The run is over."""
         self.close()
         self._path.unlink(missing_ok=True)
-        self._is_failing = False
+
+    def set_aside(self) -> str:
+        """Keep what is written down apart, so that no other run comes upon it; where it is, in words."""
+        self.close()
+        return self._home.set_aside([self._path] if self._path.exists() else [])
 
     def close(self) -> None:
         """Nothing more is written now."""
         if self._file is not None:
             self._file.close()
-            self._file = None
+        self._file, self._is_failing = None, False
+
+    def _write(self, data: bytes) -> None:
+        """Raises OSError: not all of it."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = self._path.open("ab", buffering=0)
+            self._path.chmod(0o600)
+        if self._file.write(data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _whole(self) -> list[Record]:
+        """The records until the first that is not whole, which is cut off with all that follows it."""
+        data, start, found = self._path.read_bytes(), 0, list[Record]()
+        while (read := _record_at(data, start)) is not None:
+            record, start = read
+            found.append(record)
+        if start < len(data):
+            os.truncate(self._path, start)
+            self._notify(f"warning: {len(data) - start} bytes at the end of {self._path} are not whole, and cut off")
+        return found
 
 
-def _records(data: bytes) -> list[Record]:
-    """Those that are whole."""
-    found: list[Record] = []
-    start = 0
-    while start + _LENGTH.size <= len(data):
-        (size,) = _LENGTH.unpack_from(data, start)
-        start += _LENGTH.size
-        try:
-            found.append(_decoder.decode(data[start : start + size]))
-        except NOT_DECODED:
-            break
-        start += size
-    return found
+def _record_at(data: bytes, start: int) -> tuple[Record, int] | None:
+    """The record that begins there, and where the next one does; None if it is not whole."""
+    if start + _HEAD.size > len(data):
+        return None
+    size, checksum = _HEAD.unpack_from(data, start)
+    content = data[start + _HEAD.size : start + _HEAD.size + size]
+    if len(content) != size or zlib.crc32(content) != checksum:
+        return None
+    return _decoder.decode(content), start + _HEAD.size + size

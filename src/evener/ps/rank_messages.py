@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from evener.errors import InvalidFile
+from evener.errors import InvalidFile, require
 from evener.ps.messages import Header
 from evener.schema import NOT_DECODED, Count, Digest, Name, Part, RunName, Seconds, Text, Word
 
@@ -54,6 +54,9 @@ class RankJob(Part, frozen=True, kw_only=True):
     data_dir: Text = ""
     config: bytes
     submitter: Word = ""
+
+    def __post_init__(self) -> None:
+        require(bool(self.run), "run", self.run, "a name")
 
     @property
     def blobs(self) -> tuple[str, ...]:

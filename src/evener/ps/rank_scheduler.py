@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.errors import EvenerError, Interrupted
+from evener.errors import EvenerError, Interrupted, first_line
 from evener.ps.collective_run import CollectiveRun
 from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
@@ -38,7 +38,7 @@ class RankScheduler:
         self._config, self._nodes, self._send, self._why_not = config, nodes, send, why_not
         self._submissions = Submissions(config.home.blobs, send, config.clock, lambda _: self.busy or why_not())
         self._subscribers = Subscribers(nodes, send)
-        self._journal = RankJournal(config.home.run, config.notify)
+        self._journal = RankJournal(config.home, config.notify)
         self.run: CollectiveRun | None = None
 
     def resume(self) -> None:
@@ -128,13 +128,16 @@ class RankScheduler:
         result = RunResult(header.exit_code, header.reason, record, run.weights)
         where = self._keep(self._config.home.runs / run.job.run, result)
         self._journal.forget()
-        self.run = None
-        self._subscribers.end(header, (result.record, result.weights) if record or run.weights else ())
-        for node in self._nodes.by_name.values():
-            node.ready, node.doing = "", "waits"
-            node.not_ready.discard(run.job.run)
-            self._send(node.peer, Release(run=run.job.run))
+        self._release(header, (result.record, result.weights) if record or run.weights else ())
         self._config.notify(f"run {run.job.run} is over{f': {error}' if error else ''}; {where}")
+
+    def set_aside(self, error: Exception) -> None:
+        """The run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
+        name = f"run {self.name}" if self.name else "the run whose ranks worked together"
+        sentence = shown(f"{name} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
+        self._config.notify(f"warning: {sentence}; {self._journal.set_aside()}")
+        if self.run is not None:
+            self._release(RunFinished(exit_code=EvenerError.exit_code, reason=sentence, run=self.name), ())
 
     def close(self) -> None:
         """The master ends."""
@@ -157,6 +160,15 @@ class RankScheduler:
         self._config.notify(f"run {job.run} begins: its ranks work together")
         for node in self._nodes.present:
             self.admit(node)
+
+    def _release(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
+        """Nobody works for the run, or watches it, any more: its nodes end their processes."""
+        self.run = None
+        self._subscribers.end(header, buffers)
+        for node in self._nodes.by_name.values():
+            node.ready, node.doing = "", "waits"
+            node.not_ready.discard(header.run)
+            self._send(node.peer, Release(run=header.run))
 
     def _flush(self, run: CollectiveRun) -> None:
         self._subscribers.show(run.job.run, run.news.events)

@@ -41,8 +41,10 @@ from evener.sync.threads import ThreadPool
 
 MOST_RUNS = 64
 """At once: their weights lie in the master's memory."""
+RANKS = ""
+"""No run's name: stands for the run whose ranks work together."""
 _MORE_LEASES = 2**32
-"""Than any master gives between its last snapshot and its end: what was begun for it is recognised as late."""
+"""Than any master gives from its last snapshot to its end: what was begun for it is recognised as late."""
 
 
 class Scheduler:
@@ -72,7 +74,7 @@ class Scheduler:
 
     def resume(self) -> None:
         """Go on with the runs that the last master of this home had in progress."""
-        with self.guarding(self.ranks.name):
+        with self.guarding(RANKS):
             self.ranks.resume()
         for run in unfinished(self._home):
             with self.guarding(run):
@@ -130,7 +132,8 @@ class Scheduler:
 
     def stop(self, stop: StopRun) -> None:
         """A command wants a run to end."""
-        self.ranks.stop(stop.run)
+        with self.guarding(RANKS):
+            self.ranks.stop(stop.run)
         if (active := self._active.get(stop.run)) is not None:
             with self.guarding(stop.run):
                 self._end(active, Interrupted(f"stopped after update {active.training.server.version} as asked"))
@@ -168,7 +171,8 @@ class Scheduler:
 
     def admit(self, node: NodeRecord) -> None:
         """A node is a member, or is one again: give it work."""
-        self.ranks.admit(node)
+        with self.guarding(RANKS):
+            self.ranks.admit(node)
         if node.profile is not None and (run := run_of(node, self.runs)) is not None:
             run.admit(node)
 
@@ -193,7 +197,7 @@ class Scheduler:
             now: seconds.
             is_delivering: whether something is on its way to a connection, and gets on.
         """
-        with self.guarding(self.ranks.name):
+        with self.guarding(RANKS):
             self.ranks.tick(now)
         for run, active in list(self._active.items()):
             with self.guarding(run):
@@ -202,7 +206,8 @@ class Scheduler:
 
     def end(self, error: EvenerError) -> None:
         """All runs are over."""
-        self.ranks.end(error)
+        with self.guarding(RANKS):
+            self.ranks.end(error)
         for run, active in list(self._active.items()):
             with self.guarding(run):
                 self._end(active, error)
@@ -216,7 +221,7 @@ class Scheduler:
 
     @contextmanager
     def guarding(self, run: str) -> Iterator[None]:
-        """Whatever goes wrong inside, the master is up, and goes on without the run."""
+        """Whatever goes wrong inside, the master is up, and goes on without the run; `RANKS` is one, too."""
         try:
             yield
         except Exception as error:
@@ -225,10 +230,10 @@ class Scheduler:
     def set_aside(self, run: str, error: Exception) -> None:
         """A run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
         self.audit.write("run set aside", detail=trace_of(error))
-        sentence = shown(f"run {run} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
-        if self.ranks.name == run:
-            self.ranks.end(EvenerError(sentence))
+        if run == RANKS:
+            self.ranks.set_aside(error)
             return
+        sentence = shown(f"run {run} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
         active = self._active.get(run)
         checkpointer = active.checkpointer if active else Checkpointer(self._config, run)
         if active is not None:
