@@ -11,31 +11,32 @@ from random import Random
 from typing import Any
 
 import pytest
-from test_master import SYNC, distance
+from test_master import SYNC, WAYS, distance
 
 from evener.atomic import atomic_write
 from evener.errors import InvalidInput
 from evener.ps import active_run, checkpointing
 from evener.ps.config import StateDir
+from evener.sync.protocol import SyncProtocol
 from evener.sync.snapshot import Snapshot, save_snapshot
-from support.linear_engine import job, serial, weights
+from support.linear_engine import BATCH, SAMPLES, job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
 
-EPOCHS = 60
+EPOCHS, UPDATES = 60, SAMPLES // BATCH
 
 
 class Running:
     """A run in the background."""
 
-    def __init__(self, ps: Plane) -> None:
+    def __init__(self, ps: Plane, agreement: SyncProtocol = SYNC) -> None:
         self._results: list[Any] = []
         self._errors: list[Exception] = []
-        self._thread = threading.Thread(target=self._run, args=(ps,))
+        self._thread = threading.Thread(target=self._run, args=(ps, agreement))
         self._thread.start()
 
-    def _run(self, ps: Plane) -> None:
+    def _run(self, ps: Plane, agreement: SyncProtocol) -> None:
         try:
-            self._results.append(ps.watch(job(SYNC, epochs=EPOCHS), weights())[0])
+            self._results.append(ps.watch(job(agreement, epochs=EPOCHS), weights())[0])
         except InvalidInput as error:
             self._errors.append(error)
 
@@ -130,6 +131,26 @@ def test_the_last_two_snapshots_are_kept_and_none_after_the_end(monkeypatch: pyt
         running.result()
         wait_until(lambda: not list(ps.home.run.iterdir()))
         assert all(path.stat().st_mode & 0o777 == 0o600 for path in (ps.home.runs / "linear-1").iterdir())
+
+
+def test_an_epoch_is_validated_with_its_own_weights_though_the_master_ended_and_others_had_gone_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpointing, "_APART_SECONDS", 0.02)
+    with plane("a", "b", patience=5) as ps:
+        ps.nodes[1].mood.validation_gate.clear()
+        for node in ps.nodes:
+            node.mood.seconds = 0.01
+        running = Running(ps, WAYS["async"])
+        wait_until(lambda: next((run.version for run in ps.ask().runs), 0) > 8 * UPDATES)
+        ps.stop_master()
+        ps.nodes[1].mood.validation_gate.set()
+        ps.start_master()
+        record, _ = unpack(running.result())
+    assert [one.epoch for one in record.validations] == list(range(EPOCHS))
+    first = record.validations[0]
+    assert first.step < 4 * UPDATES  # when the epoch ended, not when the master went on
+    assert first.loss > record.validations[1].loss
 
 
 def test_a_disk_that_is_full_for_a_while_is_one_warning_and_snapshots_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

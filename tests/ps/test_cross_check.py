@@ -17,7 +17,7 @@ from evener.ps import messages as m
 from evener.ps import run_validation
 from evener.ps.cross_check import CrossCheck, SliceAnswer
 from evener.ps.messages import Validated
-from evener.ps.validation import Validations
+from evener.ps.validation import EpochEnd, Validations
 from evener.sync.protocol import Sgd, synchronous
 from evener.wire.errors import ConnectionLost
 from support.linear_engine import RATE, SAMPLES, TRUTH, VALIDATION, Mood, data, job, serial, weights
@@ -56,7 +56,7 @@ def test_of_two_that_disagree_nobody_is_called_a_liar_and_a_third_one_decides() 
 
 def validations() -> Validations:
     found = Validations(job(SYNC), lambda count: 0)  # the first slice, of a, by the first of the others, b
-    found.add(0, 5, weights())
+    found.add(EpochEnd(0, 5, weights()))
     return found
 
 

@@ -86,10 +86,21 @@ def test_an_epoch_is_validated_when_all_before_it_have_ended_too() -> None:
         stage.push("a")
         stage.deliver()
     assert stage.run.used == {0: 10, 1: 20}
-    assert list(stage.run.due) == []
+    assert stage.run.validation.due == []
     stage.push("b")
-    assert list(stage.run.due) == [0, 1]
+    assert [end.epoch for end in stage.run.validation.due] == [0, 1]
     assert {type(header) for header in stage.deliver()} == {Validate}
+
+
+def test_an_epoch_keeps_the_weights_that_it_ended_with() -> None:
+    stage = Stage(SYNC)
+    for name in "abab":
+        stage.push(name)
+        stage.deliver()
+    first, second = stage.run.validation.due
+    assert (first.version, second.version) == (1, 2)
+    np.testing.assert_allclose(first.weights.floats[0], -0.1, rtol=1e-6)
+    np.testing.assert_allclose(second.weights.floats[0], -0.2, rtol=1e-6)
 
 
 def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -> None:
@@ -101,7 +112,7 @@ def test_what_was_refused_of_a_node_that_is_lost_ends_its_epoch_all_the_same() -
     stage.deliver()
     assert stage.run.server.workers["a"].totals.refused == 1
     assert [event.kind for event in stage.run.journal.history.events] == ["refused"]
-    assert list(stage.run.due) == [0]
+    assert [end.epoch for end in stage.run.validation.due] == [0]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])

@@ -10,7 +10,7 @@ from test_master import SYNC
 
 from evener.oracle.apportion import Worker
 from evener.ps.messages import Validated
-from evener.ps.validation import SliceForNode, ValidationPass, Validations, ValidationSlice
+from evener.ps.validation import EpochEnd, SliceForNode, ValidationPass, Validations, ValidationSlice
 from support.linear_engine import VALIDATION, job, weights
 
 
@@ -85,11 +85,10 @@ def sent(slices: list[SliceForNode]) -> list[tuple[str, int]]:
     return [(one.name, one.header.number) for one in slices]
 
 
-def test_everybody_gets_a_slice_with_a_copy_of_the_weights() -> None:
+def test_everybody_gets_a_slice_with_the_weights() -> None:
     validations, state = Validations(job(SYNC)), weights()
-    validations.add(0, 5, state)
+    validations.add(EpochEnd(0, 5, state))
     before = bytes(state.memory)
-    state.memory[:] = 7
     slices = validations.give_out(COSTS, 0.0)
     assert [(one.name, one.header.first, one.header.size) for one in slices] == [("a", 0, 11), ("b", 11, 10)]
     assert all(bytes(one.weights) == before for one in slices)
@@ -98,9 +97,9 @@ def test_everybody_gets_a_slice_with_a_copy_of_the_weights() -> None:
 
 def test_the_result_names_epoch_version_and_seconds_and_the_next_one_begins_after_it() -> None:
     validations = Validations(job(SYNC))
-    validations.add(0, 5, weights())
-    validations.add(1, 9, weights())
-    assert list(validations.due) == [0, 1]
+    validations.add(EpochEnd(0, 5, weights()))
+    validations.add(EpochEnd(1, 9, weights()))
+    assert [end.epoch for end in validations.due] == [0, 1]
     assert len(validations.give_out(COSTS, 3.0)) == 2
     assert validations.answer(answer(0), 3.5) == (True, None)
     assert validations.answer(answer(0), 3.5) == (False, None)
@@ -109,7 +108,7 @@ def test_the_result_names_epoch_version_and_seconds_and_the_next_one_begins_afte
     assert found is not None
     assert (found.epoch, found.step, found.loss, found.seconds) == (0, 5, 1.0, 1.0)
     assert found.accuracy == 4.0 / VALIDATION
-    assert list(validations.due) == [1]
+    assert [end.epoch for end in validations.due] == [1]
     assert sent(validations.give_out(COSTS, 5.0)) == [("a", 2), ("b", 3)]
 
 
@@ -119,7 +118,7 @@ def test_an_answer_that_nobody_awaits_changes_nothing() -> None:
 
 def test_a_loss_that_is_not_finite_becomes_the_largest_number_that_a_file_can_hold() -> None:
     validations = Validations(job(SYNC))
-    validations.add(0, 1, weights())
+    validations.add(EpochEnd(0, 1, weights()))
     validations.give_out(costs({"a": 1.0}), 0.0)
     _, found = validations.answer(answer(0, loss=float("inf")), 1.0)
     assert found is not None
@@ -128,7 +127,7 @@ def test_a_loss_that_is_not_finite_becomes_the_largest_number_that_a_file_can_ho
 
 def test_nothing_is_given_out_before_somebody_works_and_slices_of_the_lost_go_to_others() -> None:
     validations = Validations(job(SYNC))
-    validations.add(0, 1, weights())
+    validations.add(EpochEnd(0, 1, weights()))
     assert validations.give_out({}, 0.0) == []
     assert sent(validations.give_out(COSTS, 0.0)) == [("a", 0), ("b", 1)]
     assert sent(validations.give_out(costs({"b": 1.0}), 0.0)) == [("b", 0)]
@@ -136,7 +135,7 @@ def test_nothing_is_given_out_before_somebody_works_and_slices_of_the_lost_go_to
 
 def test_slices_of_the_late_go_to_others_although_they_still_work() -> None:
     validations = Validations(job(SYNC))
-    validations.add(0, 1, weights())
+    validations.add(EpochEnd(0, 1, weights()))
     validations.give_out(COSTS, 0.0)
     assert validations.give_out(COSTS, 0.0) == []
     assert sent(validations.give_out(COSTS, 0.0, also_of_the_late=True)) == [("b", 0), ("a", 1)]

@@ -122,11 +122,7 @@ def test_no_trial_is_lost_and_none_counted_twice_whoever_is_killed(dies: str) ->
         if dies == "the search":
             with searching(ps, "cut", *LONG, "--resume") as process:
                 found = finished(ps, process, "cut")
-        if dies != "the master":  # what it had not validated when it died is validated with later weights
-            assert scores_of(found) == scores_of(whole)
-        assert [(one["number"], one["values"]) for one in found["trials"]] == [
-            (one["number"], one["values"]) for one in whole["trials"]
-        ]
+        assert scores_of(found) == scores_of(whole)
         assert all(one["outcome"] in ("complete", "pruned") for one in found["trials"])
         assert all(sorted(map(int, one["scores"])) == list(range(1, len(one["scores"]) + 1)) for one in found["trials"])
         assert ps.ask().runs == ()

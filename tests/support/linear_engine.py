@@ -104,6 +104,7 @@ class Mood:
     factor: float = 1.0
     rubbish: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
+    validation_gate: threading.Event = field(default_factory=threading.Event)
     calls: int = 0
     made: int = 0
     code: Path | None = None
@@ -111,6 +112,7 @@ class Mood:
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.validation_gate.set()
 
 
 class LinearEngine:
@@ -157,6 +159,7 @@ class LinearEngine:
         return self._mood.unit_seconds
 
     def validate(self, weights: Flat, first: int, size: int) -> tuple[float, float]:
+        self._mood.validation_gate.wait()
         x, y = (part[first : first + size] for part in self._validation)
         state = weights.views()
         if self._mood.lies:

@@ -160,6 +160,7 @@ class Plane:
     def close(self) -> None:
         for stand in self.nodes:
             stand.mood.gate.set()
+            stand.mood.validation_gate.set()
         if self._serving.is_alive():
             with self.control() as control:
                 control.down()

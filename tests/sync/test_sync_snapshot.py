@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +168,30 @@ def test_what_is_no_snapshot_is_refused_with_its_name(tmp_path: Path) -> None:
         load_snapshot(path)
 
 
+def test_the_ends_of_epochs_that_somebody_has_yet_to_look_at_are_kept(tmp_path: Path) -> None:
+    server, path = begun(Problem(), 7).server, tmp_path / "x"
+    ends = {3: server.weights.copy(), 12: Flat(server.weights.layout)}
+    save_snapshot(replace(server.snapshot(), ends=ends), path)
+    found = load_snapshot(path)
+    assert {epoch: bytes(weights.memory) for epoch, weights in found.ends.items()} == {
+        epoch: bytes(weights.memory) for epoch, weights in ends.items()
+    }
+    np.testing.assert_array_equal(found.weights.memory, server.weights.memory)
+    save_file({**load_file(path), "evener.end/3": np.zeros(7, np.uint8)}, path, _metadata(path))
+    with pytest.raises(InvalidFile, match=r"x: the array evener\.end/3 is not \d+ bytes of the end of an epoch"):
+        load_snapshot(path)
+
+
 def _metadata(path: Path) -> dict[str, str]:
     with safe_open(path, framework="numpy") as file:
         return dict(file.metadata())
 
 
-def test_a_name_that_would_be_taken_for_the_optimisers_is_refused() -> None:
-    layout = StateLayout(entries=(ArraySpec(name="evener.outer/w", shape=(1,), dtype="float32", kind="parameter"),))
+@pytest.mark.parametrize("prefix", ["evener.outer/", "evener.end/"])
+def test_a_name_that_would_be_taken_for_anothers_is_refused(prefix: str) -> None:
+    layout = StateLayout(entries=(ArraySpec(name=f"{prefix}w", shape=(1,), dtype="float32", kind="parameter"),))
     server = ParameterServer(
         synchronous(batch=1, outer=Sgd(learning_rate=1.0)), Workload(num_samples=1, num_epochs=1), Flat(layout)
     )
-    with pytest.raises(InvalidValue, match=r"names of the state must be without the prefix evener\.outer/"):
+    with pytest.raises(InvalidValue, match=f"names of the state must be without the prefix {prefix}"):
         server.snapshot()

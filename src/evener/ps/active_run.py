@@ -69,7 +69,7 @@ class ActiveRun:
         self.training.begin(self.present)
         self.training.tick(is_delivering)
         self.subscribers.tick(self.training, now)
-        is_complete = self.training.server.is_over and not self.training.due
+        is_complete = self.training.server.is_over and not self.training.validation.due
         is_over = self.training.failure is not None or is_complete
         if not is_over:
             self.checkpointer.save_if_due(self.training, self._nodes)

@@ -1,6 +1,6 @@
 """What a master writes down of each run in progress, so that killed and started again it goes on with it.
 
-    run/server-RUN-NUMBER.safetensors    weights, optimiser and samples, by `sync.snapshot`
+    run/server-RUN-NUMBER.safetensors    weights, also of epochs' ends, optimiser and samples: `sync.snapshot`
     run/checkpoint-RUN-NUMBER.msgpack    SHA-256 of the rest | SHA-256 of the file above | everything else
 
 The second is written after the first, so a crash at any moment leaves a pair that belongs together. The last two pairs
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -46,7 +47,7 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
         job: of the run.
         history: what happened so far.
         used: samples of each epoch that has begun and not ended, that were learned from.
-        due: epochs whose validation had not ended.
+        due: epochs whose validation had not ended, with the versions of the weights that they ended with.
         seconds: since work began; None if it had not.
         waited: seconds from when the run was asked for until then, or until now.
         nodes: who took part, with times counted from the moment of writing.
@@ -56,7 +57,7 @@ class RunCheckpoint(Part, frozen=True, kw_only=True):
     job: Job
     history: History
     used: dict[int, int]
-    due: tuple[int, ...]
+    due: dict[int, int]
     seconds: float | None
     waited: float
     nodes: dict[str, NodeState]
@@ -113,13 +114,13 @@ class Checkpointer:
             job=run.job,
             history=run.journal.history,
             used=run.used,
-            due=run.due,
+            due={end.epoch: end.version for end in run.validation.due},
             seconds=run.seconds,
             waited=run.waited,
             nodes=nodes.snapshot(now),
         )
         data = msgspec.msgpack.encode(checkpoint)
-        self._writing = self._writer.submit(self._write, self._number, data, run.server.snapshot())
+        self._writing = self._writer.submit(self._write, self._number, data, _arrays_of(run))
         self._version = version
         self._after = now + max(_APART_SECONDS, (self._clock() - now) / _MOST_COST)
 
@@ -174,6 +175,10 @@ class Checkpointer:
 
     def _files(self, kind: str) -> Iterator[Path]:
         return self._folder.glob(kind.format(self._run, _DIGITS))
+
+
+def _arrays_of(run: TrainingRun) -> Snapshot:
+    return replace(run.server.snapshot(), ends={end.epoch: end.weights for end in run.validation.due})
 
 
 def _read(path: Path) -> tuple[RunCheckpoint, Snapshot]:

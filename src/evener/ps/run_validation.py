@@ -11,9 +11,8 @@ from evener.ps.messages import Send, Validated
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.run_journal import RunJournal
 from evener.ps.run_speeds import RunSpeeds
-from evener.ps.validation import SliceForNode, Validations
+from evener.ps.validation import EpochEnd, SliceForNode, Validations
 from evener.record import Validation
-from evener.sync.layout import Flat
 from evener.wire.errors import BadFrame
 
 
@@ -43,17 +42,17 @@ class RunValidation:
         self._validations = Validations(job, SystemRandom().randrange)
 
     @property
-    def due(self) -> tuple[int, ...]:
-        """Epochs whose validation has not ended."""
+    def due(self) -> list[EpochEnd]:
+        """Those that have not been validated to their end."""
         return self._validations.due
 
-    def begin(self, epoch: int, version: int, weights: Flat) -> None:
+    def begin(self, end: EpochEnd) -> None:
         """Have the weights that an epoch ended with validated."""
         if self._job.num_validation:
-            self._validations.add(epoch, version, weights)
+            self._validations.add(end)
             self.give_out()
         else:
-            self._journal.epoch_ended(version, epoch)
+            self._journal.epoch_ended(end.version, end.epoch)
 
     def give_out(self, *, also_of_the_late: bool = False) -> None:
         """Ask whoever works now for what nobody is asked for."""

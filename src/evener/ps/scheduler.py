@@ -35,6 +35,7 @@ from evener.ps.rank_scheduler import RankScheduler
 from evener.ps.results import load_result
 from evener.ps.run_status import busy_with, status_of
 from evener.ps.training_run import TrainingRun, run_of
+from evener.ps.validation import EpochEnd
 from evener.schema import shown
 from evener.sync.parameter_server import ParameterServer
 from evener.sync.threads import ThreadPool
@@ -89,7 +90,8 @@ class Scheduler:
         self._nodes.resume(checkpoint.nodes, self._clock())
         history = checkpoint.history
         training = TrainingRun(checkpoint.job, server, history, self._nodes, self._send, self._clock)
-        training.resume(checkpoint.used, checkpoint.due, checkpoint.seconds, checkpoint.waited)
+        due = [EpochEnd(epoch, version, snapshot.ends[epoch]) for epoch, version in checkpoint.due.items()]
+        training.resume(checkpoint.used, due, checkpoint.seconds, checkpoint.waited)
         self._add(training, checkpointer, ())
         self._notify(f"going on with run {checkpoint.job.run} from update {server.version}")
 

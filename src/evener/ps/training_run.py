@@ -19,6 +19,7 @@ from evener.ps.nodes import NodeRecord, Nodes, stragglers
 from evener.ps.run_journal import RunJournal
 from evener.ps.run_speeds import RunSpeeds, ThinLine
 from evener.ps.run_validation import RunValidation
+from evener.ps.validation import EpochEnd
 from evener.sync.messages import Judgement, ServerOutput
 from evener.sync.parameter_server import ParameterServer
 
@@ -49,6 +50,7 @@ class TrainingRun:
     Attributes:
         speeds: of nodes.
         journal: what happened, and what of it nobody was shown yet.
+        validation: of its epochs.
         observations: of nodes, for membership: what, and whose.
         failure: why the run cannot go on, if it cannot.
         liars: nodes that were found to lie, with what they said or sent; to be expelled.
@@ -77,13 +79,13 @@ class TrainingRun:
         self._nodes, self._send, self._clock = nodes, send, clock
         self.speeds = RunSpeeds(server, nodes)
         self.journal = RunJournal(history, clock)
-        self._validation = RunValidation(job, self.journal, self.speeds, nodes, send, clock)
+        self.validation = RunValidation(job, self.journal, self.speeds, nodes, send, clock)
         self.liars: list[tuple[NodeRecord, str]] = []
         self._refused_in_a_row = 0
         self._first_ready = inf
         self._progress_at = clock()
 
-    def resume(self, used: Mapping[int, int], due: Sequence[int], seconds: float | None, waited: float) -> None:
+    def resume(self, used: Mapping[int, int], due: Sequence[EpochEnd], seconds: float | None, waited: float) -> None:
         """Go on with the run of a master that was killed: with these samples used, and these epochs to validate.
 
         The time without a master does not count.
@@ -95,16 +97,9 @@ class TrainingRun:
         for name, worker in self.server.workers.items():
             if self.job.takes(name):
                 self._nodes.record(name).worker = worker
-        for epoch in due:
-            self._validation.begin(
-                epoch, self.server.version, self.server.weights
-            )  # with the present weights: those of the epoch's end may be gone
+        for end in due:
+            self.validation.begin(end)
         self.note("master restarted", f"the master goes on from update {self.server.version}")
-
-    @property
-    def due(self) -> tuple[int, ...]:
-        """Epochs whose validation has not ended."""
-        return self._validation.due
 
     @property
     def seconds(self) -> float | None:
@@ -162,7 +157,7 @@ class TrainingRun:
     def lose(self, node: NodeRecord) -> None:
         """Have what a node has begun done by others."""
         self._follow(self.server.dismiss(node.name))
-        self._validation.give_out()
+        self.validation.give_out()
 
     def inbox(self, node: NodeRecord, contribution: Contribution, num_bytes: int) -> memoryview | None:
         """Where the bytes of a contribution belong; None if they are not wanted."""
@@ -194,7 +189,7 @@ class TrainingRun:
         """
         if header.run != self.job.run:
             return
-        is_news, liars = self._validation.answered(node, header)
+        is_news, liars = self.validation.answered(node, header)
         if is_news:
             self.progress(node)
         self.liars += liars
@@ -220,7 +215,7 @@ class TrainingRun:
                 self._on_thin_line(thin, now)
         if now - self._progress_at > patience:
             self._progress_at = now
-            self._validation.give_out(also_of_the_late=True)
+            self.validation.give_out(also_of_the_late=True)
 
     def _on_thin_line(self, thin: ThinLine, now: float) -> None:
         """Have a node send less, if the run allows that and it does not yet; else leave it out for a while."""
@@ -239,8 +234,8 @@ class TrainingRun:
         self.journal.history.add_node(node.name)
         node.worker = self.server.worker(node.name)
         self._follow(self.server.admit(node.name))
-        self._validation.remind(node)
-        self._validation.give_out()
+        self.validation.remind(node)
+        self.validation.give_out()
 
     def _follow(self, output: ServerOutput) -> None:
         """Note what came of a message, and send the answers; validation goes before them, to be done first."""
@@ -295,4 +290,4 @@ class TrainingRun:
         self.used[epoch] = self.used.get(epoch, 0) + num_samples
         while self.used and self.used[first := min(self.used)] >= wanted:
             del self.used[first]
-            self._validation.begin(first, self.server.version, self.server.weights)
+            self.validation.begin(EpochEnd(first, self.server.version, self.server.weights.copy()))

@@ -30,6 +30,14 @@ class ValidationSlice(NamedTuple):
     size: int
 
 
+class EpochEnd(NamedTuple):
+    """What an epoch ended with: a version of the weights, and these, which nobody changes any more."""
+
+    epoch: int
+    version: int
+    weights: Flat
+
+
 class ValidationPass:
     """One pass over the validation data.
 
@@ -123,18 +131,14 @@ class _Pending:
     """A validation that is due or under way.
 
     Attributes:
-        epoch: that has ended.
-        version: of the weights.
-        weights: a copy of them.
+        end: of an epoch.
         underway: once it has begun.
         begun: when that was.
         checked: the slice that another one computes as well.
         check: what is said of it; None if there is nothing to wait for.
     """
 
-    epoch: int
-    version: int
-    weights: memoryview
+    end: EpochEnd
     underway: ValidationPass | None = None
     begun: float = 0.0
     checked: ValidationSlice | None = None
@@ -168,13 +172,13 @@ class Validations:
         self._asked: dict[str, int] = {}
 
     @property
-    def due(self) -> tuple[int, ...]:
-        """Epochs of those that have not ended."""
-        return tuple([pending.epoch for pending in self._pending])
+    def due(self) -> list[EpochEnd]:
+        """What has not been validated to its end."""
+        return [pending.end for pending in self._pending]
 
-    def add(self, epoch: int, version: int, weights: Flat) -> None:
-        """Have these weights validated; they are copied."""
-        self._pending.append(_Pending(epoch, version, weights.copy().memory.data))
+    def add(self, end: EpochEnd) -> None:
+        """Have the weights that an epoch ended with validated."""
+        self._pending.append(_Pending(end))
 
     def give_out(
         self, costs: Mapping[str, Worker], now: float, *, also_of_the_late: bool = False
@@ -279,12 +283,12 @@ class Validations:
 
     def _for(self, name: str, part: ValidationSlice, pending: _Pending) -> SliceForNode:
         header = Validate(run=self._job.run, number=part.number, first=part.first, size=part.size)
-        return SliceForNode(name, header, pending.weights)
+        return SliceForNode(name, header, pending.end.weights.memory.data)
 
     def _result(self, pending: _Pending, done: ValidationPass, now: float) -> Validation:
         return Validation(
-            step=pending.version,
-            epoch=pending.epoch,
+            step=pending.end.version,
+            epoch=pending.end.epoch,
             loss=done.loss if isfinite(done.loss) else sys.float_info.max,
             accuracy=done.accuracy if self._job.has_accuracy else None,
             seconds=now - pending.begun,

@@ -1,7 +1,8 @@
 """The server's whole state on disk, so that a killed master goes on: one file, written whole or not at all.
 
 The file is a safetensors file: the weights under their own names, the optimiser's arrays under `evener.outer/...`, all
-else as JSON in the metadata. Leases that are open count as not given: their samples are given out again.
+else as JSON in the metadata; weights of earlier moments, whole, under `evener.end/...`. Leases that are open count as
+not given: their samples are given out again.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -27,7 +29,7 @@ from evener.sync.layout import Flat, Floats, StateLayout, flat_of
 from evener.sync.messages import WorkerTotals
 from evener.sync.protocol import SyncProtocol, Workload
 
-_STATE, _OUTER = "evener.server", "evener.outer/"
+_STATE, _OUTER, _END = "evener.server", "evener.outer/", "evener.end/"
 _METADATA = "__metadata__"
 """What a safetensors file has no array of."""
 
@@ -64,11 +66,13 @@ class Snapshot:
         state: all but the arrays.
         weights: the common ones.
         optimiser: its arrays by name.
+        ends: the weights that epochs ended with, of those that somebody has yet to look at.
     """
 
     state: ServerState
     weights: Flat
     optimiser: Mapping[str, Floats]
+    ends: Mapping[int, Flat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_free(self.state.layout)
@@ -76,8 +80,9 @@ class Snapshot:
 
 def require_free(layout: StateLayout) -> None:
     """Raise InvalidValue if an array has a name that is not free in a snapshot."""
-    names = sorted(entry.name for entry in layout.entries if entry.name.startswith(_OUTER))
-    require(not names, "names of the state", names, f"without the prefix {_OUTER}")
+    for prefix in (_OUTER, _END):
+        names = sorted(entry.name for entry in layout.entries if entry.name.startswith(prefix))
+        require(not names, "names of the state", names, f"without the prefix {prefix}")
     require(all(entry.name != _METADATA for entry in layout.entries), "name of an array", _METADATA, "another one")
 
 
@@ -91,6 +96,7 @@ def save_snapshot(snapshot: Snapshot, path: Path) -> bytes:
         OSError: it cannot be written.
     """
     arrays = snapshot.weights.views() | {_OUTER + name: array for name, array in snapshot.optimiser.items()}
+    arrays |= {f"{_END}{epoch}": weights.memory for epoch, weights in snapshot.ends.items()}
     metadata = {_STATE: msgspec.json.encode(snapshot.state).decode()}
     with atomic_draft(path, private=True) as draft:
         try:
@@ -128,7 +134,15 @@ def load_snapshot(path: Path, digest: bytes | None = None) -> Snapshot:
         if found is None or found.shape != entry.shape or found.dtype != entry.dtype:
             raise InvalidFile(f"{path}: the array {entry.name} is not there as {entry.dtype} of shape {entry.shape}")
     optimiser = {name.removeprefix(_OUTER): array for name, array in arrays.items() if name.startswith(_OUTER)}
-    return Snapshot(state, flat_of(state.layout, arrays), optimiser)
+    return Snapshot(state, flat_of(state.layout, arrays), optimiser, _ends_of(state.layout, arrays, path))
+
+
+def _ends_of(layout: StateLayout, arrays: Mapping[str, NDArray[Any]], path: Path) -> dict[int, Flat]:
+    found = {name.removeprefix(_END): array for name, array in arrays.items() if name.startswith(_END)}
+    for epoch, array in found.items():
+        if not epoch.isdecimal() or array.dtype != np.uint8 or array.shape != (layout.num_bytes,):
+            raise InvalidFile(f"{path}: the array {_END}{epoch} is not {layout.num_bytes} bytes of the end of an epoch")
+    return {int(epoch): Flat(layout, array) for epoch, array in found.items()}
 
 
 def _digest(path: Path) -> bytes:
