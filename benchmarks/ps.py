@@ -58,8 +58,8 @@ from evener.sync.protocol import Sgd, Workload, synchronous
 from evener.sync.worker_record import WorkerRecord
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.frame import Limits
 from evener.wire.identity import Address, Token, make_identity
+from evener.wire.limits import Limits
 
 PARAMETERS = 25_450
 PUBLISHED_SECONDS, PUBLISHED_UPDATES = 232.0, 5000

@@ -21,8 +21,8 @@ from turns import in_turn, ratios
 
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.frame import Limits
 from evener.wire.identity import Address, Token, make_identity
+from evener.wire.limits import Limits
 from evener.wire.server import Server
 from evener.wire.server_events import FrameReceived, PeerConnected
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def test_help_shows_headings_and_examples_within_80_columns() -> None:
 def test_the_version_is_one_line(tmp_path: Any) -> None:
     result: subprocess.CompletedProcess[str] = evener("--version", cwd=tmp_path)
     assert (result.stdout, result.returncode) == (f"evener {__version__}\n", 0)
+
+
+def test_the_command_line_begins_without_what_takes_long_to_load() -> None:
+    code = "import sys, evener.cli.commands; print({'numpy', 'torch', 'matplotlib', 'cryptography'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("words", [["train", "my_task.py", "--help"], ["tune", "--trials", "3", "my_task.py", "-h"]])

@@ -20,7 +20,8 @@ from evener.data.mnist import ELEMENTS
 from evener.experiments.nfnn import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnOutcome, row_of, tables
 from evener.ps.messages import Contribution, ServerReply
 from evener.sync.messages import Answer, Lease, Push, SampleRange
-from evener.wire.frame import Limits, encode_frame
+from evener.wire.frame import encode_frame
+from evener.wire.limits import Limits
 from support.commands import command, evener, evener_here, processes_of
 
 IMAGES, PARAMETERS = 1000, 25_450

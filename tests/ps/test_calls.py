@@ -28,8 +28,8 @@ from evener.sync.messages import Push
 from evener.sync.protocol import Sgd, Workload, synchronous
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.frame import Limits
 from evener.wire.identity import Address, make_identity
+from evener.wire.limits import Limits
 from support.master_in_threads import VERSIONS
 
 PACKAGE = str(Path(evener.__file__).parent)

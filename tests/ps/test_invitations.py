@@ -20,8 +20,8 @@ from evener.ps.scheduler import Scheduler
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost, WrongSecret
-from evener.wire.frame import Limits
 from evener.wire.identity import Grant, Token, make_identity
+from evener.wire.limits import Limits
 from support.linear_engine import job, weights
 from support.master_in_threads import Plane, plane, wait_until
 

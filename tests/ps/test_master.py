@@ -18,7 +18,7 @@ from evener.sync.protocol import Sgd, SyncProtocol
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
-from evener.wire.frame import Limits
+from evener.wire.limits import Limits
 from support.linear_engine import BATCH, RATE, SAMPLES, TRUTH, Mood, job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
 

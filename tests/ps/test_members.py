@@ -22,8 +22,8 @@ from evener.run.ps_node import connector
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost, NothingListens, WrongSecret
-from evener.wire.frame import Limits
 from evener.wire.identity import ROLES, Address, Role, make_identity
+from evener.wire.limits import Limits
 from evener.wire.server import Server
 from evener.wire.server_events import PeerRefused
 from support.linear_engine import job, weights

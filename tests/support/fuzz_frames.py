@@ -26,7 +26,8 @@ import msgspec
 
 from evener.wire import reader as reader_module
 from evener.wire.errors import BadFrame
-from evener.wire.frame import CHECKSUM, CHECKSUM_BYTES, LENGTH_BYTES, PREFIX, PREFIX_BYTES, Limits, encode_head, front
+from evener.wire.frame import CHECKSUM, CHECKSUM_BYTES, LENGTH_BYTES, PREFIX, PREFIX_BYTES, encode_head, front
+from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader, Place
 
 LIMITS = Limits(header_bytes=300, buffers=8, frame_bytes=20_000)

@@ -36,8 +36,9 @@ from evener.sync.protocol import Sgd, SyncProtocol, synchronous
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
-from evener.wire.frame import Limits, encode_head
+from evener.wire.frame import encode_head
 from evener.wire.identity import Address, make_identity
+from evener.wire.limits import Limits
 from support.linear_engine import BATCH, RATE, SAMPLES, Mood, build, data, gradient, job, serial, weights
 from support.master_in_threads import VERSIONS
 

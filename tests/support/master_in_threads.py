@@ -32,8 +32,8 @@ from evener.record import TrainRecord
 from evener.sync.layout import Flat
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.frame import Limits
 from evener.wire.identity import Address, make_identity
+from evener.wire.limits import Limits
 from support.linear_engine import Mood, build
 
 VERSIONS = Versions("0", "3.11", "")

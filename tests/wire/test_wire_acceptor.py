@@ -16,9 +16,10 @@ import pytest
 from evener.wire.acceptor import PendingPeer, least_likely
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.frame import Limits, encode_head
+from evener.wire.frame import encode_head
 from evener.wire.handshake import MESSAGE_BYTES, HandshakeType, MasterHandshake, encode_message
 from evener.wire.identity import Address
+from evener.wire.limits import Limits
 from evener.wire.server_events import FrameReceived, PeerConnected, PeerRefused
 from evener.wire.transport import PlainTransport
 from support.wire_peers import Hello, Kinds, Push, World, world

@@ -31,9 +31,9 @@ from evener.wire.errors import (
     VersionDiffers,
     WrongSecret,
 )
-from evener.wire.frame import Limits
 from evener.wire.handshake import MESSAGE_BYTES
 from evener.wire.identity import Address, Token, make_identity
+from evener.wire.limits import Limits
 from evener.wire.server_events import PeerConnected, PeerRefused
 from support.wire_peers import INSECURE, SECURE, Hello, Kinds, Push, world
 

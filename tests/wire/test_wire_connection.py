@@ -15,7 +15,8 @@ import pytest
 from evener.errors import InvalidValue
 from evener.wire.connection import Connection, Peer
 from evener.wire.errors import BadFrame, ConnectionLost
-from evener.wire.frame import Limits, encode_frame
+from evener.wire.frame import encode_frame
+from evener.wire.limits import Limits
 from evener.wire.server_events import PeerDisconnected
 from evener.wire.transport import PlainTransport
 from support.wire_peers import QUICK, SECURE, Hello, Kinds, Push, world

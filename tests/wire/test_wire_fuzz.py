@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from evener.wire.frame import Limits
+from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader
 from support.fuzz_frames import WARM_UP, Wrong, largest_kilobytes, mutate_alone, run, valid_stream
 

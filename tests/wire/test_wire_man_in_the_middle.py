@@ -12,8 +12,8 @@ from evener.errors import NodeLost
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame
-from evener.wire.frame import Limits
 from evener.wire.identity import Address
+from evener.wire.limits import Limits
 from evener.wire.server_events import FrameReceived, PeerDisconnected
 from support.wire_peers import Kinds, Push, World, world
 from support.wire_proxy import Direction, Mischief, Way, man_in_the_middle

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from evener.errors import InvalidValue
 from evener.wire.errors import BadFrame
-from evener.wire.frame import Close, Frame, Limits, encode_close, encode_frame, encode_head
+from evener.wire.frame import Close, Frame, encode_close, encode_frame, encode_head
+from evener.wire.limits import Limits
 from evener.wire.reader import READ_AHEAD, FrameReader
 from support.wire_peers import Hello, Kinds, Push
 

@@ -19,8 +19,8 @@ from evener.errors import InvalidValue
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotListen
-from evener.wire.frame import Limits
 from evener.wire.identity import Address
+from evener.wire.limits import Limits
 from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed
 from support.busy_machine import met_once_in
 from support.wire_peers import QUICK, Hello, Kinds, Push, World, world

@@ -51,8 +51,9 @@ from evener.sync.layout import Flat
 from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin, ConnectionLost
-from evener.wire.frame import Frame, Limits
+from evener.wire.frame import Frame
 from evener.wire.identity import Address, Token
+from evener.wire.limits import Limits
 
 _CHECK_SECONDS = 0.5
 _RETURN = 8

@@ -24,7 +24,7 @@ from evener.ps.rank_messages import (
     SubmitRanks,
 )
 from evener.wire.errors import BadFrame
-from evener.wire.frame import Limits
+from evener.wire.limits import Limits
 from evener.wire.server import Server
 
 MOST_NAMES = 4096

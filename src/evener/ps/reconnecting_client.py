@@ -27,7 +27,8 @@ from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join, R
 from evener.wire.connect import JOIN_SECONDS, backoff
 from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotJoin, ConnectionLost
-from evener.wire.frame import Buffer, Frame, Limits, allocate
+from evener.wire.frame import Buffer, Frame, allocate
+from evener.wire.limits import Limits
 from evener.wire.reader import Place
 
 Dial = Callable[[float, float], Connection[Header]]

@@ -12,7 +12,7 @@ from evener.launch.nodes import parse_local_nodes, parse_memory
 from evener.plan import Strategy
 from evener.profile import PRECISIONS, Precision
 from evener.schema import Part
-from evener.wire.frame import Limits
+from evener.wire.limits import Limits
 
 PATIENCE = Limits().patience
 """Seconds, where the user says nothing."""

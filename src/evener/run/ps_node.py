@@ -45,8 +45,8 @@ from evener.signals import sigterm_is_ctrl_c
 from evener.wire.connect import JOIN_SECONDS, open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin
-from evener.wire.frame import Limits
 from evener.wire.identity import Address, Token
+from evener.wire.limits import Limits
 
 TOKEN_VARIABLE = "EVENER_TOKEN"
 """Environment variable with a token: unlike an option, it is not shown to everybody on the machine by `ps`."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from evener.wire.errors import CannotListen
-from evener.wire.frame import Limits
 from evener.wire.handshake import (
     MAGIC,
     MESSAGE_BYTES,
@@ -23,6 +22,7 @@ from evener.wire.handshake import (
     refuse,
 )
 from evener.wire.identity import ROLES, Address, Grant, Identity, Token
+from evener.wire.limits import Limits
 from evener.wire.transport import NotTls, PlainTransport, Poller, Transport, explain, tune
 
 _MAPPED = "::ffff:"

@@ -21,9 +21,10 @@ from evener.wire.errors import (
     OtherMaster,
     TransportDiffers,
 )
-from evener.wire.frame import H, Limits
+from evener.wire.frame import H
 from evener.wire.handshake import MAGIC, MESSAGE_BYTES, NONCE_BYTES, NodeHandshake
 from evener.wire.identity import Address, Token
+from evener.wire.limits import Limits
 from evener.wire.resolve import resolve
 from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tune
 

@@ -27,12 +27,12 @@ from evener.wire.frame import (
     Close,
     Frame,
     H,
-    Limits,
     allocate,
     drop_sent,
     encode_close,
     encode_frame,
 )
+from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader, Place
 from evener.wire.transport import Transport, block_for, explain
 

@@ -15,14 +15,14 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isfinite
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from evener.errors import InvalidValue, require
+from evener.errors import InvalidValue
+from evener.wire.limits import Limits
 
 H = TypeVar("H", bound=msgspec.Struct)
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
@@ -40,40 +40,6 @@ CHECKSUM = struct.Struct("<I")
 CHECKSUM_BYTES = CHECKSUM.size
 _LONGEST_REASON = 1000
 _ENCODER = msgspec.msgpack.Encoder()
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a peer may ask for before it is refused.
-
-    Attributes:
-        header_bytes: of an encoded header.
-        buffers: in one frame.
-        frame_bytes: of all buffers of one frame together.
-        connections: that have proved the secret, at a server.
-        pending: connections that have not proved it yet; beyond this number, one goes for each that comes.
-        handshake_seconds: within which a pending peer has to prove the secret.
-        patience: seconds without a byte of progress after which a frame that has begun is given up.
-        queued_frames: that may wait for one peer at a server.
-    """
-
-    header_bytes: int = 64 * 1024
-    buffers: int = 4096
-    frame_bytes: int = 16 * 2**30
-    connections: int = 1024
-    pending: int = 256
-    handshake_seconds: float = 5.0
-    patience: float = 15.0
-    queued_frames: int = 1024
-
-    def __post_init__(self) -> None:
-        for field in ("header_bytes", "connections", "pending", "queued_frames"):
-            value = getattr(self, field)
-            require(value >= 1, field, value, "at least 1")
-        require(0 <= self.buffers <= 65535, "buffers", self.buffers, "between 0 and 65535")
-        require(0 <= self.frame_bytes < 2**63, "frame_bytes", self.frame_bytes, "between 0 and 2**63 - 1")
-        for field in ("handshake_seconds", "patience"):
-            value = getattr(self, field)
-            require(isfinite(value) and value > 0, field, value, "positive and finite")
 
 
 class Frame(msgspec.Struct, Generic[H], frozen=True):

@@ -32,11 +32,11 @@ from evener.wire.frame import (
     Close,
     Frame,
     H,
-    Limits,
     allocate,
     as_bytes,
     front,
 )
+from evener.wire.limits import Limits
 
 Place: TypeAlias = Callable[[H, tuple[int, ...]], Sequence[Buffer] | None]
 """Where the buffers of a frame with this header go, given their lengths; None drops them; BadFrame refuses them."""

@@ -27,8 +27,9 @@ import msgspec
 from evener.wire.acceptor import Acceptor
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame
-from evener.wire.frame import Buffer, Frame, H, Limits
+from evener.wire.frame import Buffer, Frame, H
 from evener.wire.identity import Address, Grant, Identity, Token
+from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader
 from evener.wire.server_events import (
     FrameReceived,
