@@ -20,7 +20,7 @@ from torch import nn
 from evener.parallel import divided, gradient_buckets, gradient_sums, local_ops, op_graph, optimizer, rank_program
 from evener.parallel.pipeline import pipeline
 from evener.parallel.shared_statistics import SharedStatistics
-from evener.run import training, trial
+from evener.run import joined_model, training, trial
 from evener.tracer.ir import TorchModes
 from exact.kinds import gradients
 from exact.recipe import tensors_of
@@ -238,7 +238,7 @@ PLANTS = {
     "statistics of one rank": Plant(
         "norms/batch_norm",
         "data 7,2,1",
-        (*_instead(training, "synchronise_batch_norm", lambda model, _: model), *_NOT_SHARED),
+        (*_instead(joined_model, "synchronise_batch_norm", lambda model, _: model), *_NOT_SHARED),
     ),
     "functional norms of one rank": Plant("norms/functional_batch_norm", "data 7,2,1", _NOT_SHARED),
     "statistics of one replica": Plant(

@@ -17,8 +17,8 @@ from evener.experiments.strategies import ResNetSize, cells_of, run
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, show, speed_up, table
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement, plan_replicas
+from evener.oracle.division.rules import division_of
 from evener.parallel.op_graph import op_graph
-from evener.run.config import division_of
 from support.commands import evener, evener_here
 from support.step_traffic import step_traffic
 

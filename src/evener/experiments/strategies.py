@@ -33,6 +33,7 @@ from evener.models.resnet import resnet152
 from evener.oracle.data_parallel import samples_of_replicas
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
+from evener.oracle.division.rules import division_of
 from evener.parallel.divided_model import DividedModel
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
@@ -41,7 +42,7 @@ from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.process_mesh import form_process_mesh
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import is_of_teams, is_pipeline
-from evener.run.config import STRATEGIES, division_of
+from evener.run.config import STRATEGIES
 from evener.run.console import open_console, print_line
 from evener.schema import Part
 

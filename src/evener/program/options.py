@@ -12,7 +12,8 @@ from evener.errors import InvalidInput, require_one_of
 from evener.launch.nodes import relative_shares
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
-from evener.run.config import LAYER_STRATEGIES, STRATEGIES, division_of
+from evener.oracle.division.rules import division_of
+from evener.run.config import LAYER_STRATEGIES, STRATEGIES
 from evener.run.options import NodesConfig
 
 

@@ -16,7 +16,6 @@ from msgspec import Meta, field
 
 from evener.errors import InvalidInput, require, require_one_of
 from evener.launch.nodes import relative_shares
-from evener.oracle.division.rules import Division
 from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.plan import Plan
 from evener.profile import PRECISIONS, Precision
@@ -42,11 +41,6 @@ STRATEGIES = (
     *(f"data+{inside}" for inside in (*LAYER_STRATEGIES, "pipeline")),
     *(f"pipeline+{inside}" for inside in ("filter", "channel", "hybrid")),
 )
-
-
-def division_of(strategy: str) -> Division:
-    """The column of the oracle's table that divides the layers."""
-    return strategy.removeprefix("data+").removeprefix("pipeline+")  # type: ignore[return-value]  # it divides layers
 
 
 Protocol = Literal["sync", "async", "bounded", "average", "federated", "diloco"]

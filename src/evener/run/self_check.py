@@ -27,7 +27,7 @@ from evener.profile import Precision
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
 from evener.run.differences import Difference, largest, off_by
-from evener.run.training import is_cut_alike
+from evener.run.joined_model import is_cut_alike
 from evener.run.trial import Results, StepValues, Trial, Values
 
 _EXACT: Precision = "fp64"

@@ -28,8 +28,9 @@ from evener.profile import Precision
 from evener.run.config import RunConfig
 from evener.run.context import Arithmetic, RankContext
 from evener.run.draws import SameDraws
+from evener.run.joined_model import join_model
 from evener.run.loss_parts import off_in_parts
-from evener.run.training import join_model, seed_update
+from evener.run.training import seed_update
 from evener.tracer.nested import call, map_tensors, tensors_in
 
 _STEPS = {"fp64": 2}

@@ -285,3 +285,9 @@ TABLE: dict[Division, dict[Kind, Rule]] = {
     "sharded": _SHARDED,
     "spatial": _SPATIAL,
 }
+
+
+def division_of(strategy: str) -> Division:
+    """The division inside of the replicas or stages of a strategy, such as `data+filter`; it has one."""
+    inside = strategy.rpartition("+")[2]
+    return next(division for division in TABLE if division == inside)
