@@ -49,6 +49,26 @@ def test_more_devices_train_a_larger_model_within_their_memory(done: tuple[Path,
         assert 0.5 < row["fullest"] / row["memory"] < 1.1, row
 
 
+def test_what_is_planned_is_what_is_held(tmp_path: Path) -> None:
+    config = GpipeConfig(table="1", stages="2", micro_batches="4", planned=True, output=tmp_path)
+    naive, one, two = run(config, as_json=False, families=[TINY])["1"]
+    assert 0 < naive["parameters"] < one["parameters"] < two["parameters"]
+    for row in (naive, one, two):
+        assert 0.5 < row["fullest"] / row["memory"] <= 1.0, row
+        model = TINY.build_without_memory(row["layers"])
+        assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_model_that_is_trained_holds_what_was_planned(
+    done: tuple[Path, dict[str, list[Any]]], tmp_path: Path
+) -> None:
+    config = GpipeConfig(table="1", stages="2", micro_batches="4", planned=True, output=tmp_path)
+    for planned, trained in zip(run(config, as_json=False, families=[TINY])["1"], done[1]["1"], strict=True):
+        assert planned["parameters"] == trained["parameters"]
+        assert planned["fullest"] == pytest.approx(trained["fullest"], rel=0.15)
+
+
 @pytest.mark.slow
 def test_every_number_of_micro_batches_is_timed_once(done: tuple[Path, dict[str, list[Any]]]) -> None:
     _, tables = done
@@ -113,6 +133,7 @@ def test_wrong_words_are_one_sentence_before_anything_starts(tmp_path: Path) -> 
         ("--table", "4"): "--table must be some of 1,2,3",
         ("--micro-batches", "1,65"): "--micro-batches must be at most 64",
         ("--full", "--stages", "99"): "--full is for 99 GPUs",
+        ("--planned",): "--table must be 1 with --planned",
     }.items():
         result = evener_here("experiment", "gpipe", *words, cwd=tmp_path)
         assert result.returncode == 2

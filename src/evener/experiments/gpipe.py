@@ -5,7 +5,8 @@ table 2   samples a second by stages K and micro-batches M
 table 3   the same for the most micro-batches, where tensors travel through the host
 
 Devices are processes of this machine, slowed so that as many as there are share its cores honestly; with `--full` they
-are GPUs, and models and memory are those of the paper.
+are GPUs, and models and memory are those of the paper. With `--planned`, table 1 says what is to fit by the division
+that is found; nothing is trained.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -
     full, families = config.full, families or (FULL if config.full else SMALL)
     counts = numbers("--stages", config.stages or ("2,4,8" if full else "2,4"))
     chunks = numbers("--micro-batches", config.micro_batches)
-    if full:
+    if full and not config.planned:
         require_gpus("--stages", max(counts))
     for scale in families:
         require(chunks[-1] <= scale.timed_samples, "--micro-batches", chunks[-1], f"at most {scale.timed_samples}")
@@ -165,8 +166,9 @@ def run(config: GpipeConfig, *, as_json: bool, families: Sequence[Scale] = ()) -
     for number in numbers("--table", config.table):
         if number == 1:
             tried = sorted({NAIVE, 1, *counts})
-            rows = memory_rows([_largest(scale, k, console) for scale in families for k in tried])
-            table = table_of("Table 1: the largest model that trains", _MEMORY, rows, _CAPTION)
+            rows = memory_rows([_largest(scale, k, config, console) for scale in families for k in tried])
+            title = f"Table 1: the largest model that {'is to fit' if config.planned else 'trains'}"
+            table = table_of(title, _MEMORY, rows, _CAPTION)
         elif number == 2:
             timed = _speeds_of(families, counts, chunks, config.steps, through_host=False)
             rows = throughput_rows(timed)
@@ -198,8 +200,8 @@ def _speeds_of(
     ]
 
 
-def _largest(scale: Scale, stages: int, console: Console) -> Largest:
-    found = largest(scale, stages)
+def _largest(scale: Scale, stages: int, config: GpipeConfig, console: Console) -> Largest:
+    found = largest(scale, stages, is_planned=config.planned)
     who = {NAIVE: "naive", 1: "1 device"}.get(stages, f"{stages} devices")
     console.print(f"{scale.family}, {who}: {found.layers} layers, {found.parameters:,} parameters")
     return found

@@ -3,7 +3,7 @@
 for every number of stages (and one without re-materialisation, "naive")
     guess the number of layers from the bytes that a layer takes
     walk from there to the last one for which the library finds a division that fits
-    train a step of that model, a process a stage, and count what it really holds
+    train a step of that model, a process a stage, and count what it really holds; or say what the division foresees
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evener.models.transformer import Transformer, tokens_in, translation_loss
 from evener.oracle.schedule import Rematerialise
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.pipeline.micro_batches import Loss, LossWeight, micro_batch_sizes, resized
-from evener.parallel.pipeline.partition_plan import PipelineConfig, plan_partition
+from evener.parallel.pipeline.partition_plan import PartitionPlan, PipelineConfig, plan_partition
 from evener.parallel.pipeline.partition_problem import WEIGHT_COPIES, PartitionProblem, partition_problem
 from evener.parallel.pipeline.pipeline import Pipeline
 from evener.parallel.pipeline.placement import StagePlacement
@@ -156,10 +156,17 @@ class Largest(Part, frozen=True, kw_only=True):
     memory: float
 
 
-def largest(scale: Scale, stages: int) -> Largest:
-    """The largest model of `scale` on so many devices (NAIVE: one, without re-materialisation or micro-batches)."""
+def largest(scale: Scale, stages: int, *, is_planned: bool = False) -> Largest:
+    """The largest model of `scale` on so many devices (NAIVE: one, without re-materialisation or micro-batches).
+
+    Args:
+        scale: of its family.
+        stages: devices.
+        is_planned: what it holds is what its division foresees; it is not trained.
+    """
     layers = _most(lambda count: _fits(scale, stages, count * scale.unit), _guess(scale, stages)) * scale.unit
-    held = _train(scale, stages, layers) if layers else {"parameters": 0, "activation_bytes": 0, "fullest": 0}
+    hold = _foresee if is_planned else _train
+    held = hold(scale, stages, layers) if layers else {"parameters": 0, "activation_bytes": 0, "fullest": 0}
     return Largest(family=scale.family, stages=stages, layers=layers, memory=scale.memory, **held)
 
 
@@ -206,13 +213,35 @@ def _team(scale: Scale, stages: int) -> DeviceGroup:
 
 
 def _fits(scale: Scale, stages: int, layers: int) -> bool:
-    devices = (torch.device("cpu"),) * max(1, stages)
-    placement = StagePlacement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
     try:
-        plan_partition(_subject(scale, stages, layers), _config(scale, stages), placement)
+        _divided(_subject(scale, stages, layers), scale, stages)
     except DoesNotFit:
         return False
     return True
+
+
+def _divided(problem: PartitionProblem, scale: Scale, stages: int) -> PartitionPlan:
+    """The division of `problem` among so many devices. Raises DoesNotFit."""
+    devices = (torch.device("cpu"),) * max(1, stages)
+    placement = StagePlacement(group=None, devices=devices, replicas=(tuple(range(len(devices))),))
+    return plan_partition(problem, _config(scale, stages), placement)[0]
+
+
+def _foresee(scale: Scale, stages: int, layers: int) -> dict[str, int]:
+    """Parameters of the model, and what its fullest device is to hold by the division."""
+    problem = _subject(scale, stages, layers)
+    plan, held = _divided(problem, scale, stages), _config(scale, stages).held(max(1, stages))
+    activations = [
+        held.waiting[stage] * boundary + held.kept[stage] * kept + passing
+        for stage, (boundary, kept, passing) in enumerate(
+            zip(plan.boundary_bytes, plan.kept_bytes, plan.passing_bytes, strict=True)
+        )
+    ]
+    return {
+        "parameters": sum(p.numel() for p in problem.skeleton.parameters()),
+        "activation_bytes": max(activations),
+        "fullest": max(own + weights for own, weights in zip(activations, plan.weight_bytes, strict=True)),
+    }
 
 
 def _train(scale: Scale, stages: int, layers: int) -> dict[str, int]:

@@ -81,6 +81,9 @@ class GpipeConfig(Part, frozen=True, kw_only=True):
     micro_batches: Annotated[str, Meta(description="Numbers of micro-batches in table 2.")] = "1,4,32"
     steps: Annotated[int, Meta(description="To be timed for every number.")] = 2
     full: Annotated[bool, Meta(description="The paper's models and memory, on 8 GPUs.")] = False
+    planned: Annotated[
+        bool, Meta(description="Table 1 by the division alone: nothing is trained, and no GPU is needed.")
+    ] = False
     output: Annotated[Path, Meta(description="Folder of the tables.")] = Path("gpipe")
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ class GpipeConfig(Part, frozen=True, kw_only=True):
         numbers("--stages", self.stages or "1")
         numbers("--micro-batches", self.micro_batches)
         require(self.steps > 0, "--steps", self.steps, "positive")
+        require(not self.planned or self.table == "1", "--table", self.table, "1 with --planned: others are of time")
         _require_folder(self.output)
 
 
