@@ -1,15 +1,32 @@
-"""Every benchmark says what it takes and can print JSON; none is measured here but the quickest."""
+"""Every benchmark says what it takes and can print JSON; those that start ranks still do, at their smallest."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from itertools import count
 
 import pytest
 
 from support.benchmarks import FOLDER, NAMES, benchmark
+
+SMALLEST = (
+    "ddp_parity --blocks 2 --steps 2 --batch 8",
+    "elastic_cost --rounds 1 --seconds 0.5 --width 8",
+    "merging --rounds 1 --workers 2",
+    "oracle_live --networks plain --nodes 1,1 --strategies data,pipeline --steps 2",
+    "own_program --blocks 2 --steps 2 --rounds 1 --batch 16",
+    "pipeline overhead --rounds 1",
+    "pipeline_memory growth",
+    "ps --updates 60 --blocks 1",
+    "self_check --tasks digits --strategies data",
+    "strategies filter --ranks 2 --rounds 1",
+    "uneven_nodes --speeds 1,0.5 --rounds 1 --epochs 1",
+    "wire --megabytes 4 --rounds 50 --blocks 1",
+)
+"""Too short to measure anything."""
 
 
 def run(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> None:
@@ -73,3 +90,13 @@ def test_ways_take_turns_after_a_round_that_warms_up() -> None:
     turns, clock = benchmark("turns"), count()
     assert turns.in_turn({"a": lambda: next(clock), "b": lambda: next(clock)}, 2) == {"a": [2, 4], "b": [3, 5]}
     assert turns.ratios([2.0, 6.0, 4.0], [1.0, 2.0, 4.0]) == turns.Spread(2.0, 1.0, 3.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", SMALLEST, ids=lambda line: line.partition(" ")[0])
+def test_it_runs_as_its_page_says(line: str) -> None:
+    name, *words = line.split()
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"]

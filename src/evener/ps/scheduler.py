@@ -267,13 +267,9 @@ class Scheduler:
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
         job = replace(submission.job, run=self._home.free_name(submission.job.run))
+        first, merge = time.time_ns(), merge_of(job.agreement)
         server = ParameterServer(
-            job.agreement,
-            job.workload,
-            submission.weights,
-            cores=self._cores,
-            first_number=time.time_ns(),
-            merge=merge_of(job.agreement),
+            job.agreement, job.workload, submission.weights, cores=self._cores, first_number=first, merge=merge
         )
         training = TrainingRun(job, server, History(), self._nodes, self._send, self._clock)
         training.submitted = submission.submitted
