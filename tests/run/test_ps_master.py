@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from evener.errors import EvenerError, InvalidInput
 from evener.ps.invitation_messages import Invite
 from evener.ps.master_client import MasterClient
 from evener.run.options import StopAccess
 from evener.run.ps_master import run_line, stop
+from evener.run.ps_train import any_node
 from evener.sync.protocol import Sgd, synchronous
 from evener.wire.identity import Token
 from support.linear_engine import Mood, job, weights
@@ -36,6 +38,9 @@ def test_a_run_is_stopped_from_anywhere_by_whoever_submitted_it_and_by_no_other_
         run = ps.ask().run
         assert run is not None
         assert ", by alice): epoch" in run_line(run)
+        assert f" updates, loss {run.loss:.4f};" in run_line(run)
+        assert " 0 updates; " in run_line(replace(run, version=0))
+        assert "joined as a; measuring this machine" in ps.nodes[0].said
         with pytest.raises(EvenerError, match="run linear-1 was submitted by alice, who can stop it, as the admin can"):
             stop(access(ps, tokens[1]))
         assert ps.ask().run is not None
@@ -59,3 +64,10 @@ def test_the_admin_stops_any_run() -> None:
         wait_until(lambda: ps.version() > 2)
         stop(access(ps, ps.identity.token, "linear-1"))
         assert ps.ask().run is None
+
+
+def test_a_run_waits_for_a_node_until_one_is_here() -> None:
+    with plane() as ps, ps.control() as admin:
+        assert not any_node(admin)
+        ps.join("a", Mood(seconds=0.01))
+        wait_until(lambda: any_node(admin))

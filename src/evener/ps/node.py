@@ -163,8 +163,10 @@ class Node:
         for remark in welcome.remarks:
             self._log(f"warning: {remark}")
         if self._profile is None:
+            self._log(f"joined as {self._name}; measuring this machine")
             self._profile = self._config.measure()
             self._send(Profiled(profile=self._profile))
+            self._log("measured; it works whenever a run is submitted, until Ctrl-C")
         if self._session is not None:
             self._session.resend()
         self._ranks.resend()

@@ -222,8 +222,9 @@ def run_line(run: RunStatus) -> str:
     how = f"{run.protocol}, by {run.submitter}" if run.submitter else run.protocol
     if run.nodes is not None:
         how += f", on {', '.join(run.nodes)}" if run.nodes else ", at rest"
+    loss = f", loss {run.loss:.4f}" if run.version else ""
     return (
-        f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates, loss {run.loss:.4f}"
+        f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates{loss}"
         f"{accuracy}; results will be in {run.folder}"
     )
 

@@ -43,6 +43,8 @@ from evener.tasks.load import is_path
 
 _APPROXIMATE = ("async", "bounded", "average", "diloco")
 """Agreements that do not promise what one process does: a node with a thin line may be told to compress."""
+NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there what `evener up` says")
+"""Of a run that has been submitted, and cannot begin yet."""
 _LOOK_SECONDS = 0.2
 
 
@@ -79,7 +81,10 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
                 parts = parts_of(config.shares, client.ask().nodes, backend.num_samples, system)
                 job = replace(job, workload=replace(job.workload, parts=parts))
             view(Phase(what="shipping", detail="code, weights and data" if config.ship_data else "code and weights"))
+            is_first = not any_node(client)
             run = client.submit(job, backend.initial_weights(), blobs)
+            if is_first:
+                view(NO_NODE)
             result = client.watch(run, view, check)
         if result.record:
             backend.write_weights(result.weights, folder / "model.safetensors")
@@ -153,6 +158,11 @@ def await_system(config: RunConfig, client: MasterClient, show: Callable[[Phase]
             )
         time.sleep(_LOOK_SECONDS)
     return system
+
+
+def any_node(client: MasterClient) -> bool:
+    """Whether a node is here, so that a run that is submitted begins at once."""
+    return any(node.state == "present" for node in client.ask().nodes)
 
 
 def parts_of(

@@ -25,7 +25,7 @@ from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.page import page_beside
 from evener.run.ps_master import open_master
-from evener.run.ps_train import blobs_of, new_run_name
+from evener.run.ps_train import NO_NODE, any_node, blobs_of, new_run_name
 from evener.run.unfinished import Asked
 from evener.schema import parse_noun
 from evener.tasks.load import is_path
@@ -52,7 +52,10 @@ def _submit(config: RunConfig, *, to_stderr: bool) -> TrainRecord:
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))
         with open_master(config) as client:
+            is_first = not any_node(client)
             run = client.submit(job, None, list(blobs.values()))
+            if is_first:
+                view(NO_NODE)
             result = client.watch(run, view, lambda: None)  # nodes may come back at any time
         if result.weights:
             atomic_write(folder / WEIGHTS, result.weights)
