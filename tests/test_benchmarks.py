@@ -19,7 +19,6 @@ SMALLEST = (
     "oracle_live --networks plain --nodes 1,1 --strategies data,pipeline --steps 2",
     "own_program --blocks 2 --steps 2 --rounds 1 --batch 16",
     "pipeline overhead --rounds 1",
-    "pipeline_memory growth",
     "ps --updates 60 --blocks 1",
     "self_check --tasks digits --strategies data",
     "strategies filter --ranks 2 --rounds 1",
