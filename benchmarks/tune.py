@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def search(folder: Path, **options: Any) -> tuple[float, Any]:
     """Seconds of a search, and what it found."""
     config = TuneConfig(**{"task": TASK, "vary": VARY, "output": folder, "metric": "loss", **options})
     begun = time.perf_counter()
-    tune(config, as_json=True)
+    with redirect_stdout(sys.stderr):
+        tune(config, as_json=True)
     return time.perf_counter() - begun, json.loads((folder / "study.json").read_text())
 
 

@@ -22,6 +22,7 @@ SMALLEST = (
     "ps --updates 60 --blocks 1",
     "self_check --tasks digits --strategies data",
     "strategies filter --ranks 2 --rounds 1",
+    "tune --parts overhead",
     "uneven_nodes --speeds 1,0.5 --rounds 1 --epochs 1",
     "wire --megabytes 4 --rounds 50 --blocks 1",
 )
