@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from evener import control_groups
 from evener import memory as memory_module
 from evener.benchmark.dry_run import capacity, dry_run_of
 from evener.benchmark.numpy_device import profile_numpy
@@ -43,8 +44,8 @@ class Groups:
         for name, text in {**files, "membership": membership}.items():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
-        self._monkeypatch.setattr(memory_module, "_ROOT", self.root)
-        self._monkeypatch.setattr(memory_module, "_MEMBERSHIP", self.root / "membership")
+        self._monkeypatch.setattr(control_groups, "_ROOT", self.root)
+        self._monkeypatch.setattr(control_groups, "_MEMBERSHIP", self.root / "membership")
 
 
 @pytest.fixture

@@ -5,17 +5,13 @@ The main memory is bounded by Linux's control groups, of versions 1 and 2, in wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from evener.control_groups import groups_of
 from evener.errors import require
 
-_ROOT = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
-"""Lines of `number:controllers:path`, one for every hierarchy of control groups."""
 _UNLIMITED = 1 << 60
 
 
@@ -77,37 +73,13 @@ def _gpu_memory(device: str) -> Memory:
 def memory_limits() -> list[Memory]:
     """The limits of every memory control group that this process is in; empty where there are none."""
     limits = []
-    for folder, files in _folders(_ROOT, _read(_MEMBERSHIP)):
-        total, usage = _number(_read(folder / files.limit)), _number(_read(folder / files.usage))
+    for group in groups_of("memory"):
+        files = _VERSION_1 if group.version == 1 else _VERSION_2
+        total, usage = _number(group.read(files.limit)), _number(group.read(files.usage))
         if total is not None and total < _UNLIMITED:
-            droppable = _statistic(_read(folder / "memory.stat"), files.droppable)
+            droppable = _statistic(group.read("memory.stat"), files.droppable)
             limits.append(Memory(total, min(total, max(0, total - (usage or 0) + droppable))))
     return limits
-
-
-def _folders(root: Path, membership: str) -> Iterator[tuple[Path, _Files]]:
-    """The process's own groups and all above them; a container may see only the top one."""
-    for line in membership.splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            mounts, files = [root, root / "unified"], _VERSION_2
-        elif "memory" in controllers.split(","):
-            mounts, files = [root / controllers, root / "memory"], _VERSION_1
-        else:
-            continue
-        for mount in dict.fromkeys(mounts):
-            own = mount / path.strip().lstrip("/")
-            for folder in (own, *own.parents):
-                yield folder, files
-                if folder == mount:
-                    break
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _number(text: str) -> int | None:

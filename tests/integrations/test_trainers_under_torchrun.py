@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-ACCELERATE = Path(__file__).parents[1] / "programs" / "scripts" / "accelerate_script.py"
+TESTS = Path(__file__).parents[1]
+EXAMPLES = TESTS.parent / "examples"
+ACCELERATE = TESTS / "programs" / "scripts" / "accelerate_script.py"
+_PATHS = [str(TESTS / "support" / "torchvision_site"), str(TESTS), os.environ.get("PYTHONPATH", "")]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -23,9 +26,9 @@ def needing(package: str, extra: str) -> pytest.MarkDecorator:
 def started(folder: Path, script: Path, *, ranks: int) -> subprocess.CompletedProcess[str]:
     """`script` alone or by torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    return subprocess.run(
-        [sys.executable, *torchrun, str(script)], cwd=folder, capture_output=True, text=True, timeout=280, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATHS)}
+    typed = [sys.executable, *torchrun, str(script)]
+    return subprocess.run(typed, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 def losses(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from evener.cores import usable_cores
 from evener.host import cpu_model
 from evener.memory import usable_memory
 from evener.profile import PRECISIONS, DeviceProfile, Precision, Throughput
@@ -32,7 +32,7 @@ def profile_numpy(node: str, speed: float, seconds: float = 2.0) -> DeviceProfil
         node=node,
         device="cpu",
         model=cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=usable_cores(),
         memory_bytes=total,
         usable_memory_bytes=usable,
         throughputs=tuple(_throughput(precision, speed, share) for precision in PRECISIONS),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from evener.atomic import atomic_write
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
+from evener.cores import usable_cores
 from evener.errors import InvalidInput
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
@@ -77,7 +77,7 @@ def equal_nodes(ranks: int, most: int) -> list[LocalNode]:
     """
     if torch.cuda.device_count() >= most:
         return local_nodes([f"cuda:{i}" for i in range(ranks)])
-    speed = min(1.0, _cores() / most)
+    speed = min(1.0, usable_cores() / most)
     return parse_local_nodes(",".join([str(speed)] * ranks))
 
 
@@ -85,7 +85,7 @@ def where(most: int) -> str:
     """A few words about such nodes."""
     if torch.cuda.device_count() >= most:
         return f"a node: {torch.cuda.get_device_name()}"
-    cores = _cores()
+    cores = usable_cores()
     return f"a node: a core of {cores}" if most <= cores else f"a node: {cores / most:.0%} of a core"
 
 
@@ -96,7 +96,3 @@ def require_gpus(option: str, most: int) -> None:
             f"--full is for {most} GPUs, and this machine has {torch.cuda.device_count()}: "
             f"name smaller numbers with {option}, or leave --full out"
         )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

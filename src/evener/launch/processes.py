@@ -28,6 +28,7 @@ from multiprocessing.context import ForkServerProcess
 from types import FunctionType, ModuleType
 from typing import Any
 
+from evener.cores import compute_in, keep_to_quota
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder, exit_with_parent
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank")
@@ -198,7 +199,9 @@ def _main(
         if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)
         if threads:
-            _limit_threads(threads)
+            compute_in(threads)
+        else:
+            keep_to_quota()
         target(parent, *arguments)
     except BaseException as raised:
         error = raised
@@ -252,13 +255,3 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _limit_threads(threads: int) -> None:
-    """Have NumPy and PyTorch compute in so many: on a core of the node's own, more of them wait for each other."""
-    from threadpoolctl import threadpool_limits  # here, for it changes the environment when it is imported
-
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for what is loaded later
-    threadpool_limits(threads)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)

@@ -25,6 +25,7 @@ from typing import IO
 from evener.atomic import atomic_write
 from evener.benchmark.busy import ProcessorWatch, busy_sentence, taken_by_others
 from evener.benchmark.numpy_device import profile_numpy
+from evener.cores import keep_to_quota
 from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
 from evener.host import version_of
 from evener.profile import ClusterProfile, DeviceProfile
@@ -65,6 +66,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     masters, token = [Address.parse(one) for one in config.address.split(",")], Token.parse(given)
     check_security(token, config.insecure)
     cache, thin = config.cache or default_cache(environment), config.thin
+    keep_to_quota()
     if config.sandbox:
         with sigterm_is_ctrl_c(), ends_with_stdin() if config.token_stdin else nullcontext():
             raise SystemExit(join_confined(config, given.strip(), TOKEN_VARIABLE, cache, environment))

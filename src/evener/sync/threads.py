@@ -6,7 +6,6 @@ large as the second cache allows: with small ones the threads mostly wait for ea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -14,6 +13,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
+from evener.cores import usable_cores
 from evener.sync.layout import Floats
 
 BLOCK_BYTES = 1 << 19
@@ -31,7 +31,7 @@ class ThreadPool:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or _usable_cores()
+        self.threads = threads or usable_cores()
         self._pool = ThreadPoolExecutor(self.threads - 1, "evener-cores") if self.threads > 1 else None
         self._scratch: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
@@ -77,11 +77,6 @@ class ThreadPool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def _usable_cores() -> int:
-    """ThreadPool that this process may use; not every system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(thread: int, start: int, stop: int, block: int, task: Task) -> None:

@@ -1,0 +1,53 @@
+"""The control groups of Linux, versions 1 and 2, in which this process is: what a container allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+"""Lines of `number:controllers:path`, one for every hierarchy of control groups."""
+
+
+class ControlGroup(NamedTuple):
+    """A group in which a process is.
+
+    Attributes:
+        folder: of its files.
+        version: of control groups, which says how those are named.
+    """
+
+    folder: Path
+    version: Literal[1, 2]
+
+    def read(self, file: str) -> str:
+        """What is in a file of it; empty if it is not there."""
+        return _read(self.folder / file)
+
+
+def groups_of(controller: str) -> Iterator[ControlGroup]:
+    """The process's own groups of `cpu` or `memory`, and all above them; a container may see only the top one."""
+    for line in _read(_MEMBERSHIP).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        version: Literal[1, 2]
+        if controllers == "":
+            mounts, version = [_ROOT, _ROOT / "unified"], 2
+        elif controller in controllers.split(","):
+            mounts, version = [_ROOT / controllers, _ROOT / controller], 1
+        else:
+            continue
+        for mount in dict.fromkeys(mounts):
+            own = mount / path.strip().lstrip("/")
+            for folder in (own, *own.parents):
+                yield ControlGroup(folder, version)
+                if folder == mount:
+                    break
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
