@@ -230,3 +230,10 @@ def test_the_summary_has_exactly_the_promised_keys_and_is_json() -> None:
         }
         for node in run.nodes
     ]
+
+
+def test_a_plan_for_one_node_is_not_compared_with_itself() -> None:
+    assert "times as fast as the best device alone" in plain(plan_table(fake_plan()).caption)
+    caption = plain(plan_table(fake_plan((100,), NODES[:1])).caption)
+    assert caption.startswith("Predicted: ")
+    assert "alone" not in caption

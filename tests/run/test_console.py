@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evener.errors import NodeLost
-from evener.event_tail import EVENTS_FILE, EventTail
+from evener.event_tail import EVENTS_FILE, EventTail, Moment
 from evener.events import Phase
 from evener.record import Event, TrainRecord, Validation
-from evener.run.console import RunView, open_console
+from evener.report.live.live_run import LiveRun
+from evener.run.console import RunView, open_console, progress_words
 from evener.run.unfinished import Asked
 from evener.schema import read_noun
 from support.fake_runs import fake_plan, fake_run
@@ -65,3 +67,18 @@ def test_a_run_that_fails_before_its_first_step_leaves_none(tmp_path: Path) -> N
     with pytest.raises(NodeLost):
         losing_bob(tmp_path)
     assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("width", "last"), [(120, "waits for bob"), (75, "of the ideal"), (50, "samples/s"), (10, "epoch 1")]
+)
+def test_the_line_of_a_step_says_as_much_as_fits(width: int, last: str) -> None:
+    run, record = LiveRun("run"), fake_run(num_steps=60)
+    run.take(Moment(0.0, [record.plan]))
+    run.take(Moment(1.0, list(record.steps)))
+    picture = run.picture()
+    nodes = [replace(node, is_waited_for=node.name == "bob") for node in picture.nodes]
+    picture = replace(picture, epoch=1, left_seconds=3601.0, nodes=nodes)
+    words = progress_words(picture, width)
+    assert len(words) <= max(width, len("epoch 1"))
+    assert words.endswith(last)

@@ -263,3 +263,26 @@ def test_a_model_that_cannot_be_divided_is_one_sentence(tmp_path: Path) -> None:
     result = evener("train", TINY, "--strategy", "data+filter", cwd=tmp_path)
     assert result.returncode == 2
     assert "--local-nodes must be at least 2 for data+filter, got 1" in " ".join(result.stderr.split())
+
+
+FLAT = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+task = Task(model=lambda: nn.Linear(4, 3), loss=nn.functional.cross_entropy, batch_size=5,
+            train_data=lambda: TensorDataset(torch.arange(40.0).view(10, 4), torch.arange(10) % 3))
+"""
+
+
+def test_nodes_of_a_model_of_which_nothing_can_be_divided_are_said_to_compute_all(tmp_path: Path) -> None:
+    (tmp_path / "flat.py").write_text(FLAT)
+    task, folder = str(tmp_path / "flat.py"), tmp_path / "run"
+    perform(RunConfig(task=task, strategy="spatial", shares="3,1", local_nodes="1,1", output=folder), quiet=True)
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    assert [one.share for one in record.plan.assignments] == [1.0, 1.0]
+    assert {one.reason for one in record.plan.assignments} == {
+        "computes all: no layer of this model can be divided by spatial"
+    }
+    assert [node.share for node in record.nodes] == [1.0, 1.0]

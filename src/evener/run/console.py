@@ -31,6 +31,8 @@ from evener.run.unfinished import Asked, unfinished_record
 from evener.schema import write_noun
 
 _PLAIN_INTERVAL = 5.0
+_BAR = 12
+"""Characters of the bar."""
 
 
 class RunView:
@@ -149,18 +151,19 @@ class RunView:
             self._show_bar(picture)
         elif time.monotonic() - self._last_line > _PLAIN_INTERVAL:
             self._last_line = time.monotonic()
-            self.console.print(f"step {picture.step}  {_progress_words(picture)}")
+            step = f"step {picture.step}"
+            self.console.print(f"{step}  {progress_words(picture, self.console.width - len(step) - 2)}")
 
     def _show_bar(self, picture: Picture) -> None:
         if self._bar is None:
             self._end_phase()
-            columns = (TextColumn("step {task.fields[step]}"), BarColumn(12), TextColumn("{task.description}"))
+            columns = (TextColumn("step {task.fields[step]}"), BarColumn(_BAR), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar_task = self._bar.add_task("", total=None, step=picture.step)
             self._bar.start()
         assert self._bar_task is not None
         total = None if picture.progress is None else 1.0
-        words = _progress_words(picture)
+        words = progress_words(picture, self.console.width - len(f"step {picture.step}") - _BAR - 2)
         self._bar.update(
             self._bar_task, total=total, completed=picture.progress or 0.0, description=words, step=picture.step
         )
@@ -259,8 +262,8 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def _progress_words(picture: Picture) -> str:
-    """One line of at most 80 characters behind the step: what is done and left, how fast, and who is waited for."""
+def progress_words(picture: Picture, width: int) -> str:
+    """What stands behind the step: what is done and left, how fast, who is waited for; as much as fits the width."""
     words = [f"epoch {picture.epoch}/{picture.epochs}" if picture.epochs else f"epoch {picture.epoch}"]
     if picture.left_seconds is not None:
         words.append(f"{human_seconds(round(picture.left_seconds))} left")
@@ -271,6 +274,8 @@ def _progress_words(picture: Picture) -> str:
         words.append(f"{picture.ideal:.0%} of the ideal")
         last = next((node.name for node in picture.nodes if node.is_waited_for), "")
         words += [f"waits for {last}"] if last else []
+    while len(words) > 1 and len("  ".join(words)) > width:
+        words.pop()
     return "  ".join(words)
 
 

@@ -75,13 +75,22 @@ def _join_parts(context: RankContext, plan: Plan, config: RunConfig, is_rehearse
     mesh = form_process_mesh(context.group, arrangement_of(plan))
     inputs, _ = context.samples(max(1, plan.replica_samples[mesh.index]))
 
-    def build(mesh: ProcessMesh) -> ParallelModel:
+    def build(mesh: ProcessMesh) -> DividedModel:
         recompute = config.rematerialise == "always"
         return DividedModel(context.model, mesh, inputs, _criterion(context), recompute, config.compile)
 
     if is_rehearsed:
         plan = predict(context, plan, lambda silent: build(silent_mesh(mesh, silent)), mesh.group)
-    return build(mesh), plan
+    model = build(mesh)
+    is_divided = any(one.divides for one in model.model.plans)
+    return model, plan if is_divided else _undivided(plan)
+
+
+def _undivided(plan: Plan) -> Plan:
+    """`plan` of a model of which its strategy divides nothing, such as rows of what has none: every rank does all."""
+    reason = f"computes all: no layer of this model can be divided by {plan.strategy}"
+    every = tuple(msgspec.structs.replace(one, share=1.0, reason=reason) for one in plan.assignments)
+    return msgspec.structs.replace(plan, assignments=every)
 
 
 def _join_stages(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:

@@ -14,7 +14,7 @@ from evener.plan import Plan
 from evener.record import Event, Step
 from evener.report.live.live_run import LiveRun
 from evener.report.live.picture import NodePicture
-from support.fake_runs import fake_plan, fake_run
+from support.fake_runs import NODES, fake_plan, fake_run
 
 
 def shown(events: Sequence[RunEvent]) -> LiveRun:
@@ -47,6 +47,13 @@ def test_a_run_that_goes_well_has_no_node_in_red() -> None:
     assert picture.progress == pytest.approx(0.5)
     assert picture.left_seconds == pytest.approx(200 * 0.075, rel=0.4)
     assert [one.share for one in picture.nodes] == pytest.approx([0.67, 0.28, 0.05])
+
+
+def test_a_single_node_is_not_compared_with_an_ideal() -> None:
+    alone, together = fake_run((100,), NODES[:1], num_steps=20), fake_run(num_steps=20)
+    picture = shown([alone.plan, *alone.steps]).picture()
+    assert picture.ideal is None
+    assert shown([together.plan, *together.steps]).picture().ideal is not None
 
 
 def test_a_node_that_computes_twice_as_slow_as_it_did_is_named_with_how_much() -> None:

@@ -108,6 +108,11 @@ class ReplicaPlan:
     steps: tuple[OperationPlan, ...]
     divided: DividedNetwork
 
+    @property
+    def divides(self) -> bool:
+        """Whether a rank does less than all of any operation."""
+        return any(step.choice.gives.state in ("split", "partial") for step in self.steps)
+
     @cached_property
     def shards(self) -> dict[str, Shard]:
         """All weights of the operations, by name, in the order of their first use."""

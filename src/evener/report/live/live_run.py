@@ -181,9 +181,9 @@ class LiveRun:
         return found
 
     def _ideal(self, recent: Entry) -> float | None:
-        """What is reached of what the nodes could do if none waited."""
+        """What is reached of what the nodes could do if none waited; None of a single one, who waits for nobody."""
         works = [work for work in recent.nodes.values() if work.busy_seconds > 0]
-        if not works or not recent.seconds or self._plan is None:
+        if len(works) < 2 or not recent.seconds or self._plan is None:
             return None
         if self._plan.strategy in WHOLE_MODEL:
             ideal = sum(work.samples / work.busy_seconds for work in works)
