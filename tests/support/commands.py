@@ -19,7 +19,7 @@ from evener.cli.commands import main
 TINY = str(Path(__file__).parents[1] / "support_tasks" / "tiny.py")
 
 
-def evener(*words: str, cwd: Path, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+def evener(*words: str, cwd: Path, timeout: float = 110, **environment: str) -> subprocess.CompletedProcess[str]:
     """`evener WORDS` run to its end."""
     return subprocess.run(
         command(*words),
