@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.command_cluster import Cluster, cluster, wait_until
@@ -61,10 +62,10 @@ def finished(ps: Cluster, process: subprocess.Popen[bytes], name: str) -> Any:
 
 
 @contextmanager
-def nodes(*names: str, words: Sequence[str] = ()) -> Iterator[Cluster]:
+def nodes(*names: str, without_torch: Sequence[str] = (), thin: bool = True) -> Iterator[Cluster]:
     with cluster("--patience", "4") as ps:
         for name in names:
-            ps.join(name, "--thin", *words)
+            ps.join(name, *(["--thin"] if thin else []), has_torch=name not in without_torch)
         ps.wait_for_nodes()
         yield ps
 
@@ -126,3 +127,47 @@ def test_no_trial_is_lost_and_none_counted_twice_whoever_is_killed(dies: str) ->
         assert all(one["outcome"] in ("complete", "pruned") for one in found["trials"])
         assert all(sorted(map(int, one["scores"])) == list(range(1, len(one["scores"]) + 1)) for one in found["trials"])
         assert ps.ask().runs == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("without_torch", [(), ("bob",)])
+def test_trials_of_pytorch_find_the_same_on_one_node_as_on_two_of_which_one_dies(without_torch: Sequence[str]) -> None:
+    words = ("--trials", "6", "--epochs", "4", "--ahead", "2", "--option", "pause=0.05")
+    with nodes("ada", "bob", without_torch=without_torch, thin=False) as ps:
+        with searching(ps, "two", *words) as process:
+            wait_until(lambda: ended(ps.folder / "two") >= 3, "that three trials end")
+            ps.nodes["bob"].kill()
+            found = finished(ps, process, "two")
+        alone = tuned(ps, "one", *words)
+        assert {name for one in found["trials"] for name in one["nodes"]} == {"ada", "bob"}
+        assert {name for one in alone["trials"] for name in one["nodes"]} == {"ada"}
+        assert scores_of(alone) == scores_of(found)
+        assert alone["best"] == found["best"]
+        assert ps.ask().runs == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_search_of_nfnn_on_nodes_without_pytorch_of_one_core_and_a_gigabyte(tmp_path: Path) -> None:
+    for name, count in (("train", 2000), ("t10k", 500)):
+        write_digits(tmp_path, name, count)
+    with cluster() as ps:
+        for name in ("ada", "bob"):
+            ps.join(name, "--data", str(tmp_path), has_torch=False, memory_bytes=10**9, core=0)
+        ps.wait_for_nodes()
+        words = ("--data", str(tmp_path), "--thin", "--trials", "4", "--epochs", "2", "--vary", "hidden=16,32")
+        found = tuned(ps, "found", *words, task="nfnn")
+        assert [one["outcome"] for one in found["trials"]] == ["complete"] * 4
+        assert {name for one in found["trials"] for name in one["nodes"]} == {"ada", "bob"}
+
+
+def write_digits(folder: Path, name: str, count: int) -> None:
+    """Drawn images and labels, in MNIST's files."""
+    draw = np.random.default_rng(len(name))
+    for kind, array in (
+        ("images-idx3", draw.integers(0, 256, (count, 28, 28), np.uint8)),
+        ("labels-idx1", draw.integers(0, 10, count, np.uint8)),
+    ):
+        head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+        (folder / f"{name}-{kind}-ubyte").write_bytes(head + array.tobytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +58,20 @@ class Cluster:
         self.address, self.token = said["address"], said["token"]
         assert said["pid"] == self.master.pid
 
-    def join(self, name: str, *words: str, has_torch: bool = True, device: str = "cpu") -> None:
-        """Start a node; or one that cannot import PyTorch."""
+    def join(
+        self,
+        name: str,
+        *words: str,
+        has_torch: bool = True,
+        device: str = "cpu",
+        memory_bytes: int | None = None,
+        core: int | None = None,
+    ) -> None:
+        """Start a node; or one that cannot import PyTorch, has so much address space, or is bound to one core."""
         own = ("--name", name, "--device", device, "--cache", str(self.folder / f"cache-{name}"))
         words = ("join", self.address, "--token", self.token, *own, *words)
         typed = command(*words) if has_torch else [sys.executable, "-c", _WITHOUT_TORCH, *words]
-        self.nodes[name] = self._start(typed, output=f"{name}.out")
+        self.nodes[name] = self._start(typed, output=f"{name}.out", limit=partial(_limit, memory_bytes, core))
 
     def join_unnamed(self, label: str) -> None:
         """Start a node as the user who gives it no name; `label` is for its output."""
@@ -127,7 +137,9 @@ class Cluster:
 
     _started: list[subprocess.Popen[bytes]]
 
-    def _start(self, typed: Sequence[str], output: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, typed: Sequence[str], output: str, limit: Callable[[], None] | None = None
+    ) -> subprocess.Popen[bytes]:
         name, value = self.marker.split("=")
         path = self.folder / output
         with path.open("wb") as out, path.with_suffix(".err").open("ab") as err:
@@ -137,9 +149,18 @@ class Cluster:
                 stdout=out,
                 stderr=err,
                 env={**os.environ, name: value, "COLUMNS": "160", "PYTHONUNBUFFERED": "1"},
+                preexec_fn=limit,
             )
         self._started = [*getattr(self, "_started", []), process]
         return process
+
+
+def _limit(memory_bytes: int | None, core: int | None) -> None:
+    """Bound the process that calls this, where something is given."""
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    if core is not None:
+        os.sched_setaffinity(0, {core})
 
 
 @contextmanager
