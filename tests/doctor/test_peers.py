@@ -16,6 +16,9 @@ from support.machine_facts import SOUND, interface
 
 ADA = PeerFacts(machine="ada", evener="0.2.0", python="3.12.1", torch="2.13.0", ahead=0.0, network=SOUND.network)
 BOB = replace(ADA, machine="bob", python="3.12.9", torch="2.13.1", ahead=0.4)
+OTHER = replace(
+    SOUND.network, route_address="10.0.0.6", interfaces=(interface("lo", "127.0.0.1"), interface("eth0", "10.0.0.6"))
+)
 SMALL = replace(SOUND.network, interfaces=(interface("lo", "127.0.0.1"), interface("ens3", "10.0.0.5", mtu=1000)))
 
 
@@ -32,7 +35,7 @@ SMALL = replace(SOUND.network, interfaces=(interface("lo", "127.0.0.1"), interfa
             "bob: ens3 sends packets of 1000 bytes, eth0 of ada of 1500; give both the same",
         ),
         (
-            {"network": replace(SOUND.network, host_addresses=("127.0.1.1",))}, "interface", "error",
+            {"network": replace(OTHER, host_addresses=("127.0.1.1",))}, "interface", "error",
             "bob: Gloo would take the loopback there: this machine's name stands for 127.0.1.1",
         ),
         (
@@ -67,6 +70,11 @@ def test_machines_that_fit_have_no_faults() -> None:
     assert faults(check_peers([ADA, BOB, replace(BOB, machine="eve")])) == []
     by_nccl = replace(BOB, uses_gloo=False, network=replace(SOUND.network, host_addresses=()))
     assert faults(check_peers([ADA, by_nccl])) == []
+
+
+def test_ranks_that_were_started_apart_on_one_machine_meet_over_its_loopback() -> None:
+    own = replace(SOUND.network, gloo_interfaces="lo")
+    assert faults(check_peers([replace(ADA, network=own), replace(ADA, machine="ada-2", network=own)])) == []
 
 
 def test_data_that_different_libraries_read_are_not_compared_and_nodes_may_lack_pytorch() -> None:

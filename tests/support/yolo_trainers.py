@@ -72,7 +72,12 @@ def watched(base: Any, steps: list[torch.Tensor]) -> Any:
 
 
 def exact(base: Any, fitness: float, rank: int) -> Any:
-    """The trainer `base` in float64, with the same `fitness` of every epoch on the leader."""
+    """The trainer `base` in float64, with the same `fitness` of every epoch on the leader.
+
+    Losses of key points call `float()` of what the model predicts: here that is float64 as well, in this process. In
+    single precision what is summed there would be off by 1e-7 as soon as one number of it is rounded to the other side.
+    """
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
 
     class Exact(base):  # type: ignore[misc]
         def preprocess_batch(self, batch: Any) -> Any:

@@ -133,7 +133,12 @@ def _check_mtu(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
 
 
 def _check_interfaces(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
-    """Gloo tells the others an address; a loopback's leads them to themselves, and they would wait for ever."""
+    """Gloo tells the others an address; a loopback's leads them to themselves, and they would wait for ever.
+
+    Those of one address are one machine, of which each has ranks of its own: its loopback leads to all of them.
+    """
+    if len({peer.network.route_address for peer in peers}) == 1:
+        return
     for peer in peers:
         taken, route = gloo_interface(peer.network), peer.network.route
         if peer.uses_gloo and route is not None and (taken is None or taken.is_loopback):
