@@ -22,6 +22,24 @@ def in_turn(ways: Mapping[str, Callable[[], T]], rounds: int, *, warm_up: int = 
     return found
 
 
+def beside(
+    reference: Callable[[], float], ways: Mapping[str, Callable[[], float]], rounds: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """What every way gives in each of `rounds` rounds, and for each `reference`: the mean of right before and after.
+
+    In one order of turns, whichever comes first may meet a machine whose clock is faster than for all that follow.
+    """
+    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+    before = reference()
+    for _ in range(rounds):
+        for name, way in ways.items():
+            measured, after = way(), reference()
+            found[name][0].append(measured)
+            found[name][1].append((before + after) / 2)
+            before = after
+    return found
+
+
 def seconds_of(work: Callable[[], object]) -> float:
     """That `work` takes."""
     begin = time.perf_counter()

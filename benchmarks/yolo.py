@@ -4,9 +4,10 @@
 
 Every node is a process on a core of its own, with one thread. A node of speed 0.5 idles as long as it computes, so
 plain `yolo train` on it would be half as fast as on the other one. Seconds are those of batches after the first epoch,
-loading included, validation not; figures are medians over the rounds of ratios within a round. Two cores share caches
-and memory, as two machines do not: what that takes is shown by two trainings of plain `yolo train` at once, which know
-nothing of each other. A step is as many batches as 64 images make, as it is after the warm-up of a training.
+loading included, validation not; figures are medians over the rounds of ratios to what plain `yolo train` took right
+before and right after. Two cores share caches and memory, as two machines do not: what that takes is shown by two
+trainings of plain `yolo train` at once, which know nothing of each other. A step is as many batches as 64 images make,
+as it is after the warm-up of a training. Where a machine does other things besides, `yolo_turns.py` compares one node.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import msgspec
 from results import open_results, parser_of
-from turns import in_turn, ratios
+from turns import beside, ratios
 
 from evener.events import RunEvent
 from evener.launch.nodes import parse_local_nodes
@@ -166,30 +167,29 @@ def main() -> None:
         return seconds
 
     with open_results(asked) as results:
-        plain = {"plain": partial(plain_seconds, words, asked.batches)}
-        plain["two at once"] = partial(plain_seconds, words, asked.batches, at_once=2)
         ways = {way: partial(through_evener, way) for way in WAYS}
-        found = in_turn(plain | ways, asked.rounds, warm_up=0)
+        ways["two at once"] = partial(plain_seconds, words, asked.batches, at_once=2)
+        found = beside(partial(plain_seconds, words, asked.batches), ways, asked.rounds)
+        seconds, plain = found.pop("two at once")
         results.add(
             "two of plain YOLO at once: {of_sum:.1%} of the sum of their speeds",
             way="two at once",
-            of_sum=ratios(found["plain"], found["two at once"]),
-            seconds=found["two at once"],
-            plain_seconds=found["plain"],
+            of_sum=ratios(plain, seconds),
+            seconds=seconds,
+            plain_seconds=plain,
         )
-        for way, speeds in WAYS.items():
-            ideal = sum(node.speed_at(0) for node in parse_local_nodes(speeds))
-            of_sum = ratios(found["plain"], [seconds * ideal for seconds in found[way]])
+        for way, (seconds, plain) in found.items():
+            ideal = sum(node.speed_at(0) for node in parse_local_nodes(WAYS[way]))
             results.add(
                 "{way} ({speeds}): {of_sum:.1%} of the sum of the speeds of plain YOLO; wanted {wanted:.0%}; "
                 "divided {shares}",
                 way=way,
-                speeds=speeds,
+                speeds=WAYS[way],
                 shares=", ".join(shares[way]),
-                of_sum=of_sum,
+                of_sum=ratios(plain, [one * ideal for one in seconds]),
                 wanted=WANTED[way],
-                seconds=found[way],
-                plain_seconds=found["plain"],
+                seconds=seconds,
+                plain_seconds=plain,
             )
 
 
