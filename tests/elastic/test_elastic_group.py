@@ -130,7 +130,7 @@ def test_what_is_told_is_what_happened_since_it_was_told_last() -> None:
         rank.changing.enter()
     began = rank.changing.what_began()
     assert (began.number, began.reason, began.lost) == (3, "generation 2, generation 3", ("n2", "n3"))
-    rank.changing.has_state()
+    rank.changing.has_told()
     rank.tell(generation(4, 0, is_urgent=False))
     rank.changing.enter()
     assert rank.changing.what_began().reason == "generation 4"

@@ -1,4 +1,4 @@
-"""A divided model's elastic run whose processes are threads: nodes are killed in the middle of a step, others come."""
+"""An elastic run whose processes are threads: nodes are killed in the middle of a step, others come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,6 +22,7 @@ from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.generation import Generation, Heard, Hello, Participant, decode_for_authority, encode_message
 from evener.elastic.line import Line
 from evener.elastic.meeting import Connections, Meeting
+from evener.errors import NodeLost
 from evener.history import History
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
@@ -29,6 +30,7 @@ from evener.plan import Plan
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, make_context
 from evener.run.elastic_divided import DividedElasticLoop
+from evener.run.elastic_replicated import ReplicatedElasticLoop
 from evener.run.loop import Loop
 from evener.run.planning import Shape, divide
 from evener.run.training import Training, make_training
@@ -36,6 +38,8 @@ from support.commands import TINY
 from support.stores import memory_store
 
 PATIENCE = 20.0
+MEETING_SECONDS = 8.0
+"""For which a rank waits for others that went on without it: in processes, it is left waiting."""
 _WAIT = 2.0
 """Seconds for which a model that does not fit any more waits for others."""
 _SEEDED = threading.Lock()
@@ -50,10 +54,11 @@ class Fault:
     """A node that is killed.
 
     Attributes:
-        node: its number.
+        node: its number; of a process that came later, the number of that.
         step: in which it is killed.
         place: `loss`: before gradients are complete; `update`: when all ranks know that theirs are; `between`: when
-            one of the others has heard that of it.
+            one of the others has heard that of it; `late`: when another one has made the update; `torn`: likewise, but
+            it is not killed, and does not make it either.
         returns: whether another process takes its place.
     """
 
@@ -141,6 +146,8 @@ class ElasticThreads:
             while (left := [one for one in left if not one.has_ended()]) and time.monotonic() < deadline:
                 gc.collect()  # models of steps that were broken off refer to groups that others wait for
                 time.sleep(0.01)
+        while _is_meeting() and time.monotonic() < deadline + MEETING_SECONDS:
+            time.sleep(0.01)
         if self.errors:
             raise self.errors[0]
         return self.outcomes[0]
@@ -197,10 +204,11 @@ class ElasticThreads:
             time.sleep(0.001)
 
     def _is_back(self, node: int) -> bool:
-        return any(self._lives[process].node == node for process in self._told if process >= len(self.nodes))
+        came = [(process, life) for process, life in list(self._lives.items()) if process >= len(self.nodes)]
+        return any(life.node == node and (process in self._told or life.was_killed) for process, life in came)
 
     def fault_of(self, process: int) -> Fault | None:
-        """What will befall this process: the first one of its node."""
+        """What will befall this process."""
         return next((one for one in self._faults if one.node == process), None)
 
 
@@ -227,26 +235,35 @@ class _Life:
         try:
             context = self._context()
             ranks = self.ranks = ElasticGroup(self._line(), context.group, "127.0.0.1")
-            training: Training | None = None
-            if not self._is_late:
-                training = make_training(context, self._run.plan, self._run.config, is_foretold=False)
-                context = self._context(context.group)  # whose model was not taken over
-            loop = DividedElasticLoop(context, self._run.plan, self._run.config, ranks, training)
-            self._loop = loop
+            loop = self._loop = self._made(context, ranks)
             self._arm(loop)
             loop.run(self._finish)
         except Killed:
             assert self.ranks is not None
-            self.ranks._connections.abort(RuntimeError("killed"))
+            self.ranks._abort_all(NodeLost("killed"))
             self.was_killed = True
         except BaseException as error:
             self._run.errors.append(error)
         self.has_ended = True
 
+    def _made(self, context: RankContext, ranks: ElasticGroup) -> Any:
+        """The loop of a process."""
+        run = self._run
+        if run.plan.strategy == "data":
+            with _SEEDED:
+                training = make_training(context, run.plan, run.config, is_foretold=False)
+                return ReplicatedElasticLoop(training, run.config, ranks, self._is_late)
+        if self._is_late:
+            return DividedElasticLoop(context, run.plan, run.config, ranks, None)
+        training = make_training(context, run.plan, run.config, is_foretold=False)
+        among = self._context(context.group)  # whose model was not taken over
+        return DividedElasticLoop(among, run.plan, run.config, ranks, training)
+
     def hang_up(self) -> list[Connections]:
         """Abort what it had opened, which has to be closed."""
         self.heard.put(None)
         if self.ranks is not None:
+            self.ranks._abort_all(NodeLost("the run is over"))
             self.opened += [self.ranks._connections, *self.ranks._left]
         for connections in self.opened:
             connections.abort(RuntimeError("the run is over"))
@@ -254,7 +271,7 @@ class _Life:
 
     def _arm(self, loop: Any) -> None:
         """Let the fault come."""
-        before, fault = loop._before_update, self.fault
+        before, fault = getattr(loop, "_before_update", loop._ranks.fence), self.fault
 
         def before_update() -> None:
             if loop._loop is not None:
@@ -263,11 +280,13 @@ class _Life:
             if is_now and fault is not None and fault.place == "between":
                 _tell_one_that_all_is_complete(loop._group)
                 self._run.wait_for_step(fault.step)
-            if is_now and fault is not None and fault.place != "update":
+            if is_now and fault is not None and fault.place in ("loss", "between"):
                 raise Killed
             before()
+            if is_now and fault is not None and fault.place in ("late", "torn"):
+                self._run.wait_for_step(fault.step)
             if is_now:
-                raise Killed
+                raise NodeLost("others are gone") if fault is not None and fault.place == "torn" else Killed
 
         loop._before_update = before_update
         if loop._loop is not None:
@@ -287,8 +306,8 @@ class _Life:
         )  # fmt: skip
         if group is None:
             group = self._founders_group() if not self._is_late else _group(0, [run.nodes[self.node].name])
-        with _SEEDED:
-            return make_context(env, group, run.config)
+        with _SEEDED:  # DistributedDataParallel knows no groups of threads
+            return replace(make_context(env, group, run.config), uses_all=False)
 
     def _founders_group(self) -> Group:
         """Before the first generation."""
@@ -316,6 +335,10 @@ class _Life:
         if data is None:
             raise EOFError
         return data
+
+
+def _is_meeting() -> bool:
+    return any(thread.name == "evener-elastic-meeting" for thread in threading.enumerate())
 
 
 def _tell_one_that_all_is_complete(group: Group) -> None:

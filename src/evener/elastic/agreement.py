@@ -33,13 +33,15 @@ class Agreement:
     Attributes:
         step: that the weights of all contain from now on.
         source: rank whose state it is.
-        needy: ranks that have to take it over, in order.
+        gifts: who has to take it over, in order, and from whom: (rank that has it, rank that does not).
+        new: those who do not have it and never had any.
         is_settled: whether what follows the step is done on all that made it.
     """
 
     step: int
     source: int
-    needy: tuple[int, ...]
+    gifts: tuple[tuple[int, int], ...]
+    new: tuple[int, ...]
     is_settled: bool
 
 
@@ -53,9 +55,11 @@ def agree(standings: Sequence[Standing]) -> Agreement:
     if step < 0:
         raise NodeLost("no node that is left holds the state of the training; go on from a checkpoint with --resume")
     holders = [rank for rank, one in enumerate(standings) if one.step == step]
+    needy = [rank for rank in range(len(standings)) if rank not in holders]
     return Agreement(
         step=step,
         source=holders[0],
-        needy=tuple(rank for rank in range(len(standings)) if rank not in holders),
+        gifts=tuple((holders[i % len(holders)], rank) for i, rank in enumerate(needy)),
+        new=tuple(rank for rank in needy if standings[rank].step < 0),
         is_settled=all(standings[rank].is_settled for rank in holders),
     )

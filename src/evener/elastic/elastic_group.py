@@ -12,11 +12,16 @@ Nothing is destroyed that somebody may still write into: what was left is kept u
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from datetime import timedelta
 
 from evener.comm.group import Group
+from evener.comm.mesh import Mesh
+from evener.comm.mesh_joining import join_mesh
+from evener.elastic.aside import Aside, Inbox
 from evener.elastic.generation import Generation, as_one
 from evener.elastic.line import Line
-from evener.elastic.meeting import Connections, Meeting
+from evener.elastic.meeting import LONGEST_WAIT, Connections, Meeting
 from evener.elastic.watch import Watch
 from evener.errors import NodeLost
 
@@ -43,6 +48,7 @@ class ElasticGroup:
         self._watch = Watch(line, self._abort)
         self._connections = Connections()
         self._left: list[Connections] = []
+        self._asides: list[Aside] = []
 
     def start(self, founders: tuple[str, ...] = ()) -> None:
         """Say that this rank can take part: in the first generation with the `founders`, or in a later one."""
@@ -89,6 +95,28 @@ class ElasticGroup:
         """Return when this rank was certainly not given up up to now; before it changes or publishes anything."""
         self._watch.fence()
 
+    def aside(self, first: int, second: int, work: Callable[[Mesh, Inbox], None]) -> Aside:
+        """Begin something in a thread with a connection of the ranks `first` and `second`, who both call this."""
+        group, patience = self._group, self._line.patience + _MARGIN
+        is_second, nodes = group.rank == second, [group.nodes[first], group.nodes[second]]
+        place = f"generation/{self.number}/aside/{first}-{second}"
+
+        def join() -> Mesh:
+            store = self._line.open_store().under(place)
+            store.set_timeout(timedelta(seconds=patience))
+            return join_mesh(
+                rank=int(is_second),
+                nodes=nodes,
+                store=store,
+                address=self._address,
+                patience=patience,
+                longest_wait=LONGEST_WAIT,
+            )
+
+        begun = Aside(join, work)
+        self._asides.append(begun)
+        return begun
+
     def at_step(self, step: int) -> None:
         """Note the step that this rank works on."""
         self._watch.step = step
@@ -99,10 +127,13 @@ class ElasticGroup:
             began = [one for one in self._watch.untold if one.number <= self.number]
         return as_one(began[1:] if began[0].number == 1 < self.number else began)
 
-    def has_state(self) -> None:
-        """Note, and say at once, that this rank holds the state of the training, and has told how it came to that."""
+    def has_told(self) -> None:
+        """Note that the user knows what began this generation."""
         with self._watch.changed:
             self._watch.untold = [one for one in self._watch.untold if one.number > self.number]
+
+    def has_state(self) -> None:
+        """Note, and say at once, that this rank holds the state of the training."""
         self._watch.say_holds(self.number)
 
     def _meet(self, generation: Generation) -> Connections | None:
@@ -128,10 +159,16 @@ class ElasticGroup:
 
     def _leave(self) -> None:
         """Leave the connections of before; let go what has ended of those that were left."""
-        self._connections.abort(NodeLost("this generation is over"))
+        self._abort_all(NodeLost("this generation is over"))
+        self._asides = []
         self._left = [one for one in (*self._left, self._connections) if not one.has_ended()]
 
     def _abort(self, generation: Generation) -> None:
         """Called in another thread, holding its lock: ranks are gone."""
         self.known_at = time.perf_counter()
-        self._connections.abort(NodeLost(generation.reason))
+        self._abort_all(NodeLost(generation.reason))
+
+    def _abort_all(self, error: NodeLost) -> None:
+        self._connections.abort(error)
+        for aside in self._asides:
+            aside.abort(error)

@@ -92,6 +92,11 @@ class ElasticLoop(ABC):
         """Do what this rank does for the others after a step that all have made."""
 
     @property
+    def _has_state(self) -> bool:
+        """Whether this rank has the state of the training."""
+        return True
+
+    @property
     def _is_settled(self) -> bool:
         return self._loop is not None and self._settled == self._loop.last
 
@@ -105,7 +110,9 @@ class ElasticLoop(ABC):
             generation, self._ranks, loop.monitor, training.group, self._mark, len(self._plan.assignments), loop.last,
             repeated,
         )  # fmt: skip
-        self._ranks.has_state()
+        self._ranks.has_told()
+        if self._has_state:
+            self._ranks.has_state()
         if (heartbeat := training.context.env.heartbeat) is not None:
             heartbeat.stop()
 

@@ -10,12 +10,12 @@ for step in steps:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from evener.data.loader import Loader, seed_all
 from evener.events import Phase
 from evener.history import History
-from evener.oracle.apportion import apportion, weights_to_workers
+from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.record import Validation
 from evener.run.checkpoint import CheckpointState
 from evener.run.config import RunConfig
@@ -33,6 +33,8 @@ class Loop:
         config: says where and when to write checkpoints, whether to go on from one, and how to load data.
         fence: called before the weights are changed.
         is_followed: whether other ranks are to take part after this step.
+        keep: (step) -> whether somebody keeps its gradients, because the weights are not yet there to be changed.
+        is_behind: whether that is so.
 
     Attributes:
         last: step that the weights contain.
@@ -46,10 +48,12 @@ class Loop:
         config: RunConfig,
         fence: Callable[[], None] | None = None,
         is_followed: Callable[[], bool] = bool,
+        keep: Callable[[int], bool] = lambda _: False,
+        is_behind: Callable[[], bool] = bool,
     ) -> None:
         self._training, self._context, self._config = training, training.context, config
         self._group, self._model, self._plan = training.group, training.model, training.plan
-        self._fence, self._step = fence, TrainStep(training, fence)
+        self._fence, self._keep, self._step = fence, keep, TrainStep(training, fence, keep)
         self.last = 0
         self.saving = Saving(
             config,
@@ -71,20 +75,22 @@ class Loop:
             advice=self.saving.last_good,
             is_due=self.saving.is_time,
             is_followed=is_followed,
+            is_behind=is_behind,
         )
 
-    def regroup(self, training: Training, nodes: Sequence[str]) -> None:
+    def regroup(self, training: Training, nodes: Sequence[str], awaited: Mapping[int, Worker] | None = None) -> None:
         """Go on with other ranks.
 
         Args:
             training: with the plan, the samples, and the model, or this rank's part of it, of these ranks.
             nodes: of the whole run.
+            awaited: as of a monitor.
         """
         assert training.division is not None
         self._training, self._plan, self._model = training, training.plan, training.model
-        self._step = TrainStep(training, self._fence)
+        self._step = TrainStep(training, self._fence, self._keep)
         self.saving.rebuild(training.model, training.optimizer, training.scheduler)
-        self.monitor.regroup(training.division, training.balance, nodes)
+        self.monitor.regroup(training.division, training.balance, nodes, awaited or {})
 
     def run(self) -> History:
         """All steps from the first, or from the checkpoint to resume from, to the last; the same history on every rank.
@@ -122,6 +128,11 @@ class Loop:
             self.monitor.settle()
             self.saving.stop(step)
         return is_over
+
+    def is_plain(self, step: int) -> bool:
+        """Whether nothing follows `step`, which is made, but the next one: nobody looks at the weights."""
+        is_saved = self.monitor.is_saving or self.monitor.is_stopping or self.saving.is_due(step)
+        return step % self._training.sampler.steps_per_epoch != 0 and not is_saved
 
     def loader(self, first: int) -> Loader:
         """The batches from step `first` on."""

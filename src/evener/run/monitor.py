@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTiming
@@ -17,6 +17,7 @@ from evener.data.sampler import Division
 from evener.errors import NonFiniteLoss, TrainingFailed
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker, apportion
 from evener.oracle.rebalance import Balance
 from evener.record import Epoch, Event, Step, Validation
 from evener.run.step import Reports, StepReport, StepResult, entry_of
@@ -42,10 +43,12 @@ class Monitor:
         advice: what a loss that is not finite is told with; None if such a loss is somebody else's affair.
         is_due: whether it is time for a checkpoint, on this rank.
         is_followed: whether this rank knows that other ranks are to take part.
+        is_behind: whether this rank has not the state of the training yet.
 
     Attributes:
         history: of the run.
         balance: what re-balancing knows now; None where shares are left alone.
+        awaited: ranks that have no samples before they have the state, and what samples will cost them.
         is_stopping: whether a rank was asked to stop.
         is_saving: whether it is time for a checkpoint, on any rank; whoever saves one says that it is not any more.
         is_leaving: whether other ranks are to take part after this step.
@@ -64,14 +67,16 @@ class Monitor:
         advice: Callable[[], str] | None = str,
         is_due: Callable[[], bool] = bool,
         is_followed: Callable[[], bool] = bool,
+        is_behind: Callable[[], bool] = bool,
     ) -> None:
         self._env, self._group, self._division, self.balance = env, group, division, balance
         self._micro_batches, self._lead, self._warm_up = micro_batches, lead, warm_up
-        self._advice, self._is_due, self._is_followed = advice, is_due, is_followed
+        self._advice, self._is_due, self._is_followed, self._is_behind = advice, is_due, is_followed, is_behind
         self._reports = Reports(group)
         self._unsent: deque[tuple[int, StepResult, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self.history = History()
+        self.awaited: dict[int, Worker] = {}
         self._nodes = list(group.nodes)
         for column in range(group.size):
             self.history.add_node(str(column))
@@ -86,15 +91,18 @@ class Monitor:
         self._first = first
         self.restart_clock()
 
-    def regroup(self, division: Division, balance: Balance | None, nodes: Sequence[str]) -> None:
+    def regroup(
+        self, division: Division, balance: Balance | None, nodes: Sequence[str], awaited: Mapping[int, Worker]
+    ) -> None:
         """Other ranks take part from now on; reports of those before are not waited for.
 
         Args:
             division: of samples, from now on.
             balance: what re-balancing starts from; None to leave shares alone.
             nodes: of the whole run, in the order of the history's columns.
+            awaited: see above.
         """
-        self._division, self.balance, self._nodes = division, balance, list(nodes)
+        self._division, self.balance, self._nodes, self.awaited = division, balance, list(nodes), dict(awaited)
         for column in range(len(nodes)):
             self.history.add_node(str(column))
         self._reports = Reports(self._group)
@@ -170,6 +178,7 @@ class Monitor:
                 told=int(outcome.loss is not None),
                 rate=outcome.rate,
                 weight=outcome.weight,
+                behind=int(self._is_behind()),
             )
         )
         self._sent_before = sent
@@ -182,7 +191,8 @@ class Monitor:
         self.is_stopping = self.is_stopping or any(report.stop for report in reports)
         self.is_saving = self.is_saving or any(report.save for report in reports)
         self.is_leaving = self.is_leaving or any(report.leave for report in reports)
-        self._rebalance(reports)
+        if not self._admit(reports):
+            self._rebalance(reports)
         entry = entry_of(reports, [str(self._nodes.index(node)) for node in self._group.nodes])
         self.history.add(entry)
         self.emit(entry.as_step(self.history.names))
@@ -209,6 +219,28 @@ class Monitor:
                     f"node {node}: something that only one node knows changes the model or its optimiser"
                 )
 
+    def _admit(self, reports: Sequence[StepReport]) -> bool:
+        """Give samples to ranks that were awaited and have the state now; whether there are any."""
+        come = [rank for rank in self.awaited if not reports[rank].behind]
+        if not come or self._division is None:
+            return False
+        start = self._next_change(reports[0].step)
+        workers = list(self._division.workers(start))
+        for rank in come:
+            workers[rank] = self.awaited.pop(rank)
+        self._division.change(start, workers)
+        if self.balance is not None:
+            shares = apportion(sum(self.balance.shares), workers)
+            self.balance = Balance(workers=tuple(workers), shares=shares)
+        names = tuple(self._group.nodes[rank] for rank in come)
+        message = f"{' and '.join(names)} caught up with the others, and has samples from step {start} on"
+        self.emit(Event(step=reports[0].step, kind="caught up", message=message, nodes=names))
+        return True
+
+    def _next_change(self, step: int) -> int:
+        """The first step that nobody has loaded yet who reads the reports of `step` now."""
+        return step + 3 + self._lag + self._lead
+
     def _rebalance(self, reports: Sequence[StepReport]) -> None:
         if self.balance is None or self._division is None or reports[0].step < self._first + self._warm_up:
             return
@@ -218,7 +250,7 @@ class Monitor:
         self.balance = decision.balance
         if decision.shares is None:
             return
-        start = reports[0].step + 3 + self._lag + self._lead
+        start = self._next_change(reports[0].step)
         self._division.change(start, decision.balance.workers)
         shares = ", ".join(f"{node} {n}" for node, n in zip(self._group.nodes, decision.shares, strict=True))
         message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"

@@ -1,12 +1,12 @@
 """States of a training between ranks, over the mesh (`held_state` says what they are).
 
-send_state, take_state    from one that holds the whole to some that do not
+send_state, take_state    from one that holds the whole to one that does not
 share_states              parts from all who have some to all
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,17 +15,16 @@ from evener.comm.mesh import Mesh
 from evener.run.held_state import HeldState
 from evener.schema import Amount
 
-_PIECE = 2**28
-"""Bytes of a message, at most."""
+_PIECE = 2**20
+"""Bytes of a message, at most: while one travels, the next is signed, and the one before it proved."""
 
 
-def send_state(held: HeldState, mesh: Mesh, to: Sequence[int]) -> None:
-    """Send `held` to the ranks `to`."""
+def send_state(held: HeldState, mesh: Mesh, rank: int) -> None:
+    """Send `held` to a rank."""
     data = held.encode()
-    for rank in to:
-        mesh.send_to(rank, msgspec.json.encode(len(data)))
-        for piece in _pieces(data):
-            mesh.send_to(rank, piece)
+    mesh.send_to(rank, msgspec.json.encode(len(data)))
+    for start in range(0, len(data), _PIECE):
+        mesh.send_to(rank, data[start : start + _PIECE])
 
 
 def take_state(mesh: Mesh, source: int) -> HeldState:
@@ -52,7 +51,3 @@ def share_states(own: Sequence[bytes], group: Group) -> list[HeldState]:
                 data += group.told_by(rank, mine)
             found.append(HeldState.decode(data))
     return found
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    return (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))

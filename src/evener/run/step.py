@@ -47,10 +47,16 @@ class TrainStep:
     Args:
         training: of this rank.
         fence: called before the weights are changed.
+        keep: (step) -> whether somebody keeps its gradients, so that the weights are not changed by them now.
     """
 
-    def __init__(self, training: Training, fence: Callable[[], None] | None = None) -> None:
-        self._fence = fence
+    def __init__(
+        self,
+        training: Training,
+        fence: Callable[[], None] | None = None,
+        keep: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self._fence, self._keep = fence, keep
         self._model, self._optimizer, self._scheduler = training.model, training.optimizer, training.scheduler
         self._context, self._clip_norm = training.context, training.context.task.clip_norm
         self._arithmetic = training.context.arithmetic
@@ -94,7 +100,10 @@ class TrainStep:
             self._model.clip(self._clip_norm)
         if self._fence is not None:
             self._fence()
-        self.change(step)
+        if self._keep(step):
+            self._optimizer.clear_gradients()
+        else:
+            self.change(step)
 
     def change(self, step: int) -> None:
         """Change the weights by the gradients of `step`, which are complete; no other rank is waited for."""
@@ -176,6 +185,7 @@ class StepReport:
         stop: 1 if this rank was asked to stop.
         save: 1 if it is time for a checkpoint.
         leave: 1 if other ranks are to take part after this step.
+        behind: 1 if this rank has not the state of the training yet.
         told: 1 if the loss is known.
         rate: as that of a StepResult.
         weight: likewise.
@@ -198,6 +208,7 @@ class StepReport:
     told: int
     rate: float
     weight: float
+    behind: int = 0
 
     @property
     def computing(self) -> float:
