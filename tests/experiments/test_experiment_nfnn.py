@@ -17,8 +17,16 @@ import numpy as np
 import pytest
 
 from evener.data.mnist import ELEMENTS
-from evener.experiments.nfnn import PUBLISHED_BYTES, PUBLISHED_UPDATES, NfnnOutcome, row_of, tables
+from evener.experiments.nfnn import (
+    PUBLISHED_BYTES,
+    PUBLISHED_UPDATES,
+    NfnnOutcome,
+    row_of,
+    seconds_and_accuracy,
+    tables,
+)
 from evener.ps.messages import Contribution, ServerReply
+from evener.report.canvas import png
 from evener.sync.messages import Answer, Lease, Push, SampleRange
 from evener.wire.frame import encode_frame
 from evener.wire.limits import Limits
@@ -190,3 +198,18 @@ def test_however_it_ends_nothing_is_left_running(digits: Path, tmp_path: Path, n
         assert process.returncode == 130
         assert "Traceback" not in errors
         assert not list(tmp_path.glob("evener-*"))
+
+
+def test_the_figure_has_a_tick_a_number_of_workers_and_seconds_in_words() -> None:
+    outcome = NfnnOutcome(10.0, 0.8800, PUBLISHED_BYTES, PUBLISHED_BYTES)
+    cells = [row_of(mode, workers, [outcome], 500) for mode in ("sync", "async") for workers in (1, 2, 3)]
+    figure = seconds_and_accuracy(cells)
+    png(figure)
+    left, right = figure.axes
+    for axes in (left, right):
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3"]
+    labels = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    assert not any("mathdefault" in label for label in labels)
+    assert "1 min 40 s" in labels
+    assert "85 %" in labels
+    assert right.get_title(loc="left") == "accuracy (here after 500 updates)"

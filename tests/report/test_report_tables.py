@@ -237,3 +237,12 @@ def test_a_plan_for_one_node_is_not_compared_with_itself() -> None:
     caption = plain(plan_table(fake_plan((100,), NODES[:1])).caption)
     assert caption.startswith("Predicted: ")
     assert "alone" not in caption
+
+
+def test_a_plan_that_is_slower_than_one_node_says_what_to_do() -> None:
+    plan = fake_plan()
+    assert plan.prediction is not None
+    slower = msgspec.structs.replace(plan.prediction, alone_seconds=plan.prediction.step_seconds / 2)
+    caption = plain(plan_table(msgspec.structs.replace(plan, prediction=slower)).caption)
+    assert "longer than on the best device alone" in caption
+    assert "measure again when the machine is idle" in caption

@@ -94,6 +94,41 @@ def test_a_pipeline_says_before_the_first_step_what_it_will_send(tmp_path: Path)
     assert said.communication_seconds > 0
 
 
+TIED = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.between, self.write = nn.Embedding(40, 6), nn.Linear(6, 6), nn.Linear(6, 40, bias=False)
+        self.write.weight = self.read.weight
+
+    def forward(self, x):
+        return self.write(torch.tanh(self.between(self.read(x))))
+
+words = torch.arange(64) % 40
+task = Task(model=Words, loss=nn.functional.cross_entropy, train_data=lambda: TensorDataset(words, words.flip(0)),
+            batch_size=16)
+"""
+
+
+@pytest.mark.parametrize("nodes", ["1,1", pytest.param("1,1,1", marks=pytest.mark.slow)])
+def test_a_pipeline_foretells_what_stages_send_of_weights_that_both_hold(tmp_path: Path, nodes: str) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
+    folder = tmp_path / "run"
+    perform(
+        RunConfig(task=str(tmp_path / "tied.py"), strategy="pipeline", local_nodes=nodes, output=folder), quiet=True
+    )
+    record = read_noun(folder / "record.json", TrainRecord)
+    assert record.plan.prediction is not None
+    sent = max(node.sent_bytes for node in record.steps[1].nodes)
+    assert sent > 40 * 6 * 4
+    assert record.plan.prediction.sent_bytes == pytest.approx(sent, abs=1)
+
+
 @pytest.mark.slow
 def test_replicas_that_are_cut_elsewhere_predict_nothing(tmp_path: Path) -> None:
     assert staged("data+pipeline", "1,1,1", tmp_path / "run", "equal").plan.prediction is None

@@ -23,7 +23,7 @@ from functools import cache
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -38,7 +38,8 @@ from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
 from evener.ps.thin_backend import ThinBackend
 from evener.record import TrainRecord
-from evener.report.canvas import can_draw, canvas, save_png
+from evener.report.canvas import COLORS, can_draw, canvas, log_axis, save_png
+from evener.report.text import human_seconds, percent
 from evener.run.console import open_console, print_line
 from evener.run.options import PATIENCE
 from evener.run.ps_local import local_cluster
@@ -48,6 +49,9 @@ from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.task import ThinTask
 from evener.tasks.load import load_thin_task
 from evener.tasks.thin import MNIST_FOLDER, NFNN_BATCH, NFNN_RATE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What the authors measured in a data centre, by mode and number of workers.
 
@@ -222,7 +226,7 @@ def _show(rows: Sequence[Row], console: Console, output: Path) -> None:
         console.print(table)
     written = "nfnn.csv"
     if can_draw():
-        _draw(rows, output / "nfnn.png")
+        save_png(seconds_and_accuracy(rows), output / "nfnn.png")
         written += " and nfnn.png"
     else:
         console.print("there is no figure, which needs matplotlib: pip install 'evener[report]'")
@@ -235,20 +239,27 @@ def tables(rows: Sequence[Row]) -> tuple[Table, Table]:
     return seconds, table_of("Accuracy and traffic, all workers together", _ACCURACY, rows)
 
 
-def _draw(rows: Sequence[Row], path: Path) -> None:
+def seconds_and_accuracy(rows: Sequence[Row]) -> Figure:
     """Seconds and accuracy by workers, ours and published."""
-    with canvas(9, 3.6, "NfNN's experiment") as figure:
+    counts = sorted({row["workers"] for row in rows})
+    with canvas(9.5, 4.0, "NfNN's experiment") as figure:
         left, right = figure.subplots(1, 2)
-        for mode in dict.fromkeys(row["mode"] for row in rows):
+        for color, mode in zip(COLORS, dict.fromkeys(row["mode"] for row in rows), strict=False):
             ours = [row for row in rows if row["mode"] == mode]
-            counts = [row["workers"] for row in ours]
-            left.plot(counts, [row["seconds"] * PUBLISHED_UPDATES / row["updates"] for row in ours], "o-", label=mode)
-            right.plot(counts, [100 * row["accuracy"] for row in ours], "o-", label=mode)
-            known = [count for count in counts if count in PUBLISHED_SECONDS[mode]]
+            at = [row["workers"] for row in ours]
+            seconds = [row["seconds"] * PUBLISHED_UPDATES / row["updates"] for row in ours]
+            left.plot(at, seconds, "o-", color=color, label=mode)
+            right.plot(at, [row["accuracy"] for row in ours], "o-", color=color)
+            known = [count for count in at if count in PUBLISHED_SECONDS[mode]]
             label = f"{mode}, published"
-            left.plot(known, [PUBLISHED_SECONDS[mode][count] for count in known], "x--", label=label)
-            right.plot(known, [100 * PUBLISHED_ACCURACY[mode][count] for count in known], "x--", label=label)
-        left.set(xlabel="workers", ylabel="seconds for 5000 updates", yscale="log")
-        right.set(xlabel="workers", ylabel="accuracy, %")
-        left.legend()
-        save_png(figure, path)
+            left.plot(known, [PUBLISHED_SECONDS[mode][count] for count in known], "x--", color=color, label=label)
+            right.plot(known, [PUBLISHED_ACCURACY[mode][count] for count in known], "x--", color=color)
+        log_axis(left, "y", 10, (1.0, 2.0, 5.0), human_seconds)
+        right.yaxis.set_major_formatter(lambda value, _: percent(value))
+        for axes in (left, right):
+            axes.set_xlabel("workers")
+            axes.set_xticks(counts)
+        left.set_title(f"{PUBLISHED_UPDATES} updates")
+        right.set_title(f"accuracy (here after {rows[0]['updates']} updates)")
+        figure.legend(loc="outside lower center", ncols=4)
+    return figure

@@ -90,6 +90,9 @@ def _predicted(prediction: Prediction, num_ranks: int) -> str:
         return sentence
     factor = prediction.alone_seconds / prediction.step_seconds
     alone = human_seconds(prediction.alone_seconds)
+    if factor < 1:
+        advice = "name that one only, or measure again when the machine is idle"
+        return f"{sentence}, longer than on the best device alone ({alone}): {advice}"
     return f"{sentence}, {factor:.2f} times as fast as the best device alone ({alone})"
 
 

@@ -115,6 +115,7 @@ def _common(group: Group, layouts: Sequence[StageLayout], own: StageModules) -> 
     for ranks in sorted({*parameters.values(), *buffers.values(), *norms.values()}):
         joined = group.subgroup(ranks) if len(ranks) > 1 else None
         if joined is not None:
+            joined.traffic = group.traffic
             found.append(
                 _Common(
                     joined,
