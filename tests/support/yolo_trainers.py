@@ -74,8 +74,8 @@ def watched(base: Any, steps: list[torch.Tensor]) -> Any:
 def exact(base: Any, fitness: float, rank: int) -> Any:
     """The trainer `base` in float64, with the same `fitness` of every epoch on the leader.
 
-    Losses of key points call `float()` of what the model predicts: here that is float64 as well, in this process. In
-    single precision what is summed there would be off by 1e-7 as soon as one number of it is rounded to the other side.
+    Losses of key points call `float()`: the mean of `kobj_loss` is of single precision then, and differs by 1e-7 where
+    each rank rounds its own. In this process `float()` gives float64.
     """
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
 
