@@ -58,10 +58,10 @@ def test_ctrl_c_ends_a_command_within_two_seconds(words: tuple[str, ...], moment
 def test_ctrl_c_while_a_command_is_loaded_shows_no_traceback(moment: float, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
-    starts = [sys.executable, "-c", f"{_ARMED}import evener.__main__ as m; m.main()", "nodes"]
+    starts = [sys.executable, "-c", f"import evener.__main__ as m; {_ARMED}m.main()", "nodes"]
     process = subprocess.Popen(starts, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.readline()  # Python itself is there
+    process.stdout.readline()  # from now on the command is loaded
     time.sleep(moment)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
