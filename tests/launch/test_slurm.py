@@ -88,6 +88,7 @@ def test_what_torchrun_or_the_user_says_goes_before() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_two_tasks_of_a_step_train_what_one_process_trains(tmp_path: Path) -> None:
     words = ["train", TINY, "--precision", "fp64", "--seed", "3"]
     assert evener(*words, "--output", "alone", "--devices", "cpu", cwd=tmp_path).returncode == 0
@@ -113,7 +114,12 @@ def test_two_tasks_of_a_step_train_what_one_process_trains(tmp_path: Path) -> No
         )
         for rank in range(2)
     ]
-    said = [task.communicate(timeout=100)[0] for task in tasks]
+    try:
+        said = [task.communicate(timeout=200)[0] for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
     assert [task.returncode for task in tasks] == [0, 0], said
     assert "starting: " in said[0]
     assert "starting: " not in said[1]

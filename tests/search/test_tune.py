@@ -61,6 +61,7 @@ def test_a_search_without_anything_to_vary_says_what_to_type(tmp_path: Path) -> 
     assert (
         "nothing is varied: give --vary lr=1e-4..1e-1:log, or define space(trial) in the task's file" in result.stderr
     )
+    assert not list(tmp_path.glob("runs/*"))  # no folder of a search that never began
 
 
 def test_an_error_of_the_users_code_names_file_and_line_and_fails_that_trial(tmp_path: Path) -> None:

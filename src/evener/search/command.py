@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 
-from evener.errors import Interrupted, InvalidInput, TrainingFailed
+from evener.errors import EvenerError, Interrupted, InvalidInput, TrainingFailed
 from evener.record import Epoch
 from evener.run.console import open_console, print_line, run_folder
 from evener.run.page import page_beside
@@ -51,10 +52,10 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
         Interrupted: Ctrl-C; the study can be gone on with.
     """
     console = open_console(to_stderr=as_json)
-    folder = run_folder(config.folder)
-    console.print(f"search in {folder}: {config.trials} trials")
-    suggest = _suggest(config)
-    facts = _facts(config, suggest)
+    with _tentative_folder(config.folder) as folder:
+        console.print(f"search in {folder}: {config.trials} trials")
+        suggest = _suggest(config)
+        facts = _facts(config, suggest)
     file = StudyFile(folder, config, facts.metric, facts.epochs)
     rules = Rules(facts.epochs, config.prune, config.ahead, larger_is_better=facts.metric == "accuracy")
     try:
@@ -76,6 +77,18 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
     _show(record, config, console)
     if as_json:
         print_line(json.dumps(_summary(record)))
+
+
+@contextmanager
+def _tentative_folder(folder: Path) -> Iterator[Path]:
+    """As `run_folder`; if what is asked for turns out to be wrong inside, a folder that was made for it goes again."""
+    is_new = not folder.exists()
+    try:
+        yield run_folder(folder)
+    except EvenerError:
+        if is_new and folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
 
 
 def _search(
