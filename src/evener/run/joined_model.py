@@ -35,6 +35,7 @@ class _Stage(msgspec.Struct, frozen=True):
     first_layer: str
     share: float
     memory_bytes: int
+    reason: str
 
 
 def join_model(context: RankContext, plan: Plan, config: RunConfig, is_rehearsed: bool) -> tuple[ParallelModel, Plan]:
@@ -171,10 +172,7 @@ def _with_stages(plan: Plan, model: StagedModel) -> Plan:
     own = msgspec.json.encode(_stage(plan, model))
     rows = [msgspec.json.decode(row, type=_Stage) for row in model.group.all_gather_bytes(own)]
     assignments = tuple(
-        msgspec.structs.replace(
-            a, **msgspec.structs.asdict(row), reason=f"{row.share:.0%} of the work of its replica's layers"
-        )
-        for a, row in zip(plan.assignments, rows, strict=True)
+        msgspec.structs.replace(a, **msgspec.structs.asdict(row)) for a, row in zip(plan.assignments, rows, strict=True)
     )
     return msgspec.structs.replace(plan, assignments=assignments)
 
@@ -182,13 +180,18 @@ def _with_stages(plan: Plan, model: StagedModel) -> Plan:
 def _stage(plan: Plan, model: StagedModel) -> _Stage:
     partition, micro = model.pipeline.plan, plan.accumulate
     stage = partition.layout.ranks.index(model.group.rank)
+    share = partition.work[stage] * model.pipeline.share
+    is_undivided = model.pipeline.teams is not None and not model.pipeline.shards
     return _Stage(
         stage=stage,
         first_layer=partition.layout.first_operation(stage),
-        share=partition.work[stage] * model.pipeline.share,
+        share=share,
         memory_bytes=round(partition.weight_bytes[stage] * model.pipeline.share)
         + micro * (partition.boundary_bytes[stage] + partition.kept_bytes[stage])
         + partition.passing_bytes[stage],
+        reason="computes all of its stage: no layer of it can be divided"
+        if is_undivided
+        else f"{share:.0%} of the work of its replica's layers",
     )
 
 

@@ -28,6 +28,8 @@ IDLE: Shares = ((1, 0), (2, 3))
 THREE_BY_TWO: Shares = ((2, 1), (1, 1), (1, 4))
 TWO_BY_THREE: Shares = ((3, 1, 1), (0, 1, 1))
 SAMPLES = 7
+WHOLE = ("tied", "transformer")
+"""Both stages use every layer of the first; linear layers of the second make values with a dim of words."""
 
 
 def teams_of(division: Division, shares: Shares) -> StageTeams:
@@ -68,7 +70,7 @@ def hold(name: str, division: Division, shares: Shares, **options: Any) -> None:
 
     losses, divided, weights = zip(*together(len(shares) * len(shares[0]), rank), strict=True)
     assert abs(sum(losses) - float(expected.loss)) < TOLERANCE
-    assert any(divided) or name == "tied"  # of which both stages use every layer
+    assert any(divided) or name in WHOLE
     assert weights[0].keys() == expected.state.keys()
     for key, found in weights[0].items():
         close(found, expected.state[key], key)
@@ -85,6 +87,17 @@ def close(found: Tensor | None, expected: Tensor, what: str) -> None:
 @pytest.mark.parametrize("name", ["residual", "tied"])
 def test_two_stages_of_two_ranks_equal_one_process(name: str, division: Division, shares: Shares) -> None:
     hold(name, division, shares)
+
+
+def test_the_ranks_of_a_stage_of_which_nothing_is_divided_have_all_of_its_work() -> None:
+    case, teams = CASES["tied"], teams_of("filter", UNEVEN)
+    whole_model = case.make()
+
+    def rank(group: Group) -> tuple[float, int]:
+        pipeline = staged(group, case, copy.deepcopy(whole_model), teams).pipeline
+        return pipeline.share, len(pipeline.shards)
+
+    assert together(4, rank) == [(1.0, 0)] * 4
 
 
 @pytest.mark.parametrize("policy", ["always", "except_last"])

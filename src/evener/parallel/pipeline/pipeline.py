@@ -82,7 +82,7 @@ class Pipeline:
 
     Attributes:
         shards: by name, weights of which this rank has a part, among the ranks of its stage.
-        share: of the work of its layers that are divided.
+        share: of the work of its layers that are divided; 1 if none is.
 
     Raises:
         InvalidInput: the model cannot be cut; names the line.
@@ -152,8 +152,9 @@ class Pipeline:
         assert group is not None
         mesh = form_team(group, teams, self.plan.speeds[stage])
         (replica,) = mesh.arrangement.replicas
-        self.share = replica.shares[mesh.group.rank] / sum(replica.shares)
         self._modules[stage], self.shards = divide_stage(problem, self.plan.layout, stage, whole, mesh)
+        if self.shards:
+            self.share = replica.shares[mesh.group.rank] / sum(replica.shares)
 
     @property
     def is_first(self) -> bool:
