@@ -12,6 +12,7 @@ EvenerError                 1
 |- CannotWrite              1   the disk is full or gone; says what of a run is kept
 |- NodeLost                 4   a node died, stopped answering, or cannot be reached
 |- DoesNotFit               5   no division of the work fits the memory
+|- NotNeeded                6   a node would make a run slower, and is left out; the run goes on
 `- Interrupted            130   the user (or the scheduler) asked to stop; the checkpoint is written
 """
 
@@ -111,6 +112,12 @@ class DoesNotFit(EvenerError):
     """No division of the work fits the memory of the nodes; says which batch would."""
 
     exit_code = 5
+
+
+class NotNeeded(EvenerError):
+    """A node that came to a run would make its steps longer; says what was predicted."""
+
+    exit_code = 6
 
 
 class Interrupted(EvenerError):

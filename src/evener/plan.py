@@ -156,6 +156,7 @@ class Plan(Noun, frozen=True, kw_only=True):
         copy_steps: steps between two copies of every rank's part in the memory of the next rank; 0: none are made.
         columns: ranks side by side that divide the columns of images; the ranks of a replica follow row by row.
         members: ranks that divide the layers of one stage of a pipeline, one after the other; 1: a rank has a stage.
+        ring: seconds of latency, and seconds a byte, of one step of a ring of all ranks; None: they were not measured.
     """
 
     strategy: Strategy
@@ -170,6 +171,7 @@ class Plan(Noun, frozen=True, kw_only=True):
     copy_steps: Amount = 0
     columns: Amount = 1
     members: Amount = 1
+    ring: tuple[Finite, Finite] | None = None
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "local_steps", "columns", "members")

@@ -220,6 +220,28 @@ def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
     assert (str(scene.run.failure), scene.run.failure.exit_code) == ("the loss of node b is nan", 3)
 
 
+def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_is_lost() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.come("c")
+    scene.ready("c")
+    scene.run.tick()
+    assert scene.places()[3].is_late
+    scene.end("c", 3, has_finished=False, exit_code=6, is_own=True, sentence="a step would not be shorter", ending="x")
+    for _ in range(3):
+        scene.now += 20.0
+        scene.run.tick()
+    assert scene.run.failure is None
+    assert list(scene.places()) == [1, 2, 3]
+    told = [event for event in scene.run.news.events if isinstance(event, Event) and event.kind == "left out"]
+    assert [(one.message, one.nodes) for one in told] == [
+        ("node c cannot take part: a step would not be shorter", ("c",))
+    ]
+    scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    assert [scene.generations(2)[-1].lost, sorted(scene.places())] == [("a",), [1, 2, 3, 4, 5]]
+
+
 def test_only_who_takes_part_may_tell_of_the_run() -> None:
     scene = Scene("a", "b")
     scene.found()

@@ -22,6 +22,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENCE = 6.0
 WORDS = (TINY, "--precision", "fp64", "--option", "samples=200", "--option", "schedule=true")
 
+IDLE = """
+import os
+import time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from evener import Task
+
+def loss(outputs, targets):
+    time.sleep(len(outputs) * float(os.environ.get("PAUSE", "0.005")))
+    return nn.functional.mse_loss(outputs, targets)
+
+def task():
+    return Task(
+        name="idle",
+        model=lambda: nn.Linear(4, 1),
+        loss=loss,
+        train_data=lambda: TensorDataset(torch.zeros(80, 4), torch.zeros(80, 1)),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        batch_size=8,
+        epochs=4000,
+    )
+"""
+"""A task that takes longer on nodes that were told so."""
+
 
 @pytest.fixture
 def ps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
@@ -79,6 +104,22 @@ def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(
     assert told[3].startswith("one closed its connection to the master, and has not come back; 2 nodes of 3 go on")
     assert [node.name for node in record.nodes] == ["one", "two", "three"]
     assert record.nodes[2].share > 0
+
+
+def test_a_node_that_would_make_steps_longer_is_not_taken_and_that_is_told(
+    ps: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ps.folder / "idle.py").write_text(IDLE)
+    training = ps.start_training("idle.py", "--no-check", "--output", "struck")
+    wait_until(lambda: ps.version() > 20 or training.poll() is not None, "that steps are made")
+    monkeypatch.setenv("PAUSE", "1.0")
+    ps.join("slow")
+    wait_until(lambda: "left out" in (ps.folder / "train.out").read_text(), "that the new node is not taken")
+    said = " ".join((ps.folder / "train.out").read_text().split())
+    assert "node slow cannot take part: a step would not be shorter: " in said
+    assert "slow came" not in said
+    assert ps.evener("stop", "--home", str(ps.home)).returncode == 0
+    assert training.wait(60) == 130
 
 
 def test_a_rank_that_is_frozen_is_given_up_within_the_patience_and_changes_nothing_when_it_wakes(ps: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Who is there at the beginning of a run whose ranks work together, and which processes are gone with their node."""
+"""Which nodes a run begins on whose ranks work together, which were not needed, and who is gone with its node."""
 
 from __future__ import annotations
 
@@ -55,3 +55,11 @@ def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> li
         reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
         raise TrainingFailed(f"no node can take part in the run: {reasons}")
     return ready if is_late or len(ready) == len(able) else []
+
+
+def ask_again(declined: Sequence[NodeRecord], run: str) -> list[NodeRecord]:
+    """Let nodes that `run` did not need come again, now that others are gone; nobody is declined any more."""
+    for node in declined:
+        node.not_ready.discard(run)
+        node.ready = run
+    return []

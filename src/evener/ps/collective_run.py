@@ -19,19 +19,13 @@ import msgspec
 from evener.elastic.elastic_ranks import ElasticRanks
 from evener.elastic.generation import Generation
 from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
-from evener.errors import EvenerError, NodeLost, TrainingFailed
+from evener.errors import EvenerError, NodeLost, NotNeeded, TrainingFailed
 from evener.events import decode_events
-from evener.ps.absences import Absences, founders_of
+from evener.ps.absences import Absences, ask_again, founders_of
 from evener.ps.messages import Send
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.rank_journal import Begun, Found, Kept, RankJournal, roster_of
-from evener.ps.rank_messages import (
-    PrepareRank,
-    RankEnded,
-    RankJob,
-    RankReady,
-    encode_rank_part,
-)
+from evener.ps.rank_messages import PrepareRank, RankEnded, RankJob, RankReady, encode_rank_part
 from evener.ps.rank_news import RankNews
 from evener.ps.remote_rank import RemoteRank, why_ended
 from evener.ps.remote_starter import RemoteStarter
@@ -75,6 +69,7 @@ class CollectiveRun:
         self._first_ready, self._deadline = inf, inf
         self._absences = Absences(nodes)
         self._stopping: EvenerError | None = None
+        self._declined: list[NodeRecord] = []  # without whom steps are shorter
 
     def resume(self, found: Found) -> None:
         """Go on with the run of a master that was killed: its nodes have the patience to come back."""
@@ -147,6 +142,9 @@ class CollectiveRun:
         if rank is None or rank.number != header.process or rank.ended is not None:
             return
         rank.ended = header
+        if header.exit_code == NotNeeded.exit_code:
+            self._declined.append(node)
+            self.not_ready(node, header.sentence)
         if weights:
             self.weights = bytes(weights[0])
         self._values.forget(rank.number)
@@ -235,6 +233,8 @@ class CollectiveRun:
     def _write(self, generation: Generation | None) -> None:
         """Write down who stands for which node, and takes part."""
         elastic = self._elastic
+        if generation is not None and generation.lost:
+            self._declined = ask_again(self._declined, self.job.run)
         given_up = [rank.number for rank in self._ranks if elastic is not None and elastic.has_given_up(rank)]
         numbers = {rank.node: rank.number for rank in self._ranks}
         self._written = list(numbers.values())

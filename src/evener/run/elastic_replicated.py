@@ -24,6 +24,7 @@ from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.generation import Generation
 from evener.history import History
 from evener.oracle.apportion import Worker, apportion
+from evener.oracle.cost.topology import LinkCost
 from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Assignment, Plan
@@ -33,6 +34,7 @@ from evener.run.elastic_telling import add_untold
 from evener.run.healing import Giver, Taker
 from evener.run.held_state import HeldState
 from evener.run.loop import Loop
+from evener.run.needed import leave_present
 from evener.run.training import Training, division_workers, follows_speeds, make_sampler
 
 
@@ -45,6 +47,7 @@ class ReplicatedElasticLoop(ElasticLoop):
         ranks: that change.
         is_late: whether this rank comes when the run has begun.
         own_cost: what samples cost this rank's node, if that is none of the plan's.
+        line: with which newcomers are compared (`needed`); None: they are not.
     """
 
     def __init__(
@@ -54,9 +57,10 @@ class ReplicatedElasticLoop(ElasticLoop):
         ranks: ElasticGroup,
         is_late: bool,
         own_cost: Worker | None = None,
+        line: LinkCost | None = None,
     ) -> None:
         super().__init__(training.group, training.plan, config, ranks)
-        self._training, self._is_late = training, is_late
+        self._training, self._is_late, self._line = training, is_late, line
         assert isinstance(training.model, ReplicatedModel)
         self._model = training.model
         self._loop: Loop = Loop(
@@ -119,6 +123,9 @@ class ReplicatedElasticLoop(ElasticLoop):
         self._divide(generation, agreement)
         self._take_over(agreement)
         self._tell(self._ranks.what_began(), self._loop, self._training)
+        if group.is_leader:
+            present = {node: self._costs[node] for node in generation.nodes}
+            leave_present(self._training.context.env.store, present, self._line)
         return self._loop, self._training
 
     def _divide(self, generation: Generation, agreement: Agreement) -> None:

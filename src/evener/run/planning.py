@@ -95,6 +95,8 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
         calibrate_pace(context, shape.samples, accumulate)
         exchange = gradient_sync(context.group, context.model, ring, accumulate)
     plan = divide(shape, nodes, costs.workers, batch_size, exchange)
+    if chosen == "data" and costs.workers:
+        plan = msgspec.structs.replace(plan, ring=ring)
     if config.columns > 1:
         plan = in_columns(plan, config.columns)
     if is_of_teams(chosen):

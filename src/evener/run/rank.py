@@ -38,6 +38,7 @@ from evener.run.elastic_divided import DividedElasticLoop
 from evener.run.elastic_replicated import ReplicatedElasticLoop
 from evener.run.elastic_start import cost_here, late_context, leave_word, why_fixed, with_copies
 from evener.run.loop import Loop
+from evener.run.needed import require_needed, slowest_line
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
 from evener.run.training import Training, make_training
@@ -83,19 +84,22 @@ def run_elastic(context: RankContext, training: Training, config: RunConfig, lin
     """From the first step to the record, in a run whose ranks may change; the model of `context` is whole."""
     ranks = ElasticGroup(line, training.group, context.env.address)
     if training.plan.strategy in WHOLE_MODEL:
-        ReplicatedElasticLoop(training, config, ranks, is_late=False).run(partial(finish_elastic, config))
+        slowest = slowest_line(training, config)
+        ReplicatedElasticLoop(training, config, ranks, is_late=False, line=slowest).run(partial(finish_elastic, config))
     else:
         among = replace(context, group=training.group)
         DividedElasticLoop(among, training.plan, config, ranks, training).run(partial(finish_elastic, config))
 
 
 def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) -> None:
-    """The same, of a rank that comes when a run by this plan has begun."""
+    """The same, of a rank that comes when a run by this plan has begun. Raises NotNeeded: steps are shorter without."""
     ranks = ElasticGroup(line, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
         cost = cost_here(context, plan, config)
-        ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost).run(partial(finish_elastic, config))
+        slowest = require_needed(context, plan, config, cost)
+        loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, line=slowest)
+        loop.run(partial(finish_elastic, config))
     else:
         DividedElasticLoop(context, plan, config, ranks, None).run(partial(finish_elastic, config))
 
