@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from evener.cores import usable_cores
 from evener.doctor.facts import LoadFacts
 from evener.schema import shown
 
@@ -30,10 +31,12 @@ def load_facts(seconds: float = _SECONDS, processors: Path = _PROCESSORS) -> Loa
     took = time.monotonic() - began
     stolen = _stolen_seconds() - stolen
     name, cores = _busiest(before, _processor_seconds(), took)
-    usable = _usable_cores(len(percents))
+    bound = _bound_cores(len(percents))
+    usable = min(len(bound), usable_cores())
+    spared = len(bound) - usable  # by a control group that allows less: what others do there costs nothing
     return LoadFacts(
-        cores=len(usable),
-        busy_cores=sum(percents[core] for core in usable) / 100,
+        cores=usable,
+        busy_cores=max(0.0, sum(percents[core] for core in bound) / 100 - spared),
         busiest=name,
         busiest_cores=cores,
         stolen=min(1.0, max(0.0, stolen / took / len(percents))),
@@ -41,7 +44,7 @@ def load_facts(seconds: float = _SECONDS, processors: Path = _PROCESSORS) -> Loa
     )
 
 
-def _usable_cores(count: int) -> list[int]:
+def _bound_cores(count: int) -> list[int]:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(count)
     return [core for core in allowed if core < count]
 

@@ -55,7 +55,8 @@ def _check_devices(facts: MachineFacts) -> Iterator[Finding]:
         yield _check_gpu(facts, number, gpu)
     if not facts.gpus and not facts.gpu_problem:
         others = f"{usable} GPUs, and " if usable else "no NVIDIA GPU; "
-        yield found(facts.machine, "device", "ok", f"{others}{facts.load.cores} cores of {facts.processor}")
+        cores = "1 core" if facts.load.cores == 1 else f"{facts.load.cores} cores"
+        yield found(facts.machine, "device", "ok", f"{others}{cores} of {facts.processor}")
 
 
 def _check_gpu(facts: MachineFacts, number: int, gpu: GpuFacts) -> Finding:
