@@ -109,7 +109,7 @@ class Machines:
             "train", __file__, *words, "--json", "--output", str(self._folder / words[1]), *self._at_home
         )
         if kill:
-            while not (run := self.ask()["run"]) or run["epoch"] < 2:
+            while not (runs := self.ask()["runs"]) or runs[0]["epoch"] < 2:
                 assert training.poll() is None, "the run ended before a node could be killed"
             self.nodes[kill].kill()
         said, _ = training.communicate()
