@@ -131,12 +131,11 @@ def test_no_trial_is_lost_and_none_counted_twice_whoever_is_killed(dies: str) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("has_torch", [True, False])
-def test_trials_of_pytorch_find_the_same_on_one_node_as_on_two_of_which_one_dies(has_torch: bool) -> None:
+def test_trials_of_pytorch_find_the_same_on_one_node_as_on_two_of_which_one_dies() -> None:
     words = ("--trials", "6", "--epochs", "4", "--ahead", "2", "--option", "pause=0.05")
     with cluster("--patience", "4") as ps:
         ps.join("ada", "--speed", "0.5")  # so that the other one has work, whatever measuring them finds
-        ps.join("bob", has_torch=has_torch)
+        ps.join("bob")
         ps.wait_for_nodes()
         with searching(ps, "two", *words) as process:
             wait_until(lambda: ended(ps.folder / "two") >= 3, "that three trials end")
