@@ -63,7 +63,7 @@ def task() -> Task:
         validation_data=lambda: data(1),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=16,
-        epochs=15,
+        epochs=40,
     )
 
 
@@ -109,7 +109,7 @@ class Machines:
             "train", __file__, *words, "--json", "--output", str(self._folder / words[1]), *self._at_home
         )
         if kill:
-            while not (runs := self.ask()["runs"]) or runs[0]["epoch"] < 2:
+            while not (runs := self.ask()["runs"]) or runs[0]["version"] == 0:
                 assert training.poll() is None, "the run ended before a node could be killed"
             self.nodes[kill].kill()
         said, _ = training.communicate()

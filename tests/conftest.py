@@ -35,6 +35,10 @@ def _children() -> list[psutil.Process]:
     return found
 
 
+_SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"}
+"""By pytest, PyTorch and Lightning, for themselves."""
+
+
 def _threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("evener")}
 
@@ -51,4 +55,4 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert _children() == []
     assert _threads() == set()
     changed = {key for key in os.environ.keys() | before.keys() if os.environ.get(key) != before.get(key)}
-    assert changed - {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"} == set()  # the latter PyTorch sets for itself
+    assert changed - _SET_BY_OTHERS == set()

@@ -72,8 +72,8 @@ def nodes(*names: str) -> Iterator[Cluster]:
 
 def test_trials_run_side_by_side_on_the_nodes_that_have_joined_and_leave_nothing_there() -> None:
     with nodes("ada", "bob") as ps:
-        found = tuned(ps, "two", "--thin", "--trials", "4", "--epochs", "2", "--option", "pause=0.02")
-        assert [one["outcome"] for one in found["trials"]] == ["complete"] * 4
+        found = tuned(ps, "two", "--thin", "--trials", "12", "--epochs", "2", "--option", "pause=0.005")
+        assert [one["outcome"] for one in found["trials"]] == ["complete"] * 12
         assert {name for one in found["trials"] for name in one["nodes"]} == {"ada", "bob"}
         left = [path.parent.name for path in (ps.folder / "two").glob("trials/*/model.safetensors")]
         assert left == [f"{found['best']:04d}"]
