@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 from evener.ps.config import StateDir
 from evener.ps.rank_journal import Begun, Found, Kept, RankJournal, Record, roster_of
 from evener.ps.rank_messages import RankJob
+from support.full_disk import largest_file
 
 BEGUN = Begun(job=RankJob(run="r", task="tiny", title="tiny", config=b"{}"), secret=b"s" * 16)
 ROSTER = roster_of({"a": 1, "b": 2}, (), 3, None)
@@ -88,7 +86,7 @@ def test_on_a_full_disk_nothing_remains_and_the_next_beginning_is_tried(
     home: StateDir, told: list[str], written: bytes
 ) -> None:
     journal = RankJournal(home, told.append)
-    with files_of_at_most(len(written) + 20):
+    with largest_file(len(written) + 20):
         journal.add(PLAN)
         journal.add(PLAN)
     assert told == ["warning: the run cannot be written down (No space left on device): it ends with this master"]
@@ -98,17 +96,6 @@ def test_on_a_full_disk_nothing_remains_and_the_next_beginning_is_tried(
     journal.close()
     assert load(home, told) == WHOLE
     assert len(told) == 1
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Inside, what would be written beyond `size` bytes of a file is not, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_what_is_set_aside_is_not_gone_on_with(home: StateDir, told: list[str], written: bytes) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from evener.run.checkpoint import Checkpoint, Checkpoints, CheckpointState
 from evener.run.checkpoint_writer import CheckpointWriter
+from support.full_disk import largest_file
 
 
 def checkpoint(step: int, size: int = 4) -> Checkpoint:
@@ -31,17 +29,6 @@ class SlowDisk(Checkpoints):
     def write(self, checkpoint: Checkpoint) -> Path:
         self.may_write.wait()
         return super().write(checkpoint)
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Inside, no file of this process may become larger than `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_nobody_waits_for_the_disk_until_a_second_one_waits(tmp_path: Path) -> None:
