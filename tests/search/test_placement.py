@@ -27,5 +27,13 @@ def test_idle_nodes_join_the_trial_that_ends_last() -> None:
     assert team_for(seats(c=0), [RunningTrial(1, ("a",), 1.0)], SPEEDS, regroup_seconds=0.5) is None
 
 
+def test_nodes_that_wait_for_each_other_leave_the_trial_to_the_fastest() -> None:
+    shared = [RunningTrial(1, ("a", "b"), 20.0, steps=100)]
+    assert team_for([], shared, SPEEDS, exchange_seconds=0.003) is None
+    assert team_for([], shared, SPEEDS, exchange_seconds=0.5) == Team(1, ("a",))
+    alone = [RunningTrial(1, ("a",), 20.0, steps=100)]
+    assert team_for(seats(b=0), alone, SPEEDS, exchange_seconds=0.5) is None
+
+
 def test_upper_rungs_want_half_of_the_fastest_speed() -> None:
     assert [is_fast(speed, 1.0) for speed in (1.0, 0.5, 0.49)] == [True, True, False]

@@ -49,6 +49,20 @@ def test_unequal_nodes_end_nearly_as_soon_as_their_summed_speed_allows(
     assert runs.now <= trials * 4 * runs.epoch_seconds  # of the fastest node alone
 
 
+@pytest.mark.parametrize("shared_seconds", [20.0, 2000.0])
+def test_where_waiting_takes_longer_than_what_is_shared_one_node_goes_on_alone(
+    tmp_path: Path, shared_seconds: float
+) -> None:
+    apart = ImaginedRuns(score)
+    joined = ImaginedRuns(score, shared_seconds=shared_seconds, tick=1.0)
+    for runs, joins in ((apart, False), (joined, True)):
+        search(tmp_path / f"{joins}", SPEEDS, runs, trials=12, epochs=10, prune="none", joins=joins, learns=False)
+    shared = [number for number, names in joined.begun if len(names) > 1]
+    assert len(shared) == 1
+    assert len([names for number, names in joined.begun if number == shared[0]]) == 3
+    assert joined.now <= apart.now
+
+
 def test_without_joining_no_whole_trials_could_end_sooner(tmp_path: Path) -> None:
     runs = ImaginedRuns(score)
     search(tmp_path / "study", SPEEDS, runs, trials=12, epochs=4, prune="none", joins=False, learns=False)

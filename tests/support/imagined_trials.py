@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from evener.errors import EvenerError, Interrupted, NodeLost
@@ -27,7 +28,7 @@ Score = Callable[[dict[str, str], int], float]
 @dataclass
 class _Imagined:
     nodes: tuple[str, ...]
-    speed: float
+    seconds: float
     epoch: int
     last: int
     options: dict[str, str]
@@ -38,11 +39,17 @@ class _Imagined:
 
 @dataclass
 class ImaginedRuns:
-    """See `evener.search.runs.Runs`; `epoch_seconds` at speed 1, `startup` before each run's first step."""
+    """See `evener.search.runs.Runs`; `epoch_seconds` at speed 1, `startup` before each run's first step.
+
+    `shared_seconds` are those that an epoch of several nodes takes besides; after `tick` the search is asked again,
+    though nothing has happened.
+    """
 
     score: Score
     epoch_seconds: float = 10.0
     startup: float = 0.0
+    shared_seconds: float = 0.0
+    tick: float = inf
     kill: Callable[[int, int], EvenerError | None] = lambda number, epoch: None
     now: float = 0.0
     runs: dict[int, _Imagined] = field(default_factory=dict)
@@ -67,12 +74,13 @@ class ImaginedRuns:
         )
         self.begun.append((number, names))
         assert config.epochs is not None
-        at = self.now + self.startup + (1 - self.parts.pop(number, 0.0)) * self.epoch_seconds / speed
-        self.runs[number] = _Imagined(names, speed, epoch, config.epochs, config.option, at)
+        seconds = self.epoch_seconds / speed + (self.shared_seconds if len(names) > 1 else 0.0)
+        at = self.now + self.startup + (1 - self.parts.pop(number, 0.0)) * seconds
+        self.runs[number] = _Imagined(names, seconds, epoch, config.epochs, config.option, at)
 
     def answer(self, number: int, event: RunEvent, is_over: bool) -> None:
         run = self.runs[number]
-        run.waits, run.next_at = False, self.now + self.epoch_seconds / run.speed
+        run.waits, run.next_at = False, self.now + run.seconds
         if is_over or run.epoch == run.last:
             run.stops, run.last, run.next_at = False, run.epoch, self.now
 
@@ -83,9 +91,12 @@ class ImaginedRuns:
         for number, run in list(self.runs.items()):
             if run.stops:
                 del self.runs[number]
-                self.parts[number] = 1 - (run.next_at - self.now) * run.speed / self.epoch_seconds
+                self.parts[number] = 1 - (run.next_at - self.now) / run.seconds
                 return [(number, RunEnd(Interrupted("stopped as asked")))]
         number, run = min(self.runs.items(), key=lambda item: item[1].next_at)
+        if run.next_at > self.now + self.tick:
+            self.now += self.tick
+            return []
         self.now = max(self.now, run.next_at)
         if run.epoch == run.last:
             del self.runs[number]

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from evener.plan import Plan
-from evener.search.placement import RunningTrial, SearchNode, TrialNode, is_fast, speed_of, team_plan
+from evener.search.placement import (
+    EXCHANGE_SECONDS,
+    REGROUP_SECONDS,
+    RunningTrial,
+    SearchNode,
+    TrialNode,
+    is_fast,
+    speed_of,
+    team_plan,
+)
 from evener.search.trials import SearchTrial, Verdict
 
 _UNKNOWN_EPOCH = 1.0
@@ -34,6 +43,11 @@ class Stint:
     verdict: Verdict = "goes on"
     moves: bool = False
 
+    @property
+    def is_in_its_first_epoch(self) -> bool:
+        """Which has the start of the processes in it, and may be the rest of an epoch that others began."""
+        return self.epoch_begun == self.begun
+
 
 class Board:
     """The nodes of a search and the trials on them.
@@ -47,6 +61,7 @@ class Board:
         here: names of those that are here now.
         speeds: of all, relative to each other.
         stints: what is worked on, by the number of the trial.
+        exchange_seconds: that a step of several nodes takes besides: a guess, until some have shared a trial.
     """
 
     def __init__(self, epochs: int, batch_size: int) -> None:
@@ -54,6 +69,7 @@ class Board:
         self.here: list[str] = []
         self.speeds: dict[str, float] = {}
         self.stints: dict[int, Stint] = {}
+        self.exchange_seconds = EXCHANGE_SECONDS
         self._epochs, self._batch_size, self._steps = epochs, batch_size, 1
         self._epoch_works: dict[int, float] = {}
         self._works: list[float] = []
@@ -90,8 +106,17 @@ class Board:
         """A trial has done an epoch of so many steps."""
         self._steps = steps
         stint = self.stints[number]
-        self._epoch_works[number] = (now - stint.epoch_begun) * self._speed(stint)
+        if len(stint.nodes) > 1:
+            self._learn_exchange(stint, now, is_whole=not stint.is_in_its_first_epoch)
+        elif number not in self._epoch_works or not stint.is_in_its_first_epoch:
+            self._epoch_works[number] = (now - stint.epoch_begun) * self._speed(stint)
         stint.epoch_begun = now
+
+    def watch_exchanges(self, now: float) -> None:
+        """Learn from nodes that share a trial, before their epoch ends, that it takes longer than was thought."""
+        for stint in self.stints.values():
+            if len(stint.nodes) > 1:
+                self._learn_exchange(stint, now, is_whole=False)
 
     def trial_ended(self, trial: SearchTrial) -> None:
         """A trial is over, after all or some of its epochs."""
@@ -124,6 +149,13 @@ class Board:
         """Nodes that are fast enough for upper rungs."""
         fastest = max((self.speeds[name] for name in self.here), default=0.0)
         return [name for name in self.here if is_fast(self.speeds[name], fastest)]
+
+    def _learn_exchange(self, stint: Stint, now: float, *, is_whole: bool) -> None:
+        """From the seconds of an epoch of several nodes; what has passed of one that goes on can only raise it."""
+        start = REGROUP_SECONDS if stint.is_in_its_first_epoch else 0.0
+        computing = self._epoch_work(stint.trial.number) / self._speed(stint)
+        seconds = (now - stint.epoch_begun - start - computing) / self._steps
+        self.exchange_seconds = max(0.0 if is_whole else self.exchange_seconds, seconds)
 
     def _left(self, stint: Stint, now: float) -> float:
         """Seconds at speed 1 until a trial's last epoch is done."""

@@ -18,7 +18,9 @@ from evener.plan import Plan
 DIVIDED = 0.93
 """Of their speeds' sum is what nodes reach together, once they share a trial."""
 EXCHANGE_SECONDS = 0.003
-"""That a step of several nodes takes besides: of small models it is most of it."""
+"""That a step of several nodes takes besides, until it was seen: of small models it is most of it."""
+REGROUP_SECONDS = 3.0
+"""Until several nodes have measured, planned and begun what one of them did before."""
 LEAST_GAIN = 0.05
 """Of the seconds that are left: less is not worth a new beginning."""
 HALF = 0.5
@@ -122,31 +124,37 @@ def team_for(
     running: Sequence[RunningTrial],
     speeds: dict[str, float],
     *,
-    regroup_seconds: float,
+    exchange_seconds: float = EXCHANGE_SECONDS,
+    regroup_seconds: float = REGROUP_SECONDS,
     divides: bool = True,
 ) -> Team | None:
-    """Who is to go on with the trial that would end last, if idle nodes make it end sooner; None if they do not.
+    """Who is to go on with the trial that would end last, if others make it end sooner; None if they do not.
+
+    Idle nodes join it, or the fastest of them takes it over; where several share it and wait for each other for longer
+    than they compute, the fastest of those goes on alone.
 
     Args:
         idle: nodes for which nothing is left to begin.
         running: trials that may be given other nodes.
         speeds: of all nodes.
+        exchange_seconds: that a step of several nodes takes besides.
         regroup_seconds: that stopping and beginning again with several nodes takes.
         divides: whether nodes can share a trial; else a faster one may only take it over.
     """
-    if not idle or not running:
+    if not running:
         return None
 
     def seconds(trial: RunningTrial, nodes: Sequence[str]) -> float:
-        exchanges = trial.steps * EXCHANGE_SECONDS if len(nodes) > 1 else 0.0
+        exchanges = trial.steps * exchange_seconds if len(nodes) > 1 else 0.0
         return trial.work / speed_of([speeds[name] for name in nodes]) + exchanges
 
     last = max(running, key=lambda trial: seconds(trial, trial.nodes))
-    alone = seconds(last, last.nodes)
+    present = seconds(last, last.nodes)
     names = [seat.name for seat in sorted(idle, key=lambda seat: -seat.speed)]
-    teams: list[tuple[str, ...]] = [(names[0],)]
+    fastest = max((*last.nodes, *names), key=lambda name: speeds[name])
+    teams: list[tuple[str, ...]] = [(fastest,)]
     if divides:
         teams += [(*last.nodes, *names[:count]) for count in range(1, len(names) + 1)]
     best = min(teams, key=lambda nodes: seconds(last, nodes))
-    gained = alone - (seconds(last, best) + regroup_seconds)
-    return Team(last.number, best) if gained > LEAST_GAIN * alone else None
+    gained = present - (seconds(last, best) + regroup_seconds)
+    return Team(last.number, best) if gained > LEAST_GAIN * present else None

@@ -31,8 +31,6 @@ from evener.search_record import Outcome
 _PAUSE = 0.2
 _SAME_ERRORS = 5
 """In a row: what ends every trial ends the search."""
-_REGROUP_SECONDS = 3.0
-"""Until several nodes have measured, planned and begun what one of them did before."""
 
 
 class Search:
@@ -194,14 +192,15 @@ class Search:
         return {name for trial in self.trials.values() if trial.outcome is None for name in trial.team}
 
     def _help(self, now: float, reserved: set[str]) -> None:
-        """Let idle nodes, for which nothing is left, join the trial that would end last."""
+        """Let idle nodes, for which nothing is left, join the trial that would end last, or leave it to one again."""
         if not self._joins or reserved:
             return
+        self._board.watch_exchanges(now)
         team = team_for(
             self._board.seats(now, self._board.idle),
             self._board.running(now),
             self._board.speeds,
-            regroup_seconds=_REGROUP_SECONDS,
+            exchange_seconds=self._board.exchange_seconds,
             divides=self._divides,
         )
         if team is not None:
