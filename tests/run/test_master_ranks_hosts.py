@@ -27,16 +27,26 @@ EVENER = [sys.executable, "-m", "evener"]
 PATIENCE = 6.0
 PLACE = {**dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"), "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
 LARGE = """
+import time
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 from evener import Task
 
-def task():
+class Slow(nn.Linear):
+    pause = 0.0
+
+    def forward(self, x):
+        time.sleep(self.pause)
+        return super().forward(x)
+
+def task(pause: float = 0.0):
+    Slow.pause = pause
     draw = torch.Generator().manual_seed(0)
     return Task(
         name="large",
-        model=lambda: nn.Linear(5000, 5000, bias=False),
+        model=lambda: Slow(5000, 5000, bias=False),
         loss=nn.functional.mse_loss,
         train_data=lambda: TensorDataset(torch.randn(480, 5000, generator=draw), torch.zeros(480, 5000)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -44,7 +54,7 @@ def task():
         epochs=1,
     )
 """
-"""100 MB of weights."""
+"""100 MB of weights; `pause` is the seconds that computing takes besides, without a core."""
 
 
 class Site:
@@ -113,15 +123,16 @@ def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_j
     assert max(float((first[name].double() - second[name].double()).abs().max()) for name in first) < 1e-10
 
 
+@pytest.mark.parametrize("pause", [0.0, 3.0])
 def test_a_node_joins_a_run_of_100_mb_over_a_gigabit(
-    build_hosts: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    build_hosts: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], pause: float
 ) -> None:
     (tmp_path / "large.py").write_text(LARGE)
     with site(build_hosts, tmp_path, "one", "two", "three", mbit=1000) as place:
         for name in ("one", "two"):
             place.join(name)
         place.await_nodes("one", "two")
-        training = place.train("large.py", "--shares", "1,1", "--no-check")
+        training = place.train("large.py", "--shares", "1,1", "--no-check", "--option", f"pause={pause}")
         training.wait_for("step [0-9]", 90)
         place.join("three")
         assert training.wait(300) == 0, training.transcript()
