@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from evener.cli.commands import app
+from evener.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "<!-- commands -->"

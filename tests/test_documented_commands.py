@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from evener.cli.commands import app
+from evener.cli.app import app
 from evener.cli.fields import with_default_port
 from evener.experiments import abci, gpipe, nfnn, scattered, strategies
 from evener.program import calling, script

@@ -6,11 +6,11 @@ import sys
 def main() -> None:
     """Run the command line; Ctrl-C while it is loaded ends it as Ctrl-C does later."""
     try:
-        from evener.cli import commands
+        from evener.cli import app
     except KeyboardInterrupt:
         sys.stderr.write("evener: stopped\n")
         sys.exit(130)
-    commands.main()
+    app.main()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from msgspec.structs import fields
 from typer.testing import CliRunner
 
 from evener import __version__
-from evener.cli.commands import app
+from evener.cli.app import app
 from evener.cli.help import EXAMPLES, PLAN, TRAIN, Panels
 from evener.run.config import RunConfig
 from evener.run.options import PlanConfig
@@ -52,7 +52,7 @@ def test_the_version_is_one_line(tmp_path: Any) -> None:
 
 
 def test_the_command_line_begins_without_what_takes_long_to_load() -> None:
-    code = "import sys, evener.cli.commands; print({'numpy', 'torch', 'matplotlib', 'cryptography'} & set(sys.modules))"
+    code = "import sys, evener.cli.app; print({'numpy', 'torch', 'matplotlib', 'cryptography'} & set(sys.modules))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "set()"
 

@@ -16,7 +16,7 @@ import pytest
 import typer
 import yaml
 
-from evener.cli.commands import app
+from evener.cli.app import app
 from support.documented import ROOT
 
 FOLDER = ROOT / "examples" / "launchers"

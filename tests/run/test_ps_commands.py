@@ -173,7 +173,7 @@ def test_without_pytorch_thin_tasks_are_submitted_and_computed_and_others_refuse
 def test_who_cannot_join_is_told_why_within_ten_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evener.cli.commands import main
+    from evener.cli.app import main
 
     with cluster() as ps, socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -312,7 +312,7 @@ def test_options_that_make_no_sense_together_are_one_sentence(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from evener.cli.commands import main
+    from evener.cli.app import main
 
     monkeypatch.setattr(sys, "argv", ["evener", "train", TINY, "--output", str(tmp_path), *words])
     monkeypatch.setenv("EVENER_HOME", str(tmp_path / "home"))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from evener.cli.commands import app
+from evener.cli.app import app
 from evener.errors import InvalidFile, InvalidInput
 from evener.program import calling
 from evener.run.config import RunConfig

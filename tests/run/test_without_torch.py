@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-_START = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.commands import main; main()"
+_START = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.app import main; main()"
 
 
 def evener(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -19,7 +19,7 @@ def evener(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_mistake_is_told_before_pytorch_is_looked_for(tmp_path: Path) -> None:
-    loaded = "import sys, evener.cli.commands; sys.exit('torch' in sys.modules)"
+    loaded = "import sys, evener.cli.app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loaded], cwd=tmp_path, timeout=60, check=False).returncode == 0
     result = evener("train", "digits", "--epochs", "0", cwd=tmp_path)
     assert result.stderr.startswith("evener: --epochs must be positive, got 0")

@@ -24,7 +24,7 @@ from support.commands import command, evener, processes_of
 
 WAIT_SECONDS = 60.0
 _WITHOUT_TORCH = (
-    "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.commands import main; main()"
+    "import sys; sys.modules['torch'] = None; sys.argv[0] = 'evener'; from evener.cli.app import main; main()"
 )
 
 

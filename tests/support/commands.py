@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from evener.cli.commands import main
+from evener.cli.app import main
 
 TINY = str(Path(__file__).parents[1] / "support_tasks" / "tiny.py")
 

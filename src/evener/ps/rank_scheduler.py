@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.errors import EvenerError, Interrupted, first_line
+from evener.errors import EvenerError, Interrupted
 from evener.ps.collective_run import CollectiveRun
 from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
@@ -16,7 +16,7 @@ from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.rank_journal import RankJournal
 from evener.ps.rank_messages import RankJob
 from evener.ps.results import RunResult, encode_record, save_result
-from evener.ps.run_status import busy_with, status_of_ranks
+from evener.ps.run_status import busy_with, set_aside_sentence, status_of_ranks
 from evener.ps.subscribers import Subscribers, open_log
 from evener.schema import shown
 
@@ -134,7 +134,7 @@ class RankScheduler:
     def set_aside(self, error: Exception) -> None:
         """The run cannot be gone on with, because of something here: keep it apart, say so, go on without it."""
         name = f"run {self.name}" if self.name else "the run whose ranks worked together"
-        sentence = shown(f"{name} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
+        sentence = set_aside_sentence(name, error)
         self._config.notify(f"warning: {sentence}; {self._journal.set_aside()}")
         if self.run is not None:
             self._release(RunFinished(exit_code=EvenerError.exit_code, reason=sentence, run=self.name), ())

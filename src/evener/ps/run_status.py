@@ -1,15 +1,17 @@
-"""How the nodes and the runs in progress stand, for `evener nodes`."""
+"""How the nodes and the runs in progress stand, for `evener nodes`; and what is said of a run that cannot go on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from evener.errors import first_line
 from evener.ps.collective_run import CollectiveRun
 from evener.ps.config import MasterConfig
 from evener.ps.nodes import Nodes
 from evener.ps.status import ClusterStatus, InvitationStatus, RunStatus
 from evener.ps.training_run import TrainingRun
+from evener.schema import shown
 
 
 def status_of(run: TrainingRun, folder: Path) -> RunStatus:
@@ -74,3 +76,8 @@ def cluster_status(
         ),
         invitations=invitations,
     )
+
+
+def set_aside_sentence(run: str, error: Exception) -> str:
+    """Why a run was set aside: something at the master, not of the run, went wrong."""
+    return shown(f"{run} cannot be gone on with ({type(error).__name__}: {first_line(error)})")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from evener.errors import EvenerError, Interrupted, first_line
+from evener.errors import EvenerError, Interrupted
 from evener.history import History
 from evener.ps.active_run import ActiveRun
 from evener.ps.audit import AuditLog, trace_of
@@ -33,7 +33,7 @@ from evener.ps.messages import (
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.rank_scheduler import RankScheduler
 from evener.ps.results import load_result
-from evener.ps.run_status import busy_with, status_of
+from evener.ps.run_status import busy_with, set_aside_sentence, status_of
 from evener.ps.training_run import TrainingRun, run_of
 from evener.ps.validation import EpochEnd
 from evener.schema import shown
@@ -235,7 +235,7 @@ class Scheduler:
         if run == RANKS:
             self.ranks.set_aside(error)
             return
-        sentence = shown(f"run {run} cannot be gone on with ({type(error).__name__}: {first_line(error)})")
+        sentence = set_aside_sentence(f"run {run}", error)
         active = self._active.get(run)
         checkpointer = active.checkpointer if active else Checkpointer(self._config, run)
         if active is not None:
