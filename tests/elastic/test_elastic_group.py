@@ -7,18 +7,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
+from evener.comm.abortable import GlooPlace
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.generation import Beat, Generation, Heard, Participant, decode_for_authority, encode_message
 from evener.elastic.line import Line
-from evener.elastic.meeting import Meeting
+from evener.elastic.meeting import Connections, Meeting
 from evener.errors import EvenerError, NodeLost
 from support.stores import memory_store
 
@@ -144,16 +146,67 @@ def test_an_error_that_is_nobodys_loss_is_raised() -> None:
     rank.hang_up()
 
 
-def test_connections_that_come_when_nobody_waits_any_more_are_closed() -> None:
-    store, changed = memory_store(), threading.Condition()
-    late, here = (Meeting(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed) for rank in range(2))
-    with changed:
-        late.leave()
-        assert changed.wait_for(lambda: here.has_ended, 20)
-    deadline = time.monotonic() + 10
+def await_the_end_of_meetings(seconds: float) -> None:
+    """No thread of a meeting is left."""
+    deadline = time.monotonic() + seconds
     while any(thread.name == "evener-elastic-meeting" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["waits to be called", "waits for an address"])
+def test_a_meeting_to_which_the_other_never_comes_ends_soon_after_it_is_left(rank: int) -> None:
+    changed = threading.Condition()
+    meeting = Meeting(generation(1, 0, 1), rank, memory_store, "127.0.0.1", changed)
+    time.sleep(0.1)
+    with changed:
+        assert not meeting.has_ended
+        meeting.leave()
+        assert changed.wait_for(lambda: meeting.has_ended, 10)
+    assert isinstance(meeting.error, NodeLost)
+    await_the_end_of_meetings(10)
+
+
+def test_a_meeting_that_waits_for_sums_ends_soon_after_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank came to both meshes, and was lost then."""
+    store, changed = memory_store(), threading.Condition()
+    join, gone = GlooPlace.join, threading.Event()
+
+    def join_unless_second(place: GlooPlace) -> Any:
+        if place.rank == 1:
+            gone.set()
+            raise NodeLost("killed")
+        return join(place)
+
+    monkeypatch.setattr(GlooPlace, "join", join_unless_second)
+    here, _ = (Meeting(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed) for rank in range(2))
+    assert gone.wait(10)
+    time.sleep(0.1)
+    with changed:
+        assert not here.has_ended
+        here.leave()
+        assert changed.wait_for(lambda: here.has_ended, 10)
+    await_the_end_of_meetings(10)
+
+
+class LeftTooLate(Meeting):
+    """One that is left at the very moment at which all have come."""
+
+    def _meet(self) -> Connections:
+        found = super()._meet()
+        self.leave()
+        return found
+
+
+def test_connections_that_come_when_nobody_waits_any_more_are_closed() -> None:
+    store, changed = memory_store(), threading.Condition()
+    late, here = (
+        kind(generation(1, 0, 1), rank, lambda: store, "127.0.0.1", changed)
+        for rank, kind in enumerate((LeftTooLate, Meeting))
+    )
+    with changed:
+        assert changed.wait_for(lambda: here.has_ended, 20)
+    await_the_end_of_meetings(10)
     assert late.connections is None
     assert here.connections is not None
     here.connections.abort(NodeLost("this generation is over"))

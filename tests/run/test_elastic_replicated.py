@@ -12,12 +12,10 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from evener.comm.mesh_joining import join_meshes
-from evener.elastic import meeting
 from evener.run import healing
 from evener.run.config import RunConfig
 from evener.run.state_transfer import send_state
-from support.elastic_threads import MEETING_SECONDS, ElasticThreads, Fault, Outcome, serial_weights, settings
+from support.elastic_threads import ElasticThreads, Fault, Outcome, serial_weights, settings
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +24,6 @@ def _process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
-def _short_meetings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that waits for others which went on without it does not wait for longer than the test."""
-
-    def join(*, patience: float, **place: Any) -> Any:
-        return join_meshes(patience=min(patience, MEETING_SECONDS), **place)
-
-    monkeypatch.setattr(meeting, "join_meshes", join)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evener.comm.signed_store import SignedStore
+from evener.errors import NodeLost
 
 Pending = torch.futures.Future[Any]
 
@@ -44,10 +45,10 @@ class GlooPlace:
         """The process group, once all ranks have called this."""
         return dist.ProcessGroupGloo(self.store, self.rank, self.size, timedelta(seconds=self.longest_wait))
 
-    def among(self, ranks: Sequence[int]) -> GlooPlace:
-        """That of some of the ranks, this one among them."""
+    def among(self, ranks: Sequence[int], is_over: Callable[[], bool]) -> GlooPlace:
+        """That of some of the ranks, this one among them, who are awaited until `is_over`."""
         return GlooPlace(
-            store=self.store.under("-".join(map(str, ranks))),
+            store=self.store.under("-".join(map(str, ranks))).until(is_over),
             rank=list(ranks).index(self.rank),
             size=len(ranks),
             longest_wait=self.longest_wait,
@@ -104,7 +105,7 @@ class AbortableGloo:
     def among(self, ranks: Sequence[int]) -> AbortableGloo:
         """The group of some ranks, this one among them, who all call this; it ends with this one."""
         assert self._place is not None
-        joining = _Joining(self._place.among(ranks))
+        joining = _Joining(self._place.among(ranks, lambda: self.error is not None))
         self.message(lambda _: joining, joining, "joining").wait()
         part = AbortableGloo(joining.gloo, joining.place)
         with self._lock:
@@ -160,10 +161,10 @@ class AbortableGloo:
 
     def _end(self, key: int, outcome: Callable[[], object]) -> None:
         """An operation ends, in another thread; one that failed is the end of all."""
-        failed: RuntimeError | None = None
+        failed: Exception | None = None
         try:
             outcome()
-        except RuntimeError as error:
+        except (RuntimeError, NodeLost) as error:
             failed = error
         with self._lock:
             found, kept, _ = self._open.pop(key)

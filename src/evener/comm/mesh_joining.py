@@ -6,14 +6,17 @@ By the wire's handshake, so the secret never travels; a rank has it from whoever
 from __future__ import annotations
 
 import secrets
+import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from evener.comm.channel import Channel, read
 from evener.comm.mesh import Mesh
 from evener.comm.signed_store import SignedStore
+from evener.comm.waiting import slices
 from evener.errors import NodeLost
 from evener.wire.errors import CannotJoin
 from evener.wire.handshake import MESSAGE_BYTES, NONCE_BYTES, MasterHandshake, NodeHandshake
@@ -37,23 +40,24 @@ def join_mesh(
     Args:
         rank: of this process.
         nodes: name of every rank's node.
-        store: where the ranks find each other's address; it knows their secret.
+        store: where the ranks find each other's address; it knows their secret, and whether they are still awaited.
         address: of this machine, at which the others reach it.
         patience: seconds within which all have to come together.
         longest_wait: seconds that a message may be waited for afterwards.
 
     Raises:
-        NodeLost: a rank cannot be reached within the patience; names it.
+        NodeLost: a rank cannot be reached within the patience, and is named; or nobody is awaited any more.
     """
     token = Token(secret=store.secret, fingerprint=None)
     mesh = Mesh(rank=rank, nodes=nodes, peers={})
-    with socket.create_server((address, 0), backlog=len(nodes)) as server:
-        server.settimeout(patience)
+    with ExitStack() as undo, socket.create_server((address, 0), backlog=len(nodes)) as server:
+        undo.callback(mesh.close)
         store.set(f"mesh/{rank}", f"{address} {server.getsockname()[1]}")
         for other in range(rank):
             mesh.peers[other] = _call(mesh, other, store, token, patience)
         while len(mesh.peers) < len(nodes) - 1:
-            _accept(mesh, server, token, patience)
+            _accept(mesh, server, store, token, patience)
+        undo.pop_all()
     for peer in mesh.peers.values():
         peer.sock.settimeout(longest_wait)
     return mesh
@@ -69,17 +73,21 @@ def join_meshes(
     longest_wait: float,
 ) -> tuple[Mesh, Mesh]:
     """The two of a group, for small messages and for reports, which do not overtake each other; as `join_mesh`."""
-    small, reports = (
-        join_mesh(
-            rank=rank,
-            nodes=nodes,
-            store=store.under(name),
-            address=address,
-            patience=patience,
-            longest_wait=longest_wait,
-        )
-        for name in ("small", "reports")
-    )
+    with ExitStack() as undo:
+        meshes = []
+        for name in ("small", "reports"):
+            mesh = join_mesh(
+                rank=rank,
+                nodes=nodes,
+                store=store.under(name),
+                address=address,
+                patience=patience,
+                longest_wait=longest_wait,
+            )
+            undo.callback(mesh.close)
+            meshes.append(mesh)
+        undo.pop_all()
+    small, reports = meshes
     return small, reports
 
 
@@ -96,20 +104,22 @@ def _call(
     handshake = NodeHandshake(token, secrets.token_bytes(NONCE_BYTES), f"{host}, port {port}")
     message: bytes | None = handshake.hello()
     try:
-        peer = socket.create_connection((host, int(port)), timeout=patience)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while message is not None:
-            peer.sendall(message)
-            message = handshake.answer(bytes(read(peer, MESSAGE_BYTES, deadline)))
-        channel = Channel(peer, handshake.session_key(), is_caller=True)
-        channel.send(_RANK.pack(mesh.rank))
+        with ExitStack() as undo:
+            peer = undo.enter_context(socket.create_connection((host, int(port)), timeout=patience))
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while message is not None:
+                peer.sendall(message)
+                _await_readable(peer, store, deadline)
+                message = handshake.answer(bytes(read(peer, MESSAGE_BYTES, deadline)))
+            channel = Channel(peer, handshake.session_key(), is_caller=True)
+            channel.send(_RANK.pack(mesh.rank))
+            undo.pop_all()
     except OSError as error:
         raise NodeLost(
             f"node {mesh.nodes[mesh.rank]} cannot reach node {mesh.nodes[other]} (rank {other}) at {host}:{port}: "
             f"{error.strerror or error}; is the port open, and the address the right interface's?"
         ) from error
     except CannotJoin as error:
-        peer.close()
         raise NodeLost(
             f"node {mesh.nodes[mesh.rank]} is not listened to by node {mesh.nodes[other]} (rank {other}) "
             f"at {host}:{port}: {error.rule}"
@@ -117,9 +127,18 @@ def _call(
     return channel
 
 
-def _accept(mesh: Mesh, server: socket.socket, token: Token, patience: float) -> None:
+def _await_readable(peer: socket.socket, store: SignedStore, deadline: float) -> None:
+    """Wait until there is something to read, or to accept. Raises TimeoutError."""
+    for seconds in slices(deadline, store.is_over):
+        if select.select([peer], [], [], seconds)[0]:
+            return
+    raise TimeoutError("timed out")
+
+
+def _accept(mesh: Mesh, server: socket.socket, store: SignedStore, token: Token, patience: float) -> None:
     """Take one caller in, if it knows the secret."""
     try:
+        _await_readable(server, store, time.monotonic() + patience)
         caller, _ = server.accept()
     except OSError as error:
         missing = [mesh.nodes[r] for r in range(mesh.rank + 1, mesh.size) if r not in mesh.peers]

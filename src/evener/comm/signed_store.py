@@ -8,15 +8,18 @@ own groups leave there, the addresses of their connections, is signed with it.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from evener.comm.waiting import never, slices
 from evener.errors import NodeLost
 
 TAG_BYTES = 32
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 _stores: Any = dist  # whose stores are not typed
 
 
@@ -29,19 +32,25 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         inner: the other one.
         secret: of all ranks of this run.
         prefix: of all keys.
+        is_over: asked while a value is waited for: whether nobody wants it any more.
 
     Attributes:
         inner: see above.
         secret: see above.
+        is_over: see above.
     """
 
-    def __init__(self, inner: Any, secret: bytes, prefix: str = "") -> None:
+    def __init__(self, inner: Any, secret: bytes, prefix: str = "", is_over: Callable[[], bool] = never) -> None:
         super().__init__()
-        self.inner, self.secret, self._prefix = inner, secret, prefix
+        self.inner, self.secret, self.is_over, self._prefix = inner, secret, is_over, prefix
 
     def under(self, prefix: str) -> SignedStore:
         """The part of the store whose keys begin with `prefix` and a slash."""
-        return SignedStore(self.inner, self.secret, f"{self._prefix}{prefix}/")
+        return SignedStore(self.inner, self.secret, f"{self._prefix}{prefix}/", self.is_over)
+
+    def until(self, is_over: Callable[[], bool]) -> SignedStore:
+        """The same store, where values are waited for only until `is_over`."""
+        return SignedStore(self.inner, self.secret, self._prefix, is_over)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Leave a value."""
@@ -50,7 +59,9 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         self.inner.set(key, self._tag(key, data) + data)
 
     def get(self, key: str) -> bytes:
-        """A value, once it is there. Raises NodeLost: no rank of this run has left it."""
+        """A value, once it is there. Raises NodeLost: no rank of this run has left it, or nobody wants it any more."""
+        if self.is_over is not never:
+            self.wait([key])
         key = self._prefix + key
         signed: bytes = self.inner.get(key)
         tag, data = signed[:TAG_BYTES], signed[TAG_BYTES:]
@@ -70,8 +81,25 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         return True
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all these values are there."""
-        self.inner.wait([self._prefix + key for key in keys], *(() if timeout is None else (timeout,)))
+        """Wait until all these values are there. Raises NodeLost: nobody wants them any more."""
+        names = [self._prefix + key for key in keys]
+        longest = self.inner.timeout if timeout is None else timeout
+        if self.is_over is not never:
+            longest = self._poll(names, time.monotonic() + longest.total_seconds())
+        self.inner.wait(names, longest)
+
+    def _poll(self, names: Sequence[str], deadline: float) -> timedelta:
+        """Ask for the values until they are there, or it is too late; what is left of the time then: nothing.
+
+        A store that is waited in cannot be left, and PyTorch's warns each time that a wait was too short.
+        """
+        pause = _SHORTEST_PAUSE
+        for left in slices(deadline, self.is_over):
+            if self.inner.check(list(names)):
+                break
+            time.sleep(min(left, pause))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return timedelta(milliseconds=1)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long values are waited for."""

@@ -1,13 +1,14 @@
 """Where the ranks of a generation meet: their meshes and sums, made in a thread that may be left behind.
 
 A rank that dies now would be waited for as long as a slow one. So the main thread waits for this one or for the news
-that somebody is gone, whichever is first; a meeting that was left ends by itself, and nobody uses what it made.
+that somebody is gone, whichever is first; a meeting that was left ends soon, and nobody uses what it made.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -95,8 +96,11 @@ class Meeting:
         return self.connections is not None or self.error is not None
 
     def leave(self) -> None:
-        """Wait for it no more, holding the lock of `changed`: connections that come of it later are closed at once."""
-        self._is_left = True
+        """Wait for it no more, holding the lock of `changed`; nothing happens if all have come already.
+
+        It ends soon, and connections that still come of it are closed.
+        """
+        self._is_left = self.connections is None
 
     def _run(self) -> None:
         found: Connections | None = None
@@ -116,7 +120,7 @@ class Meeting:
         size = len(self._generation.participants)
         if size == 1:
             return Connections()
-        store = self._open_store().under(f"generation/{self._generation.number}")
+        store = self._open_store().until(lambda: self._is_left).under(f"generation/{self._generation.number}")
         store.set_timeout(timedelta(seconds=LONGEST_WAIT))
         mesh, reports = join_meshes(
             rank=self._rank,
@@ -126,5 +130,10 @@ class Meeting:
             patience=LONGEST_WAIT,
             longest_wait=LONGEST_WAIT,
         )
-        place = GlooPlace(store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT)
-        return Connections(mesh=mesh, reports=reports, sums=AbortableGloo(place.join(), place))
+        with ExitStack() as undo:
+            undo.callback(mesh.close)
+            undo.callback(reports.close)
+            place = GlooPlace(store=store.under("gloo"), rank=self._rank, size=size, longest_wait=LONGEST_WAIT)
+            found = Connections(mesh=mesh, reports=reports, sums=AbortableGloo(place.join(), place))
+            undo.pop_all()
+        return found
