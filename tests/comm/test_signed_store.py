@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -61,3 +63,19 @@ def test_gloo_meets_in_it_and_its_addresses_are_signed() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(sum_of, range(2))) == [[3.0]] * 2
     assert store.num_keys() > 0
+
+
+def test_a_value_is_waited_for_only_while_somebody_wants_it() -> None:
+    store, over = memory_store(), threading.Event()
+    waiting = store.under("run").until(over.is_set)
+    with ThreadPoolExecutor(2) as threads:
+        came, never_comes = threads.submit(waiting.get, "a"), threads.submit(waiting.get, "b")
+        time.sleep(0.05)
+        store.set("run/a", "1")
+        assert came.result(timeout=5) == b"1"
+        waiting.wait(["a"], timedelta(milliseconds=1))  # it is there, however busy the machine
+        with pytest.raises(RuntimeError, match=r"run/c did not come within 0\.02 s"):
+            waiting.wait(["c"], timedelta(seconds=0.02))
+        over.set()
+        with pytest.raises(NodeLost):
+            never_comes.result(timeout=5)

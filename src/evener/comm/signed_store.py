@@ -84,22 +84,20 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
         """Wait until all these values are there. Raises NodeLost: nobody wants them any more."""
         names = [self._prefix + key for key in keys]
         longest = self.inner.timeout if timeout is None else timeout
-        if self.is_over is not never:
-            longest = self._poll(names, time.monotonic() + longest.total_seconds())
-        self.inner.wait(names, longest)
+        if self.is_over is never:
+            self.inner.wait(names, longest)
+        elif not self._poll(names, time.monotonic() + longest.total_seconds()):
+            raise dist.DistStoreError(f"{', '.join(names)} did not come within {longest.total_seconds():g} s")
 
-    def _poll(self, names: Sequence[str], deadline: float) -> timedelta:
-        """Ask for the values until they are there, or it is too late; what is left of the time then: nothing.
-
-        A store that is waited in cannot be left, and PyTorch's warns each time that a wait was too short.
-        """
+    def _poll(self, names: list[str], deadline: float) -> bool:
+        """Whether the values came in time: a store that is waited in cannot be left."""
         pause = _SHORTEST_PAUSE
         for left in slices(deadline, self.is_over):
-            if self.inner.check(list(names)):
-                break
+            if self.inner.check(names):
+                return True
             time.sleep(min(left, pause))
             pause = min(2 * pause, _LONGEST_PAUSE)
-        return timedelta(milliseconds=1)
+        return bool(self.inner.check(names))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long values are waited for."""
