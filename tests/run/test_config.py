@@ -29,7 +29,7 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
         ({"agreement": "average", "outer_lr": 0.5}, "--outer-lr belongs to --agreement diloco"),
         ({"compress": "int8"}, "--compress belongs to --agreement sync, async, bounded, average, federated, diloco"),
         ({"home": Path("home"), "local_nodes": "1"}, "--home belongs to --agreement"),
-        ({"home": Path("home"), "strategy": "sharded"}, "--strategy must be auto or data on the nodes of a master"),
+        ({"home": Path("home"), "elastic": True}, "--elastic does not go with the nodes of a master"),
         ({"token_file": Path("token")}, "--token-file belongs to --agreement"),
         ({"agreement": "diloco", "local_steps": "epoch"}, "--local-steps must be a number with --agreement diloco"),
         ({"agreement": "diloco", "local_steps": "0"}, "--local-steps must be a positive number, or epoch, got '0'"),

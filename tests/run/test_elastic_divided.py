@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from torch import Tensor
 
 from evener.errors import DoesNotFit
@@ -84,17 +85,30 @@ def test_every_division_goes_on_and_trains_what_one_process_trains(
 
 
 @pytest.mark.slow
-def test_what_fits_those_who_are_left_no_more_is_a_whole_checkpoint_and_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("keeps", "sentence"),
+    [
+        (True, r"2 nodes of 3 are left.*stage 0 needs 3 GB.*the whole state after step 4 is"),
+        (False, r"2 nodes of 3 are left.*stage 0 needs 3 GB.*its weights after step 4 are what remains$"),
+    ],
+    ids=["here", "on the nodes of a master"],
+)
+def test_what_fits_those_who_are_left_no_more_is_kept_whole_and_there_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool, sentence: str
 ) -> None:
     def no_room(*_: object) -> None:
         raise DoesNotFit("stage 0 needs 3 GB, and node n0 has 2 GB")
 
-    run = ElasticThreads(settings(tmp_path), "data+filter", [[0, 1], [2]], [Fault(node=1, step=5)])
+    config = settings(tmp_path, keeps_checkpoints=keeps)
+    run = ElasticThreads(config, "data+filter", [[0, 1], [2]], [Fault(node=1, step=5)])
     built = DividedElasticLoop._planned
     monkeypatch.setattr(
         DividedElasticLoop, "_planned", lambda loop, among: built(loop, among) if len(among.nodes) == 3 else no_room()
     )
-    with pytest.raises(DoesNotFit, match=r"2 nodes of 3 are left.*stage 0 needs 3 GB.*the whole state after step 4 is"):
+    with pytest.raises(DoesNotFit, match=sentence):
         run.run()
-    assert Checkpoints(tmp_path / "checkpoints").latest()[1].step == 4
+    if keeps:
+        assert Checkpoints(tmp_path / "checkpoints").latest()[1].step == 4
+    else:
+        assert not (tmp_path / "checkpoints").exists()
+        assert "0.weight" in load_file(tmp_path / "model.safetensors")

@@ -37,16 +37,16 @@ def first(strategy: str, rows: Rows, batch: int = 24) -> Plan:
 def test_replicas_keep_who_is_left_and_samples_follow_speeds(
     strategy: str, rows: Rows, left: str, expected: str, samples: tuple[int, ...]
 ) -> None:
-    plan = plan_among(first(strategy, rows), list(left), NODES, "measured")
+    plan = plan_among(first(strategy, rows), list(left), "measured")
     assert (plan.strategy, plan.replica_samples) == (expected, samples)
     assert [a.node for a in plan.assignments] == list(left)
 
 
 def test_all_nodes_in_their_order_have_the_plan_that_was_made() -> None:
     plan = first("data+filter", ((0, 1), (2, 3)))
-    assert plan_among(plan, list("abcd"), NODES, "measured") is plan
+    assert plan_among(plan, list("abcd"), "measured") is plan
 
 
 def test_shares_that_the_user_named_stay() -> None:
-    plan = plan_among(first("data+filter", ((0, 1), (2, 3))), list("abd"), NODES, "1,1,1,2")
+    plan = plan_among(first("data+filter", ((0, 1), (2, 3))), list("abd"), "1,1,1,2")
     assert plan.replica_samples == (12, 12)

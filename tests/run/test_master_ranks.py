@@ -13,6 +13,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from evener.plan import Plan
 from evener.record import TrainRecord
 from evener.schema import read_noun
 from support.command_cluster import Cluster, cluster, wait_until
@@ -60,8 +61,9 @@ def ps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 def begin(ps: Cluster, epochs: int, *more: str) -> subprocess.Popen[bytes]:
-    """A run that has made some steps."""
-    words = (*WORDS, "--epochs", str(epochs), "--option", "pause=0.03", "--shares", "2,1", *more)
+    """A run that has made some steps, of data parallelism if `more` does not name another strategy."""
+    more = more if "--strategy" in more else ("--strategy", "data", "--shares", "2,1", *more)
+    words = (*WORDS, "--epochs", str(epochs), "--option", "pause=0.03", *more)
     training = ps.start_training(*words, "--output", "struck")
     wait_until(lambda: ps.version() > 20 or training.poll() is not None, "that steps are made")
     return training
@@ -106,11 +108,33 @@ def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(
     assert record.nodes[2].share > 0
 
 
+@pytest.mark.parametrize(
+    "words", [("data+sharded", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_a_divided_model_outlives_a_process_and_a_node_of_its_nodes(ps: Cluster, words: tuple[str, ...]) -> None:
+    ps.join("three")
+    ps.wait_for_nodes()
+    training = begin(ps, 40, "--strategy", *words)
+    os.kill(process_on(ps, "one"), signal.SIGKILL)
+    wait_until(lambda: "one came; 3 nodes" in (ps.folder / "train.out").read_text(), "that the process is replaced")
+    ps.join("four")
+    told = "node four cannot take part: the model is divided among the nodes that the run began with"
+    wait_until(lambda: told in (ps.folder / "train.out").read_text(), "that a newcomer is declined")
+    ps.nodes.pop("three").kill()
+    record = record_of(ps, training, 40)
+    kinds = [event.kind for event in record.events if event.kind in ("node lost", "joined")]
+    assert kinds == ["node lost", "joined", "node lost"]
+    assert {node.name for node in record.nodes} == {"one", "two", "three"}
+    plan = read_noun(ps.folder / "struck" / "plan.json", Plan)
+    assert plan.strategy == words[0]
+    assert (plan.copy_steps > 0) == (words[0] == "pipeline")
+
+
 def test_a_node_that_would_make_steps_longer_is_not_taken_and_that_is_told(
     ps: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ps.folder / "idle.py").write_text(IDLE)
-    training = ps.start_training("idle.py", "--no-check", "--output", "struck")
+    training = ps.start_training("idle.py", "--strategy", "data", "--no-check", "--output", "struck")
     wait_until(lambda: ps.version() > 20 or training.poll() is not None, "that steps are made")
     monkeypatch.setenv("PAUSE", "1.0")
     ps.join("slow")

@@ -109,7 +109,7 @@ def test_a_link_is_cut_and_the_others_go_on_and_the_node_comes_back_when_it_is_j
         for name in ("one", "two"):
             place.join(name)
         place.await_nodes("one", "two")
-        training = place.train(*words, "--option", "pause=0.03", "--shares", "2,1")
+        training = place.train(*words, "--option", "pause=0.03", "--strategy", "data", "--shares", "2,1")
         training.wait_for("epoch 2 ", 90)
         place.hosts["one"].cut()
         training.wait_for("node lost: one has been silent for 6 s", 60)
@@ -128,11 +128,12 @@ def test_a_node_joins_a_run_of_100_mb_over_a_gigabit(
     build_hosts: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], pause: float
 ) -> None:
     (tmp_path / "large.py").write_text(LARGE)
+    words = ("--strategy", "data", "--shares", "1,1", "--no-check")
     with site(build_hosts, tmp_path, "one", "two", "three", mbit=1000) as place:
         for name in ("one", "two"):
             place.join(name)
         place.await_nodes("one", "two")
-        training = place.train("large.py", "--shares", "1,1", "--no-check", "--option", f"pause={pause}")
+        training = place.train("large.py", *words, "--option", f"pause={pause}")
         training.wait_for("step [0-9]", 90)
         place.join("three")
         assert training.wait(300) == 0, training.transcript()

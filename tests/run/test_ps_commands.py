@@ -288,7 +288,6 @@ def test_a_master_that_is_told_to_stop_leaves_its_nodes_waiting_for_it() -> None
         (("--ship-data",), "--ship-data belongs to --agreement"),
         (("--master", "a:1"), "--master ADDRESS and --token T belong together"),
         (("--token", "t"), "--token belongs to --agreement, or to ranks on the nodes of a master"),
-        (("--master", "a:1", "--strategy", "pipeline"), "--strategy must be auto or data on the nodes of a master"),
         (("--master", "a:1", "--resume"), "--resume does not go with the nodes of a master: leave it out"),
         (("--agreement", "sync", "--resume"), "--resume does not go with --agreement"),
         (("--agreement", "sync", "--devices", "cpu"), "--devices does not go with --agreement"),

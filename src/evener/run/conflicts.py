@@ -86,11 +86,6 @@ _CONFLICTS = (
         "{option} does not go with the nodes of a master: leave it out",
     ),
     Conflict(
-        ("strategy",),
-        lambda c, s: c.is_on_master and s != "data",
-        "{option} must be auto or data on the nodes of a master, where samples alone are divided so far",
-    ),
-    Conflict(
         _COLLECTIVE,
         lambda c, _: c.agreement is not None,
         "{option} does not go with --agreement: leave one of them out",

@@ -25,7 +25,7 @@ from evener.oracle.copies import FAULT_SECONDS
 from evener.parallel.gradient_hooks import copied
 from evener.plan import Plan
 from evener.record import Event
-from evener.run.checkpoint import Checkpoints
+from evener.run.checkpoint import Checkpoints, write_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
 from evener.run.divided_state import DividedState
@@ -121,17 +121,24 @@ class DividedElasticLoop(ElasticLoop):
         return training
 
     def _planned(self, generation: Generation) -> Plan:
-        return plan_among(self._plan, generation.nodes, self._context.env.nodes, self._config.shares)
+        return plan_among(self._plan, generation.nodes, self._config.shares)
 
     def _words_of_misfit(self, error: Exception, generation: Generation, whole: HeldState) -> str:
-        """Why the run ends, once the leader has written the whole state."""
+        """Why the run ends, once the leader has written what remains of it."""
+        where = self._config.checkpoint_folder
         if self._group.is_leader:
-            Checkpoints(self._config.checkpoint_folder).write(whole.checkpoint)
+            if self._config.keeps_checkpoints:
+                Checkpoints(where).write(whole.checkpoint)
+            else:
+                write_weights(whole.checkpoint.weights, self._config.folder)
         self._group.barrier()
         count = len(generation.nodes)
+        left = f"{count} node{'' if count == 1 else 's'} of {len(self._plan.assignments)} are left"
+        after = f"after step {whole.head.step}"
+        if not self._config.keeps_checkpoints:
+            return f"{left}, and hold the model no more: {error}; its weights {after} are what remains"
         return (
-            f"{count} node{'' if count == 1 else 's'} of {len(self._plan.assignments)} are left, and hold the model no "
-            f"more: {error}; the whole state after step {whole.head.step} is in {self._config.checkpoint_folder}: "
+            f"{left}, and hold the model no more: {error}; the whole state {after} is in {where}: "
             "go on with --resume on as many nodes as the run began with, or with --memory for those that are left"
         )
 

@@ -14,13 +14,12 @@ from evener.plan import Plan, Strategy
 from evener.run.planning import Rows, Shape, divide
 
 
-def plan_among(first: Plan, nodes: Sequence[str], known: Sequence[LocalNode], asked: str) -> Plan:
+def plan_among(first: Plan, nodes: Sequence[str], asked: str) -> Plan:
     """`first` divided among `nodes`, in the order of their ranks.
 
     Args:
         first: with which the run began.
         nodes: that are there, some of its own.
-        known: all nodes of the run.
         asked: shares that the user named, as of the first plan's nodes.
 
     Raises:
@@ -37,7 +36,7 @@ def plan_among(first: Plan, nodes: Sequence[str], known: Sequence[LocalNode], as
         samples=first.micro_batch_size,
         shares=[speeds[node] for node in nodes],
     )
-    by_name = {node.name: node for node in known}
+    by_name = {a.node: LocalNode(name=a.node, device=a.device) for a in first.assignments}
     return divide(shape, [by_name[node] for node in nodes], (), first.batch_size)
 
 

@@ -4,7 +4,8 @@
     the leader    what do samples cost those who are there?                 left at the master in every generation
     a newcomer    times the model and its line, forecasts a step            before anybody makes room for it
 
-Where the user named shares, every node that comes takes part; nodes that the plan knows do so, too.
+Where the user named shares, every node that comes takes part; nodes that the plan knows do so, too. A model that is
+divided is so among the nodes that the run began with.
 """
 
 from __future__ import annotations
@@ -81,6 +82,12 @@ def require_needed(context: RankContext, plan: Plan, config: RunConfig, own: Wor
         if not found.is_shorter:
             raise NotNeeded(f"a step would not be shorter: {found.words}")
     return line
+
+
+def require_known(context: RankContext, plan: Plan) -> None:
+    """Raises NotNeeded: this rank's node is none of those among which the model was divided."""
+    if context.env.node.name not in [one.node for one in plan.assignments]:
+        raise NotNeeded("the model is divided among the nodes that the run began with")
 
 
 def _store_to_ask(context: RankContext, plan: Plan, config: RunConfig) -> SignedStore | None:

@@ -38,7 +38,7 @@ from evener.run.elastic_divided import DividedElasticLoop
 from evener.run.elastic_replicated import ReplicatedElasticLoop
 from evener.run.elastic_start import cost_here, late_context, leave_word, why_fixed, with_copies
 from evener.run.loop import Loop
-from evener.run.needed import require_needed, slowest_line
+from evener.run.needed import require_known, require_needed, slowest_line
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
 from evener.run.training import Training, make_training
@@ -92,7 +92,7 @@ def run_elastic(context: RankContext, training: Training, config: RunConfig, lin
 
 
 def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) -> None:
-    """The same, of a rank that comes when a run by this plan has begun. Raises NotNeeded: steps are shorter without."""
+    """The same, of a rank that comes when a run by this plan has begun. Raises NotNeeded: that goes on without it."""
     ranks = ElasticGroup(line, context.group, context.env.address)
     if plan.strategy in WHOLE_MODEL:
         training = make_training(context, plan, config)
@@ -101,6 +101,7 @@ def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) ->
         loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, line=slowest)
         loop.run(partial(finish_elastic, config))
     else:
+        require_known(context, plan)
         DividedElasticLoop(context, plan, config, ranks, None).run(partial(finish_elastic, config))
 
 

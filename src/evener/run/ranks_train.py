@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from evener.atomic import atomic_write
 from evener.errors import error_of
 from evener.events import Phase
+from evener.plan import is_of_teams
 from evener.ps.rank_messages import RankJob
 from evener.ps.rank_session import WEIGHTS
 from evener.record import TrainRecord
@@ -75,9 +76,10 @@ def job_of(config: RunConfig, digests: dict[str, str]) -> RankJob:
         config: what was asked for.
         digests: of `code` and `data`, where they travel.
     """
+    goes_on = config.columns == 1 and not is_of_teams(config.strategy)
     told = replace(
         config,
-        strategy="data",
+        elastic=True if goes_on else None,
         home=None,
         master=None,
         token=None,
