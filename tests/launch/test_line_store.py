@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
-from evener.elastic.generation import Heard, encode_message
+from evener.elastic.generation import Generation, Heard, Participant, encode_message
+from evener.elastic.meeting import Meeting
 from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.errors import NodeLost
 from evener.launch.line_store import LineStore, RankLine
@@ -86,6 +87,32 @@ def test_a_value_that_nobody_signed_is_refused(authority: Authority) -> None:
 def test_what_does_not_come_in_time_is_an_error_as_of_any_store(authority: Authority) -> None:
     with pytest.raises(dist.DistStoreError, match=r"did not answer for 0\.05 s"):
         LineStore(authority.line(1)).wait(["never"], timedelta(seconds=0.05))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_meeting_over_a_line_that_was_left_ends_and_one_to_which_all_come_does_not(
+    authority: Authority, rank: int
+) -> None:
+    changed = threading.Condition()
+    present = tuple(Participant(process=number, node=f"n{number}", since=1) for number in range(2))
+
+    def meet(number: int, rank: int) -> Meeting:
+        generation = Generation(number=number, participants=present, reason="", is_urgent=False)
+        line = authority.line(10 * number + rank)
+        return Meeting(generation, rank, lambda: SignedStore(LineStore(line), SECRET), "127.0.0.1", changed)
+
+    left = meet(1, rank)
+    with changed:
+        left.leave()
+        assert changed.wait_for(lambda: left.has_ended, 10)
+    assert isinstance(left.error, NodeLost)
+    both = [meet(2, rank) for rank in range(2)]
+    with changed:
+        assert changed.wait_for(lambda: all(one.has_ended for one in both), 20)
+    for one in both:
+        assert one.connections is not None, one.error
+        one.connections.abort(NodeLost("the test is over"))
+        assert one.connections.has_ended()
 
 
 def test_words_that_are_no_values_are_for_who_listens_and_the_end_ends_all(authority: Authority) -> None:

@@ -19,7 +19,7 @@ from evener.comm.waiting import never, slices
 from evener.errors import NodeLost
 
 TAG_BYTES = 32
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.05
 _stores: Any = dist  # whose stores are not typed
 
 
@@ -83,11 +83,12 @@ class SignedStore(_stores.Store):  # type: ignore[misc]
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all these values are there. Raises NodeLost: nobody wants them any more."""
         names = [self._prefix + key for key in keys]
-        longest = self.inner.timeout if timeout is None else timeout
         if self.is_over is never:
-            self.inner.wait(names, longest)
-        elif not self._poll(names, time.monotonic() + longest.total_seconds()):
-            raise dist.DistStoreError(f"{', '.join(names)} did not come within {longest.total_seconds():g} s")
+            self.inner.wait(names, *(() if timeout is None else (timeout,)))
+            return
+        seconds = (self.inner.timeout if timeout is None else timeout).total_seconds()
+        if not self._poll(names, time.monotonic() + seconds):
+            raise dist.DistStoreError(f"{', '.join(names)} did not come within {seconds:g} s")
 
     def _poll(self, names: list[str], deadline: float) -> bool:
         """Whether the values came in time: a store that is waited in cannot be left."""

@@ -81,6 +81,11 @@ class LineStore:
     def __init__(self, line: RankLine) -> None:
         self._line, self._seconds = line, _USUAL.total_seconds()
 
+    @property
+    def timeout(self) -> timedelta:
+        """How long values are waited for."""
+        return timedelta(seconds=self._seconds)
+
     def set(self, key: str, value: bytes) -> None:
         """Leave a value."""
         self._line.ask(lambda number: SetValue(number=number, key=key, value=value), self._seconds)
