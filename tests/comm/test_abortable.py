@@ -137,3 +137,22 @@ def test_whoever_wakes_up_by_a_failure_finds_that_there_will_be_no_further_sum()
     sums.all_reduce(torch.ones(1)).add_done_callback(lambda _: seen.append(sums.error))
     gloo.under_way.set_exception(RuntimeError("connection closed by peer"))
     assert [str(error) for error in seen] == ["connection closed by peer"]
+
+
+def test_what_cannot_even_begin_is_the_end_of_all_too(places: list[GlooPlace]) -> None:
+    """A message to a rank whose connection is closed already fails where it is begun."""
+    with ThreadPoolExecutor(2) as threads:
+        pair = list(threads.map(lambda place: AbortableGloo(place.join(), place), places))
+        parts = list(threads.map(lambda sums: sums.among([0, 1]), pair))
+
+    def start(gloo: Any) -> Any:
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        parts[0].begin(start, torch.ones(1))
+    assert parts[0].error is not None
+    assert pair[0].has_failed
+    assert not pair[1].has_failed
+    for sums in pair:
+        sums.abort(NodeLost("the test is over"))
+        wait_until_let_go(sums)

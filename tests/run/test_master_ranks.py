@@ -77,7 +77,7 @@ def process_on(ps: Cluster, name: str) -> int:
 
 def record_of(ps: Cluster, training: subprocess.Popen[bytes], epochs: int) -> TrainRecord:
     """Of a run that is complete, and has trained what one process trains."""
-    assert training.wait(120) == 0, ps.said("train")
+    assert training.wait(120) == 0, ps.said("train") + (ps.folder / "train.out").read_text()[-2500:]
     alone = ps.evener("train", *WORDS, "--epochs", str(epochs), "--local-nodes", "1", "--output", "alone", timeout=120)
     assert alone.returncode == 0, alone.stderr
     assert off(ps.folder / "alone", ps.folder / "struck") < 1e-10

@@ -127,6 +127,11 @@ class AbortableGloo:
         for part in parts:
             part.abort(error)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an operation failed, or was given up, here or among some of the ranks."""
+        return self.error is not None or any(part.has_failed for part in self._parts)
+
     def let_go(self) -> bool:
         """Whether nothing is under way after `abort`; the group is then let go, which does not block any more."""
         parts_end = [part.let_go() for part in self._parts]
@@ -142,14 +147,18 @@ class AbortableGloo:
         return True
 
     def _started(self, start: Callable[[Any], Any], kept: Any) -> tuple[int, Pending, Any]:
-        with self._lock:
-            if self.error is not None:
-                raise self.error
-            assert self._gloo is not None
-            work = start(self._gloo)
-            key, self._next = self._next, self._next + 1
-            found: Pending = torch.futures.Future()
-            self._open[key] = (found, kept, work)
+        try:
+            with self._lock:
+                if self.error is not None:
+                    raise self.error
+                assert self._gloo is not None
+                work = start(self._gloo)
+                key, self._next = self._next, self._next + 1
+                found: Pending = torch.futures.Future()
+                self._open[key] = (found, kept, work)
+        except RuntimeError as error:  # as when a peer has closed the connection already
+            self.abort(error)
+            raise
         return key, found, work
 
     def _lane(self, way: Hashable) -> SimpleQueue[Callable[[], None] | None]:

@@ -48,7 +48,7 @@ class Connections:
     @property
     def is_broken(self) -> bool:
         """Whether a sum failed, or was given up."""
-        return self.sums is not None and self.sums.error is not None
+        return self.sums is not None and self.sums.has_failed
 
     def has_ended(self) -> bool:
         """Whether nothing of what was aborted is under way any more; closes it, which then does not block."""
