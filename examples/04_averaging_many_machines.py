@@ -105,22 +105,25 @@ class Machines:
 
     def train(self, *words: str, kill: str = "") -> Any:
         """The summary of a run, amid which a node may be killed."""
-        training = self._start(
-            "train", __file__, *words, "--json", "--output", str(self._folder / words[1]), *self._at_home
-        )
-        if kill:
-            while not (runs := self.ask()["runs"]) or runs[0]["version"] == 0:
-                assert training.poll() is None, "the run ended before a node could be killed"
-            self.nodes[kill].kill()
+        output = str(self._folder / words[1])
+        training = self._start("train", __file__, *words, "--json", "--output", output, *self._at_home, is_heard=True)
+        assert training.stderr is not None
+        for line in training.stderr:  # what it tells while it goes on
+            if kill and line.startswith("epoch 1 "):
+                self.nodes[kill].kill()
         said, _ = training.communicate()
         assert training.returncode == 0
         return json.loads(said.splitlines()[-1])
 
-    def _start(self, *words: str) -> subprocess.Popen[str]:
+    def _start(self, *words: str, is_heard: bool = False) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the nodes share this machine's cores
         process = self._ends.enter_context(
             subprocess.Popen(
-                self._typed(*words), env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                self._typed(*words),
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if is_heard else subprocess.DEVNULL,
+                text=True,
             )
         )
         self._ends.callback(process.kill)
