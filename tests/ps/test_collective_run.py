@@ -117,6 +117,18 @@ def test_the_ranks_begin_when_all_nodes_that_are_here_have_the_code() -> None:
     assert len(places[1].secret) == 16
 
 
+def test_a_node_that_still_measures_itself_is_waited_for() -> None:
+    scene = Scene("a", "b")
+    scene.nodes.by_name["b"].profile = None
+    scene.ready("a")
+    scene.run.tick()
+    assert not scene.places()
+    scene.nodes.by_name["b"].profile = PROFILE
+    scene.ready("b")
+    scene.run.tick()
+    assert len(scene.places()) == 2
+
+
 def test_who_is_not_ready_within_the_patience_is_not_waited_for() -> None:
     scene = Scene("a", "b")
     scene.ready("a")

@@ -40,6 +40,8 @@ class Absences:
 def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
     """The nodes that a run begins on: all who are here, once they are ready; nobody yet while some are awaited.
 
+    Those who have joined and still measure themselves are awaited, too.
+
     Args:
         present: nodes that are here.
         run: its name.
@@ -54,7 +56,8 @@ def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> li
     if measured and not able:
         reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
         raise TrainingFailed(f"no node can take part in the run: {reasons}")
-    return ready if is_late or len(ready) == len(able) else []
+    is_complete = len(ready) == len(able) and len(measured) == len(present)
+    return ready if is_late or is_complete else []
 
 
 def ask_again(declined: Sequence[NodeRecord], run: str) -> list[NodeRecord]:
