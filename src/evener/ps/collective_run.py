@@ -110,9 +110,9 @@ class CollectiveRun:
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def lose(self, node: NodeRecord, reason: str) -> None:
-        """A node is a member no more."""
+        """A node is a member no more; `reason` is a clause, as "it has been silent for 6 s"."""
         if (rank := self._rank_on(node.name)) is not None and not rank.has_ended:
-            rank.lost = reason
+            rank.lost = reason.removeprefix("it ")  # its name comes before it
             rank.request_stop(at_once=True)
 
     def said(self, node: NodeRecord, process: int, data: bytes) -> None:
