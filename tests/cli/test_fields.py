@@ -35,7 +35,7 @@ def ask(*words: str) -> Any:
         calls.append((config, as_json))
 
     app = typer.Typer()
-    app.command()(command_of(Asked, asked))
+    app.command()(command_of(asked))
     result = CliRunner().invoke(app, list(words))
     return calls[0] if calls else result
 

@@ -15,52 +15,36 @@ from evener.cli.fields import command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, epilog
 from evener.cli.task_help import OF_TASKS, TaskCommand
 from evener.errors import EvenerError, Interrupted, MissingExtra
-from evener.program.options import ScriptConfig
-from evener.run.config import RunConfig
-from evener.run.options import (
-    BenchmarkConfig,
-    DemoConfig,
-    DoctorConfig,
-    InviteConfig,
-    JoinConfig,
-    MasterAccess,
-    NodesAccess,
-    PlanConfig,
-    StopAccess,
-    TraceConfig,
-    UpConfig,
-)
 from evener.run.usual_options import usual_options
 from evener.search.options import TuneConfig
-from evener.yolo.words import YoloConfig
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(context_settings={"ignore_unknown_options": True})(command_of(ScriptConfig, commands.run))
+app.command(context_settings={"ignore_unknown_options": True})(command_of(commands.run))
 
 for _command in (
-    command_of(RunConfig, commands.train, TRAIN, usual_options),
-    command_of(TuneConfig, commands.tune, TUNE, partial(usual_options, kind=TuneConfig, command="tune")),
-    command_of(YoloConfig, commands.yolo),
-    command_of(PlanConfig, commands.plan, PLAN),
+    command_of(commands.train, TRAIN, usual_options),
+    command_of(commands.tune, TUNE, partial(usual_options, kind=TuneConfig, command="tune")),
+    command_of(commands.yolo),
+    command_of(commands.plan, PLAN),
     commands.catalogue,
-    command_of(BenchmarkConfig, commands.benchmark),
-    command_of(TraceConfig, commands.trace),
+    command_of(commands.benchmark),
+    command_of(commands.trace),
     commands.report,
     commands.dashboard,
     commands.init,
-    command_of(DemoConfig, commands.demo),
-    command_of(DoctorConfig, commands.doctor),
+    command_of(commands.demo),
+    command_of(commands.doctor),
     commands.version,
-    command_of(UpConfig, commands.up),
-    command_of(JoinConfig, commands.join),
-    command_of(NodesAccess, commands.nodes),
-    command_of(InviteConfig, commands.invite),
-    command_of(StopAccess, commands.stop),
-    command_of(MasterAccess, commands.down),
+    command_of(commands.up),
+    command_of(commands.join),
+    command_of(commands.nodes),
+    command_of(commands.invite),
+    command_of(commands.stop),
+    command_of(commands.down),
 ):
     app.command(epilog=epilog(_command.__name__), cls=TaskCommand if _command.__name__ in OF_TASKS else None)(_command)
 app.add_typer(experiment, name="experiment")

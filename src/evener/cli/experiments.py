@@ -50,10 +50,10 @@ def scattered_gpus(config: ScatteredConfig, as_json: bool) -> None:
 
 experiment = typer.Typer(no_args_is_help=True, help="Published experiments, done again.")
 for _command in (
-    command_of(NfnnConfig, nfnn),
-    command_of(AbciConfig, oracle_abci),
-    command_of(StrategiesConfig, resnet152_strategies),
-    command_of(GpipeConfig, gpipe),
-    command_of(ScatteredConfig, scattered_gpus),
+    command_of(nfnn),
+    command_of(oracle_abci),
+    command_of(resnet152_strategies),
+    command_of(gpipe),
+    command_of(scattered_gpus),
 ):
     experiment.command()(_command)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
 from msgspec import Struct
@@ -23,18 +23,19 @@ Usual: TypeAlias = Callable[[Mapping[str, Any], set[str]], AbstractContextManage
 
 
 def command_of(
-    kind: type[Struct], run: Callable[..., None], panels: Panels | None = None, usual: Usual | None = None
+    run: Callable[..., None], panels: Panels | None = None, usual: Usual | None = None
 ) -> Callable[..., None]:
-    """The function of a command whose options are the fields of `kind`, and `--json` if `run` takes `as_json`.
+    """The function of a command whose options are the fields of a struct, and `--json` if `run` takes `as_json`.
 
-    If `kind` has `arguments`, they are the words that are no options of it, in order.
+    Fields without a default are arguments, those without a description are left out; if there is a field `arguments`,
+    it has the words that are no options, in order.
 
     Args:
-        kind: fields without a default are arguments, those without a description are left out.
-        run: what the command does, with the struct; gives the name and the help.
+        run: what the command does, with the struct, which is its first parameter; gives the name and the help.
         panels: in which the options are shown.
         usual: what is taken where nothing was typed.
     """
+    kind: type[Struct] = next(iter(get_type_hints(run).values()))
     shown = [one for one in fields(kind) if description_of(one)]
     has_arguments = any(one.name == "arguments" for one in fields(kind))
 
