@@ -185,9 +185,9 @@ def test_a_closed_connection_is_a_loss_unless_the_node_comes_back_soon() -> None
 def test_a_node_that_is_benched_is_lost_in_a_sentence_with_its_name() -> None:
     scene = Scene("a", "b")
     scene.found()
-    scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6.04 s")
+    scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s")
     scene.run.tick()
-    assert scene.generations(2)[-1].reason == "a has been silent for 6.04 s"
+    assert scene.generations(2)[-1].reason == "a has been silent for 6 s"
 
 
 def test_a_node_that_comes_back_without_its_process_is_given_another_one() -> None:

@@ -69,7 +69,7 @@ def tick(name: str, state: NodeState, now: float, round: OpenRound) -> Decided:
     """What follows from the time alone; to be called every now and then."""
     case = _Case(name, state, now, round)
     if state.is_member and now >= state.deadline(round.patience):
-        case.bench(_silence(state, now))
+        case.bench(_silence(state, now, round.patience))
     elif state.presence == "away" and now >= state.until:
         case.pass_over("its connection broke")
     return Decided(case.state, tuple(case.transitions), case.is_awaited)
@@ -215,7 +215,7 @@ def _turn_away(name: str, state: NodeState | None, what: Occurrence, incarnation
     return Decided(state, (Transition(kind="dismiss", node=name, round=round.number, reason=reason),), round.is_awaited)
 
 
-def _silence(state: NodeState, now: float) -> str:
+def _silence(state: NodeState, now: float, patience: float) -> str:
     if state.presence == "expected":
         return f"it did not come back within {now - state.heard:.3g} s of the master's restart"
-    return f"it has been silent for {now - state.heard:.3g} s"
+    return f"it has been silent for {patience:g} s"
