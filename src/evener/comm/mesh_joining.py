@@ -129,8 +129,10 @@ def _call(
 
 def _await_readable(peer: socket.socket, store: SignedStore, deadline: float) -> None:
     """Wait until there is something to read, or to accept. Raises TimeoutError."""
+    waiting = select.poll()  # select() knows no descriptor beyond 1023
+    waiting.register(peer, select.POLLIN)
     for seconds in slices(deadline, store.is_over):
-        if select.select([peer], [], [], seconds)[0]:
+        if waiting.poll(1000 * seconds):
             return
     raise TimeoutError("timed out")
 
