@@ -13,7 +13,6 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
 from typing import Any
 
 import torch
@@ -181,7 +180,9 @@ class GradientSums(_BucketSums):
             weight: Any = operator.attrgetter(name)(self._part)
             if others.pop(id(weight), None) is None:  # a buffer, or tied to one before
                 continue
-            whole = prod(shard.shape) * weight.element_size()  # the own part's size would make other buckets elsewhere
+            whole = (
+                math.prod(shard.shape) * weight.element_size()
+            )  # the own part's size would make other buckets elsewhere
             if shard.layout.state == "split":
                 if several:
                     layouts = [plan.shards[name].layout for plan in self._plans]

@@ -125,20 +125,23 @@ class DividedElasticLoop(ElasticLoop):
 
     def _words_of_misfit(self, error: Exception, generation: Generation, whole: HeldState) -> str:
         """Why the run ends, once the leader has written what remains of it."""
-        where = self._config.checkpoint_folder
-        if self._group.is_leader:
-            if self._config.keeps_checkpoints:
-                Checkpoints(where).write(whole.checkpoint)
-            else:
-                write_weights(whole.checkpoint.weights, self._config.folder)
+        kept = self._keep(whole)
         self._group.barrier()
         count = len(generation.nodes)
         left = f"{count} node{'' if count == 1 else 's'} of {len(self._plan.assignments)} are left"
-        after = f"after step {whole.head.step}"
-        if not self._config.keeps_checkpoints:
-            return f"{left}, and hold the model no more: {error}; its weights {after} are what remains"
+        return f"{left}, and hold the model no more: {error}; {kept}"
+
+    def _keep(self, whole: HeldState) -> str:
+        """Have the leader write what remains; what that is, and what to type."""
+        config, after = self._config, f"after step {whole.head.step}"
+        if not config.keeps_checkpoints:
+            if self._group.is_leader:
+                write_weights(whole.checkpoint.weights, config.folder)
+            return f"its weights {after} are what remains: train again when as many nodes have joined"
+        if self._group.is_leader:
+            Checkpoints(config.checkpoint_folder).write(whole.checkpoint)
         return (
-            f"{left}, and hold the model no more: {error}; the whole state {after} is in {where}: "
+            f"the whole state {after} is in {config.checkpoint_folder}: "
             "go on with --resume on as many nodes as the run began with, or with --memory for those that are left"
         )
 
