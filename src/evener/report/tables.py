@@ -116,6 +116,23 @@ def record_table(record: TrainRecord) -> Table:
     )
 
 
+def agreement_line(record: TrainRecord) -> str:
+    """What the nodes of a master have contributed, and what travelled for it."""
+    contributions = sum(node.contributions for node in record.nodes)
+    stale = sum(node.contributions * node.staleness for node in record.nodes)
+    words = [f"{contributions} contributions"]
+    if stale:
+        most = max(node.most_stale for node in record.nodes)
+        words.append(f"{stale / contributions:.2f} versions stale on average, {most} at most")
+    sent, received = (sum(getattr(node, field) for node in record.nodes) for field in ("bytes_sent", "bytes_received"))
+    words.append(f"{human_bytes(sent)} to the master, {human_bytes(received)} back")
+    if record.bytes_saved:
+        words.append(f"{human_bytes(record.bytes_saved)} saved by compression")
+    refused, late = (sum(getattr(node, field) for node in record.nodes) for field in ("refused", "late"))
+    words += [f"{count} {name}" for name, count in (("refused", refused), ("late", late)) if count]
+    return f"agreement {record.agreement}: {', '.join(words)}"
+
+
 def comparison_table(records: Mapping[str, TrainRecord]) -> Table:
     """One row per way of training; speed-ups are over the samples per second of the first."""
     reference = next((record.samples_per_second for record in records.values()), 0.0)

@@ -25,8 +25,8 @@ from evener.report.live.live_run import OVER, LiveRun
 from evener.report.live.picture import Picture
 from evener.report.loggers import TensorBoard, has_tensorboard
 from evener.report.scalars import ScalarLog
-from evener.report.tables import plan_table, predicted_table, record_table
-from evener.report.text import human_bytes, human_seconds
+from evener.report.tables import agreement_line, plan_table, predicted_table, record_table
+from evener.report.text import human_seconds
 from evener.run.unfinished import Asked, unfinished_record
 from evener.schema import write_noun
 
@@ -208,7 +208,7 @@ class RunView:
         self.record = record
         self.console.print(record_table(record))
         if record.agreement:
-            self.console.print(f"agreement {record.agreement}: {_agreement_words(record)}")
+            self.console.print(agreement_line(record))
         elif len(record.nodes) > 1 and record.plan.prediction is not None:
             self.console.print(predicted_table(record))
         try:
@@ -277,19 +277,3 @@ def progress_words(picture: Picture, width: int) -> str:
     while len(words) > 1 and len("  ".join(words)) > width:
         words.pop()
     return "  ".join(words)
-
-
-def _agreement_words(record: TrainRecord) -> str:
-    contributions = sum(node.contributions for node in record.nodes)
-    stale = sum(node.contributions * node.staleness for node in record.nodes)
-    words = [f"{contributions} contributions"]
-    if stale:
-        most = max(node.most_stale for node in record.nodes)
-        words.append(f"{stale / contributions:.2f} versions stale on average, {most} at most")
-    sent, received = (sum(getattr(node, field) for node in record.nodes) for field in ("bytes_sent", "bytes_received"))
-    words.append(f"{human_bytes(sent)} to the master, {human_bytes(received)} back")
-    if record.bytes_saved:
-        words.append(f"{human_bytes(record.bytes_saved)} saved by compression")
-    refused, late = (sum(getattr(node, field) for node in record.nodes) for field in ("refused", "late"))
-    words += [f"{count} {name}" for name, count in (("refused", refused), ("late", late)) if count]
-    return ", ".join(words)
