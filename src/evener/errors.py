@@ -19,6 +19,7 @@ EvenerError                 1
 from __future__ import annotations
 
 import difflib
+import os
 import traceback
 from collections.abc import Iterable
 from functools import cache
@@ -176,6 +177,12 @@ def explain(error: BaseException) -> tuple[str, int, str]:
         return "stopped before the first step", Interrupted.exit_code, ""
     sentence = f"{type(error).__name__}: {error}"
     return sentence, EvenerError.exit_code, "".join(traceback.format_exception(error))
+
+
+def end_process(error: EvenerError) -> None:
+    """End this process at once by `error`, which the user reads; for a process that nobody else relays."""
+    os.write(2, f"evener: {error}\n".encode())
+    os._exit(error.exit_code)
 
 
 def first_line(error: BaseException) -> str:

@@ -144,11 +144,15 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["0", "1"])
-def test_a_program_of_torchruns_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path, who: str) -> None:
+@pytest.mark.parametrize(("who", "other"), [("0", "pass"), ("1", "pass"), ("1", "time.sleep(60)")])
+def test_a_program_of_torchruns_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path, who: str, other: str) -> None:
     path = write(tmp_path)
-    fault = f"        if epoch == 1 and os.environ['RANK'] == '{who}':\n            raise ValueError('a mistake')\n"
-    text = path.read_text().replace("import sys\n", "import os\nimport sys\n", 1)
+    fault = (
+        f"        if epoch == 1 and run.rank == {who}:\n"
+        "            raise ValueError('a mistake')\n"
+        f"        if epoch == 1:\n            {other}\n"
+    )
+    text = path.read_text().replace("import sys\n", "import sys\nimport time\n", 1)
     path.write_text(text.replace("        optimizer.zero_grad()\n", fault + "        optimizer.zero_grad()\n"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
     ended = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)

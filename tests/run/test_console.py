@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from evener.errors import NodeLost
+from evener.errors import EvenerError, NodeLost
 from evener.event_tail import EVENTS_FILE, EventTail, Moment
 from evener.events import Phase
 from evener.record import Event, TrainRecord, Validation
 from evener.report.live.live_run import LiveRun
+from evener.run import console
 from evener.run.console import RunView, open_console, progress_words
 from evener.run.unfinished import Asked
 from evener.schema import read_noun
@@ -61,6 +63,23 @@ def test_a_run_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path) -> None
     assert [node.name for node in record.nodes] == [one.node for one in fake_plan().assignments]
     assert record.validation_accuracy == 0.75
     assert [event.kind for event in record.events] == ["node lost"]
+
+
+def test_a_process_that_a_thread_ends_leaves_a_record_of_what_its_run_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[EvenerError] = []
+    monkeypatch.setattr(console, "end_process", ended.append)
+    view, lost = RunView(tmp_path), NodeLost("node bob (rank 1) was killed at step 3")
+    view.console.quiet = True
+    view(fake_plan())
+    for step in fake_run(num_steps=3).steps:
+        view(step)
+    thread = threading.Thread(target=view.end_process, args=(lost,))
+    thread.start()
+    thread.join(10)
+    assert ended == [lost]
+    assert read_noun(tmp_path / "record.json", TrainRecord).ending == str(lost)
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_none(tmp_path: Path) -> None:

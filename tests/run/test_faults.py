@@ -160,6 +160,9 @@ def test_a_rank_of_torchrun_that_stands_still_is_named_by_the_others(tmp_path: P
         code, errors = run.finish(PATIENCE + 60)
     assert code != 0
     assert re.search(r"evener: node \S+ \(rank \d\) has been silent for 4 s, at step \d+; node \S+ waited", errors)
+    record = read_noun(run.folder / "record.json", TrainRecord)
+    assert "has been silent for 4 s" in record.ending
+    assert record.steps
 
 
 def test_an_error_in_the_users_code_names_file_and_line(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from evener.errors import (
     NodeLost,
     NonFiniteLoss,
     TrainingFailed,
+    end_process,
     is_noted,
     place_of,
 )
@@ -29,12 +29,6 @@ from evener.record import Epoch
 from evener.signals import first_request
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
-
-
-def end_process(error: EvenerError) -> None:
-    """End this process at once by `error`, which the user reads; for a process that nobody else relays."""
-    os.write(2, f"evener: {error}\n".encode())
-    os._exit(error.exit_code)
 
 
 @dataclass

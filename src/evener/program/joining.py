@@ -103,6 +103,7 @@ def _join_torchrun() -> Run:
     if env.rank == 0:
         asked = Asked(config.script.stem)
         views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))
+        env.end = views[0].end_process
     hide_torchrun()
     env.stop_on(signal.SIGTERM)
     if env.heartbeat is not None:

@@ -152,6 +152,7 @@ def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     port = config.dashboard if os.environ["RANK"] == "0" else None
     with page_beside(folder, port), RunView(folder, to_stderr=as_json, asked=asked_of(config)) as view:
         env = torchrun_env(config.patience, view)
+        env.end = view.end_process
         env.stop_on(signal.SIGTERM, signal.SIGINT)
         run_rank(env, program, config)
     if as_json and view.record is not None:

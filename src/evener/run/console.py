@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.status import Status
 
-from evener.errors import CannotWrite, Interrupted, InvalidInput, NodeLost, first_line
+from evener.errors import CannotWrite, EvenerError, Interrupted, InvalidInput, NodeLost, end_process, first_line
 from evener.event_log import EventLog
 from evener.event_tail import EVENTS_FILE, Moment
 from evener.events import Phase, RunEvent
@@ -33,6 +34,8 @@ from evener.schema import write_noun
 _PLAIN_INTERVAL = 5.0
 _BAR = 12
 """Characters of the bar."""
+_LAST_WORDS = 2.0
+"""Seconds that a process that has to end waits for what is being shown by another thread."""
 
 
 class RunView:
@@ -69,6 +72,7 @@ class RunView:
         self._live = LiveRun(output.name)
         self._last_line = 0.0
         self._log: EventLog | None = None
+        self._showing = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -78,12 +82,23 @@ class RunView:
 
     def end(self, error: BaseException | None) -> None:
         """The run is over, or ended by `error`: then what it did until then is its record."""
-        self._close()
-        if self._log is not None:
-            self._log_end(self._log, error)
+        with self._showing:
+            self._close()
+            if self._log is not None:
+                self._log_end(self._log, error)
+
+    def end_process(self, error: EvenerError) -> None:
+        """As `end`, and end this process, from any thread: the main one may wait in a collective for ever."""
+        if self._showing.acquire(timeout=_LAST_WORDS):
+            self.end(error)
+        end_process(error)
 
     def __call__(self, event: RunEvent) -> None:
         """Show `event`, and keep it."""
+        with self._showing:
+            self._show(event)
+
+    def _show(self, event: RunEvent) -> None:
         if self._log is None:
             self._log = EventLog(self._output / EVENTS_FILE, self.console.print, show=self._on_moment)
         self._log.add(event)
