@@ -137,3 +137,17 @@ def test_who_never_met_anybody_with_the_state_cannot_hold_it() -> None:
     authority.arrive(8, Hello(node="e"), 1.0)
     assert processes(authority.decide(2.0)) == [7, 8]
     assert not authority.may_have_state
+
+
+def test_a_generation_is_settled_once_its_first_process_has_its_state() -> None:
+    authority = founded()
+    assert not authority.is_settled
+    authority.hear(1, beat(1, holds=1))
+    assert not authority.is_settled
+    authority.hear(0, beat(1, holds=1))
+    assert authority.is_settled
+    authority.lose(0, "was killed")
+    authority.decide(0.1)
+    assert not authority.is_settled
+    authority.hear(1, beat(2, holds=2))
+    assert authority.is_settled

@@ -259,6 +259,10 @@ def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_
     ]
     scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
     scene.run.tick()
+    assert [scene.generations(2)[-1].lost, sorted(scene.places())] == [("a",), [1, 2, 3, 4]]
+    scene.say("b", 2, Beat(count=1, step=5, holds=2))  # what c is compared with is of now
+    for _ in range(2):
+        scene.run.tick()
     assert [scene.generations(2)[-1].lost, sorted(scene.places())] == [("a",), [1, 2, 3, 4, 5]]
 
 

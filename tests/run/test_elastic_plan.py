@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
 import pytest
 
 from evener.launch.nodes import LocalNode
 from evener.oracle.apportion import Worker
-from evener.plan import Plan, Strategy
-from evener.run.elastic_plan import plan_among
+from evener.plan import Assignment, Plan, Strategy
+from evener.run.elastic_plan import plan_among, vacant_places, with_nodes
 from evener.run.planning import Rows, Shape, divide
 
 NODES = [LocalNode(name=name) for name in "abcd"]
@@ -50,3 +51,63 @@ def test_all_nodes_in_their_order_have_the_plan_that_was_made() -> None:
 def test_shares_that_the_user_named_stay() -> None:
     plan = plan_among(first("data+filter", ((0, 1), (2, 3))), list("abd"), "1,1,1,2")
     assert plan.replica_samples == (12, 12)
+
+
+def came_for(place: Assignment, node: str, seconds: float) -> Assignment:
+    """A new node in a place of the first plan."""
+    return msgspec.structs.replace(place, node=node, sample_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("rows", "left", "expected"),
+    [
+        (((0, 1), (2, 3)), "abcd", ""),
+        (((0, 1), (2, 3)), "acd", "b"),
+        (((0, 1), (2, 3)), "ac", "bd"),
+        (((0, 1), (2, 3)), "cd", "ab"),
+        (((0, 1, 2),), "c", "ab"),
+    ],
+)
+def test_a_place_is_vacant_where_a_replica_has_fewer_nodes_than_it_began_with(
+    rows: Rows, left: str, expected: str
+) -> None:
+    plan = first("data+filter" if len(rows) > 1 else "pipeline", rows)
+    assert "".join(place.node for place in vacant_places(plan, list(left), [])) == expected
+
+
+def test_a_node_that_comes_fills_the_place_of_one_that_is_gone() -> None:
+    plan = first("data+filter", ((0, 1), (2, 3)))
+    (place,) = vacant_places(plan, list("acd"), [])
+    came = [came_for(place, "new", 0.5)]
+    nodes = [*"acd", "new"]
+    assert vacant_places(plan, nodes, came) == []
+    among = plan_among(plan, nodes, "measured", came)
+    assert among.replica_ranks == ((0, 1), (2, 3))
+    assert among.replica_samples == (10, 14)
+    assert [a.share for a in among.assignments] == pytest.approx([2 / 3, 1 / 3, 1 / 9, 8 / 9])
+    assert [a.node for a in among.assignments] == nodes
+
+
+def test_one_that_comes_back_beside_the_one_in_its_place_makes_its_replica_larger() -> None:
+    plan = first("data+filter", ((0, 1), (2, 3)))
+    came = [came_for(plan.assignments[1], "new", 1.0)]
+    among = plan_among(plan, [*"acd", "new", "b"], "measured", came)
+    assert among.replica_ranks == ((0, 1, 2), (3, 4))
+    assert vacant_places(plan, [*"cd", "new", "b"], came) == []
+
+
+def test_where_shares_were_named_one_that_comes_has_as_much_as_the_others_on_the_average() -> None:
+    plan = first("data+filter", ((0, 1), (2, 3)))
+    came = [came_for(plan.assignments[3], "new", 1.0)]
+    among = plan_among(plan, [*"abc", "new"], "1,1,1,3", came)
+    assert among.replica_samples == (11, 13)
+    assert [a.share for a in among.assignments] == pytest.approx([1 / 2, 1 / 2, 2 / 5, 3 / 5])
+
+
+def test_a_plan_names_all_that_ever_came_as_its_last_ranks() -> None:
+    plan = first("data+filter", ((0, 1), (2, 3)))
+    came = [came_for(plan.assignments[1], "new", 1.0), came_for(plan.assignments[3], "newer", 1.0)]
+    assert with_nodes(plan, []) is plan
+    longer = with_nodes(with_nodes(plan, came[:1]), came)
+    assert [a.node for a in longer.assignments] == [*"abcd", "new", "newer"]
+    assert longer.replica_ranks == ((0, 1, 4), (2, 3, 5))

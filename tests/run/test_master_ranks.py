@@ -111,20 +111,28 @@ def test_a_process_is_killed_and_a_node_and_a_new_one_comes_and_no_step_is_lost(
 @pytest.mark.parametrize(
     "words", [("data+sharded", "--replicas", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
 )
-def test_a_divided_model_outlives_a_process_and_a_node_of_its_nodes(ps: Cluster, words: tuple[str, ...]) -> None:
+def test_a_divided_model_outlives_a_process_and_a_node_and_has_a_new_one_in_its_place(
+    ps: Cluster, words: tuple[str, ...]
+) -> None:
     ps.join("three")
     ps.wait_for_nodes()
-    training = begin(ps, 40, "--strategy", *words)
+    training = begin(ps, 80, "--strategy", *words)
+    shown = ps.folder / "train.out"
     os.kill(process_on(ps, "one"), signal.SIGKILL)
-    wait_until(lambda: "one came; 3 nodes" in (ps.folder / "train.out").read_text(), "that the process is replaced")
+    wait_until(lambda: "one came; 3 nodes" in shown.read_text(), "that the process is replaced")
     ps.join("four")
-    told = "node four cannot take part: the model is divided among the nodes that the run began with"
-    wait_until(lambda: told in (ps.folder / "train.out").read_text(), "that a newcomer is declined")
+    told = "node four cannot take part: the model is divided among 3 nodes, and as many are there"
+    wait_until(lambda: told in shown.read_text(), "that a newcomer is declined")
     ps.nodes.pop("three").kill()
-    record = record_of(ps, training, 40)
-    kinds = [event.kind for event in record.events if event.kind in ("node lost", "joined")]
-    assert kinds == ["node lost", "joined", "node lost"]
-    assert {node.name for node in record.nodes} == {"one", "two", "three"}
+    wait_until(lambda: "four came; 3 nodes of 4" in shown.read_text(), "that the newcomer has its place")
+    record = record_of(ps, training, 80)
+    messages = [event.message for event in record.events if event.kind in ("node lost", "joined")]
+    whos = ["one was killed", "one came", "three closed its connection", "four came"]
+    assert all(message.startswith(who) for message, who in zip(messages, whos, strict=True)), messages
+    assert {node.name for node in record.nodes[:3]} == {"one", "two", "three"}
+    assert record.nodes[3].name == "four"
+    assert record.plan.assignments[3].reason == "came in the place of three"
+    assert all(node.share > 0 for node in record.nodes)
     plan = read_noun(ps.folder / "struck" / "plan.json", Plan)
     assert plan.strategy == words[0]
     assert (plan.copy_steps > 0) == (words[0] == "pipeline")

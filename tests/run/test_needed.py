@@ -16,7 +16,7 @@ from evener.oracle.cost.topology import LinkCost
 from evener.plan import Assignment, Plan
 from evener.run import needed
 from evener.run.config import RunConfig
-from evener.run.needed import leave_present, require_needed, slowest_line
+from evener.run.needed import leave_places, leave_present, place_for, require_needed, slowest_line
 from support.stores import memory_store
 
 ASSIGNED = Assignment(rank=0, node="a", device="cpu", samples=100, sample_seconds=0.01)
@@ -37,6 +37,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> SignedStore:
 def context_of(store: SignedStore, *, is_of_master: bool = True) -> Any:
     env = SimpleNamespace(has_own_paths=is_of_master, store=store, node=SimpleNamespace(name="new"))
     return SimpleNamespace(env=env, model=nn.Linear(10, 10))
+
+
+def rank_that(*, is_leader: bool) -> Any:
+    return SimpleNamespace(is_leader=is_leader)
 
 
 def test_one_that_makes_a_step_shorter_is_taken_and_knows_what_later_ones_are_compared_with(store: SignedStore) -> None:
@@ -78,3 +82,23 @@ def test_a_line_is_timed_by_values_that_are_gone_afterwards() -> None:
     assert 0 < found.alpha < 1
     assert 0 <= found.beta < 1e-6
     assert store.get("elastic/line/new") == b""
+
+
+def test_a_divided_model_has_a_place_for_a_new_node_where_one_is_gone(store: SignedStore) -> None:
+    context = context_of(store)
+    leave_places(context.env, rank_that(is_leader=True), [ASSIGNED])
+    leave_places(context.env, rank_that(is_leader=False), [])
+    assert place_for(context.env, PLAN) == ASSIGNED
+
+
+def test_a_divided_model_has_none_where_all_are_there(store: SignedStore) -> None:
+    context = context_of(store)
+    leave_places(context.env, rank_that(is_leader=True), [])
+    with pytest.raises(NotNeeded, match="the model is divided among 1 nodes, and as many are there"):
+        place_for(context.env, PLAN)
+
+
+def test_a_node_of_the_plan_has_its_own_place_in_a_divided_model(store: SignedStore) -> None:
+    context = context_of(store)
+    context.env.node.name = "a"
+    assert place_for(context.env, PLAN) is None

@@ -75,12 +75,12 @@ def test_every_agreement_learns_the_digits_on_three_uneven_nodes(tmp_path: Path,
 
 @pytest.mark.alone
 def test_averaging_an_epoch_exchanges_once_an_epoch_and_gives_faster_nodes_more(tmp_path: Path) -> None:
-    words: dict[str, Any] = {"task": "digits", "option": {"channels": "16", "blocks": "1"}, "epochs": 4}
+    words: dict[str, Any] = {"task": "digits", "option": {"channels": "16", "blocks": "1"}, "epochs": 8}
     record, _ = train(tmp_path, "1.0,0.25", agreement="average", batch_size=32, **words)
-    assert record.steps[-1].step == 4
-    assert all(node.contributions <= 4 for node in record.nodes)
-    shares = {node.name: node.share for node in record.nodes}
-    assert shares["node-0"] > 1.5 * shares["node-1"]
+    assert record.steps[-1].step == 8
+    assert all(node.contributions <= 8 for node in record.nodes)
+    last = record.steps[-1].nodes  # on a busy machine both are measured alike at first, and the rounds tell
+    assert last[0].samples > 1.5 * last[1].samples
 
 
 @pytest.mark.slow

@@ -84,6 +84,13 @@ class Authority:
         )
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the first of the newest generation has its state, so that what it left for others is of now."""
+        if self.generation is None:
+            return False
+        return self._processes[self.generation.participants[0].process].beat.holds >= self.generation.number
+
+    @property
     def has_state(self) -> bool:
         """Whether somebody holds the state of the training, or nobody ever did."""
         generation = self.generation

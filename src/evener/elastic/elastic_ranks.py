@@ -141,6 +141,11 @@ class ElasticRanks(Generic[P]):
         """The newest; None before all have come."""
         return self._authority.generation
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the ranks of the newest generation compute again."""
+        return self._authority.is_settled
+
     def resume(self, generation: Generation | None, numbers: Sequence[int], given_up: Iterable[int], next: int) -> None:
         """Go on with a run whose authority was killed.
 

@@ -69,7 +69,8 @@ class CollectiveRun:
         self._first_ready, self._deadline = inf, inf
         self._absences = Absences(nodes)
         self._stopping: EvenerError | None = None
-        self._declined: list[NodeRecord] = []  # without whom steps are shorter
+        self._declined: list[NodeRecord] = []  # who are not needed
+        self._asks_again = False  # those, as others are gone
 
     def resume(self, found: Found) -> None:
         """Go on with the run of a master that was killed: its nodes have the patience to come back."""
@@ -184,11 +185,9 @@ class CollectiveRun:
         self._absences.miss(self._ranks, self._clock())
         self._govern()
         self._end_given_up()
-        if self._elastic is not None and self._elastic.has_begun and self._stopping is None:
-            for node in self._nodes.present:
-                if node.ready == self.job.run and node.name not in self._starter.names:
-                    self._starter.names.append(node.name)
-                    self._elastic.add_node()
+        if self._asks_again and self._elastic.is_settled:
+            self._declined, self._asks_again = ask_again(self._declined, self.job.run), False
+        self._add_nodes()
         self._see_end()
 
     def close(self) -> None:
@@ -233,12 +232,20 @@ class CollectiveRun:
     def _write(self, generation: Generation | None) -> None:
         """Write down who stands for which node, and takes part."""
         elastic = self._elastic
-        if generation is not None and generation.lost:
-            self._declined = ask_again(self._declined, self.job.run)
+        self._asks_again |= generation is not None and bool(generation.lost)
         given_up = [rank.number for rank in self._ranks if elastic is not None and elastic.has_given_up(rank)]
         numbers = {rank.node: rank.number for rank in self._ranks}
         self._written = list(numbers.values())
         self._journal.add(roster_of(numbers, given_up, self._next, generation))
+
+    def _add_nodes(self) -> None:
+        """Have processes on nodes that have come since the run began."""
+        if self._elastic is None or not self._elastic.has_begun or self._stopping is not None:
+            return
+        for node in self._nodes.present:
+            if node.ready == self.job.run and node.name not in self._starter.names:
+                self._starter.names.append(node.name)
+                self._elastic.add_node()
 
     def _end_given_up(self) -> None:
         """A process without which the run goes on may be frozen: its node ends it, and is given another one."""

@@ -23,17 +23,18 @@ from evener.elastic.generation import Generation
 from evener.errors import DoesNotFit, InvalidInput
 from evener.oracle.copies import FAULT_SECONDS
 from evener.parallel.gradient_hooks import copied
-from evener.plan import Plan
+from evener.plan import Assignment, Plan
 from evener.record import Event
 from evener.run.checkpoint import Checkpoints, write_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
 from evener.run.divided_state import DividedState
 from evener.run.elastic_loop import NO_STEP, ElasticLoop
-from evener.run.elastic_plan import plan_among
+from evener.run.elastic_plan import plan_among, vacant_places, with_nodes
 from evener.run.elastic_telling import add_untold
 from evener.run.held_state import HeldState
 from evener.run.loop import Loop
+from evener.run.needed import leave_places
 from evener.run.training import Training, make_training
 
 
@@ -46,13 +47,21 @@ class DividedElasticLoop(ElasticLoop):
         config: of the run.
         ranks: that change.
         training: of a founder, before the first generation; None for a rank that comes later.
+        own_place: that this rank's node comes in, if that is none of the plan's.
     """
 
     def __init__(
-        self, context: RankContext, plan: Plan, config: RunConfig, ranks: ElasticGroup, training: Training | None
+        self,
+        context: RankContext,
+        plan: Plan,
+        config: RunConfig,
+        ranks: ElasticGroup,
+        training: Training | None,
+        own_place: Assignment | None = None,
     ) -> None:
         super().__init__(context.group, plan, config, ranks)
-        self._context, self._training = context, training
+        self._context, self._training, self._first_plan = context, training, plan
+        self._came = [] if own_place is None else [own_place]
         self._state = DividedState(self._group)
         self._loop = None if training is None else self._new_loop(training)
         self._is_ready = False  # whether all gradients of the step under way are complete here
@@ -78,6 +87,7 @@ class DividedElasticLoop(ElasticLoop):
         while True:
             generation = self._ranks.enter()
             before = self._complete_step()
+            self._know_nodes()
             wall = 0.0 if self._loop is None else time.perf_counter() - self._begin
             whole = self._state.put_together(self._loop, wall, is_settled=self._is_settled)
             self._begin = time.perf_counter() - whole.history.wall_seconds
@@ -85,9 +95,21 @@ class DividedElasticLoop(ElasticLoop):
             if training is not None:
                 break
         loop = self._resumed(training, whole)
+        leave_places(self._context.env, self._group, vacant_places(self._first_plan, generation.nodes, self._came))
         self._tell(self._ranks.what_began(), loop, training, max(0, before - loop.last))
         self._begin_copies(loop)
         return loop, training
+
+    def _know_nodes(self) -> None:
+        """Have the plan of the whole run name all nodes that ever came; if there are new ones, it is told again."""
+        rows = self._group.all_gather_bytes(msgspec.json.encode(self._came))
+        told = [one for row in rows for one in msgspec.json.decode(row, type=list[Assignment])]
+        self._came = list({one.node: one for one in told}.values())
+        plan = with_nodes(self._plan, self._came)
+        if plan is not self._plan:
+            self._plan = plan
+            if self._group.is_leader:
+                self._context.env.notify(plan)
 
     def _complete_step(self) -> int:
         """Make the step that others have made, or undo what there is of it; the last step that anybody has made."""
@@ -121,14 +143,14 @@ class DividedElasticLoop(ElasticLoop):
         return training
 
     def _planned(self, generation: Generation) -> Plan:
-        return plan_among(self._plan, generation.nodes, self._config.shares)
+        return plan_among(self._first_plan, generation.nodes, self._config.shares, self._came)
 
     def _words_of_misfit(self, error: Exception, generation: Generation, whole: HeldState) -> str:
         """Why the run ends, once the leader has written what remains of it."""
         kept = self._keep(whole)
         self._group.barrier()
         count = len(generation.nodes)
-        left = f"{count} node{'' if count == 1 else 's'} of {len(self._plan.assignments)} are left"
+        left = f"{count} node{'' if count == 1 else 's'} of {len(self._first_plan.assignments)} are left"
         return f"{left}, and hold the model no more: {error}; {kept}"
 
     def _keep(self, whole: HeldState) -> str:
@@ -162,7 +184,7 @@ class DividedElasticLoop(ElasticLoop):
             copies.end()
         else:
             self._copy(loop)
-            if plan is not self._plan:  # which says so itself
+            if plan is not self._first_plan:  # which says so itself
                 loop.monitor.emit(Event(step=loop.last, kind="copies", message=copies.words))
         self._state.whole = None
 

@@ -30,6 +30,7 @@ from evener.parallel.replicated import ReplicatedModel
 from evener.plan import Assignment, Plan
 from evener.run.config import RunConfig
 from evener.run.elastic_loop import NO_STEP, ElasticLoop
+from evener.run.elastic_plan import with_nodes
 from evener.run.elastic_telling import add_untold
 from evener.run.healing import Giver, Taker
 from evener.run.held_state import HeldState
@@ -122,10 +123,10 @@ class ReplicatedElasticLoop(ElasticLoop):
         agreement = agree([msgspec.json.decode(row, type=Standing) for row in rows])
         self._divide(generation, agreement)
         self._take_over(agreement)
-        self._tell(self._ranks.what_began(), self._loop, self._training)
         if group.is_leader:
             present = {node: self._costs[node] for node in generation.nodes}
             leave_present(self._training.context.env.store, present, self._line)
+        self._tell(self._ranks.what_began(), self._loop, self._training)
         return self._loop, self._training
 
     def _divide(self, generation: Generation, agreement: Agreement) -> None:
@@ -166,7 +167,7 @@ class ReplicatedElasticLoop(ElasticLoop):
 
     def _know_nodes(self) -> None:
         """Have the plan of the whole run name all nodes that ever came; if there are new ones, it is told again."""
-        plan = with_nodes(self._plan, self._costs)
+        plan = with_nodes(self._plan, _came(self._plan, self._costs))
         if plan is not self._plan:
             self._plan = plan
             if self._training.group.is_leader:
@@ -246,26 +247,21 @@ def _without(workers: Sequence[Worker], awaited: Mapping[int, Worker]) -> tuple[
     return tuple(replace(one, most=0, least=0) if rank in awaited else one for rank, one in enumerate(workers))
 
 
-def with_nodes(plan: Plan, costs: Mapping[str, Worker]) -> Plan:
-    """`plan` with those nodes of `costs` that it does not know, none of whose samples it has divided."""
-    known = [one.node for one in plan.assignments]
-    new = [node for node in costs if node not in known]
-    if not new:
-        return plan
-    came = [
+def _came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
+    """Nodes of `costs` in the plan of a run that had begun without them, none of whose samples it has divided."""
+    return [
         Assignment(
-            rank=len(known) + place,
+            rank=0,
             node=node,
             device=plan.assignments[0].device,
             samples=0,
-            fixed_seconds=costs[node].fixed_seconds,
-            sample_seconds=costs[node].unit_seconds,
-            max_samples=costs[node].most,
+            fixed_seconds=cost.fixed_seconds,
+            sample_seconds=cost.unit_seconds,
+            max_samples=cost.most,
             reason="came when the run had begun",
         )
-        for place, node in enumerate(new)
+        for node, cost in costs.items()
     ]
-    return msgspec.structs.replace(plan, assignments=(*plan.assignments, *came))
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:

@@ -14,12 +14,13 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.copies import FAULT_SECONDS
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import WHOLE_MODEL, Plan
+from evener.plan import WHOLE_MODEL, Assignment, Plan
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, make_context
 from evener.run.costs import time_here, worker_of
 from evener.run.held_state import HeldState
 from evener.run.loop import Loop
+from evener.run.needed import place_for
 from evener.run.part_copies import PartCopies
 from evener.run.training import Training, follows_speeds
 from evener.schema import Part
@@ -83,6 +84,24 @@ def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> Worker | N
         shares = plan.replica_samples
         return weights_to_workers([*shares, sum(shares) / len(shares)], [None] * (len(shares) + 1))[-1]
     return worker_of(time_here(context, plan.micro_batch_size), plan.accumulate)
+
+
+def place_here(context: RankContext, plan: Plan, config: RunConfig) -> Assignment | None:
+    """The place in a divided model that this rank's node comes in, with what samples cost it; None: `plan` knows it.
+
+    Raises:
+        NotNeeded: no node of the plan is missing.
+    """
+    place = place_for(context.env, plan)
+    if place is None:
+        return None
+    own = msgspec.structs.replace(
+        place, node=context.env.node.name, device=context.env.node.device, reason=f"came in the place of {place.node}"
+    )
+    if config.shares != "measured" or not all(one.sample_seconds for one in plan.assignments):
+        return own
+    cost = worker_of(time_here(context, plan.micro_batch_size), plan.accumulate)
+    return msgspec.structs.replace(own, fixed_seconds=cost.fixed_seconds, sample_seconds=cost.unit_seconds)
 
 
 def late_context(env: RankEnvironment, config: RunConfig, task: Task | None) -> tuple[RankContext, Plan]:

@@ -5,31 +5,33 @@
     a newcomer    times the model and its line, forecasts a step            before anybody makes room for it
 
 Where the user named shares, every node that comes takes part; nodes that the plan knows do so, too. A model that is
-divided is so among the nodes that the run began with.
+divided is so among as many nodes as the run began with: a new one comes in the place of one that is gone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from evener.comm.group import Group
 from evener.comm.signed_store import SignedStore
 from evener.errors import NotNeeded
+from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.newcomer import Forecast, forecast
 from evener.parallel.shared_statistics import statistics_exchanges
-from evener.plan import Plan
+from evener.plan import Assignment, Plan
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
 from evener.run.costs import gradient_bytes
 from evener.run.training import Training, follows_speeds
 from evener.schema import Part
 
-_PRESENT = "elastic/present"
+_PRESENT, _PLACES = "elastic/present", "elastic/places"
 _BYTES, _MESSAGES = 2**19, 3
 
 
@@ -84,10 +86,25 @@ def require_needed(context: RankContext, plan: Plan, config: RunConfig, own: Wor
     return line
 
 
-def require_known(context: RankContext, plan: Plan) -> None:
-    """Raises NotNeeded: this rank's node is none of those among which the model was divided."""
-    if context.env.node.name not in [one.node for one in plan.assignments]:
-        raise NotNeeded("the model is divided among the nodes that the run began with")
+def leave_places(env: RankEnvironment, group: Group, places: Sequence[Assignment]) -> None:
+    """Have the leader of a master's run whose model is divided leave the places of nodes that are gone."""
+    if group.is_leader and env.has_own_paths and env.store is not None:
+        env.store.set(_PLACES, msgspec.json.encode(places).decode())
+
+
+def place_for(env: RankEnvironment, plan: Plan) -> Assignment | None:
+    """The place that this rank's node comes in, of a divided model; None: it has its own in the first plan, `plan`.
+
+    Raises:
+        NotNeeded: none is vacant.
+    """
+    if env.node.name in [one.node for one in plan.assignments]:
+        return None
+    assert env.store is not None
+    places = msgspec.json.decode(env.store.get(_PLACES), type=list[Assignment])
+    if not places:
+        raise NotNeeded(f"the model is divided among {len(plan.assignments)} nodes, and as many are there")
+    return places[0]
 
 
 def _store_to_ask(context: RankContext, plan: Plan, config: RunConfig) -> SignedStore | None:

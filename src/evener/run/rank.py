@@ -36,9 +36,9 @@ from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context, require_same_material
 from evener.run.elastic_divided import DividedElasticLoop
 from evener.run.elastic_replicated import ReplicatedElasticLoop
-from evener.run.elastic_start import cost_here, late_context, leave_word, why_fixed, with_copies
+from evener.run.elastic_start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
 from evener.run.loop import Loop
-from evener.run.needed import require_known, require_needed, slowest_line
+from evener.run.needed import require_needed, slowest_line
 from evener.run.planning import candidate_strategies, make_plan
 from evener.run.self_check import self_check
 from evener.run.training import Training, make_training
@@ -101,8 +101,8 @@ def run_late(context: RankContext, plan: Plan, config: RunConfig, line: Line) ->
         loop = ReplicatedElasticLoop(training, config, ranks, is_late=True, own_cost=cost, line=slowest)
         loop.run(partial(finish_elastic, config))
     else:
-        require_known(context, plan)
-        DividedElasticLoop(context, plan, config, ranks, None).run(partial(finish_elastic, config))
+        place = place_here(context, plan, config)
+        DividedElasticLoop(context, plan, config, ranks, None, place).run(partial(finish_elastic, config))
 
 
 def finish_elastic(config: RunConfig, ended: Training, history: History) -> None:
