@@ -19,7 +19,7 @@ from evener.experiments.gpipe_models import (
     Largest,
     PipelineSpeed,
     Scale,
-    _most,
+    most,
 )
 from evener.experiments.options import GpipeConfig
 from support.commands import evener, evener_here
@@ -88,9 +88,20 @@ def test_the_files_hold_the_tables(done: tuple[Path, dict[str, list[Any]]]) -> N
 
 
 @pytest.mark.parametrize("guess", [1, 4, 7, 8, 15])
-def test_the_search_finds_the_last_that_fits_from_any_guess(guess: int) -> None:
-    assert _most(lambda count: count <= 7, guess) == 7
-    assert _most(lambda _: False, 0) == 0
+@pytest.mark.parametrize("last", [0, 1, 3, 7, 40])
+def test_the_search_finds_the_last_that_fits_from_any_guess(guess: int, last: int) -> None:
+    assert most(lambda count: count <= last, guess) == last
+
+
+def test_the_search_tries_few_models_however_far_off_its_guess_is() -> None:
+    tried: list[int] = []
+
+    def fits(count: int) -> bool:
+        tried.append(count)
+        return count <= 1000
+
+    assert most(fits, 1) == 1000
+    assert len(tried) <= 22
 
 
 def largest(family: str, stages: int, parameters: int) -> Largest:

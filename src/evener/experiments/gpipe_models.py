@@ -2,7 +2,7 @@
 
 for every number of stages (and one without re-materialisation, "naive")
     guess the number of layers from the bytes that a layer takes
-    walk from there to the last one for which the library finds a division that fits
+    go from there to the last one for which the library finds a division that fits
     train a step of that model, a process a stage, and count what it really holds; or say what the division foresees
 """
 
@@ -164,19 +164,32 @@ def largest(scale: Scale, stages: int, *, is_planned: bool = False) -> Largest:
         stages: devices.
         is_planned: what it holds is what its division foresees; it is not trained.
     """
-    layers = _most(lambda count: _fits(scale, stages, count * scale.unit), _guess(scale, stages)) * scale.unit
+    layers = most(lambda count: _fits(scale, stages, count * scale.unit), _guess(scale, stages)) * scale.unit
     hold = _foresee if is_planned else _train
     held = hold(scale, stages, layers) if layers else {"parameters": 0, "activation_bytes": 0, "fullest": 0}
     return Largest(family=scale.family, stages=stages, layers=layers, memory=scale.memory, **held)
 
 
-def _most(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest number that fits, looked for from `guess` on; 0 if not even 1 does."""
-    while guess > 0 and not fits(guess):
-        guess -= 1
-    while fits(guess + 1):
-        guess += 1
-    return guess
+def most(fits: Callable[[int], bool], guess: int) -> int:
+    """The largest number that fits, as all smaller ones do; 0 if not even 1 does.
+
+    It is looked for from `guess` on, at twice the distance each time until it is passed, then in between: a try follows
+    all operations of a model of that size.
+    """
+    fit, stride = 0, 1
+    if fits(guess):
+        while fits(guess + stride):
+            guess, stride = guess + stride, 2 * stride
+        fit, misfit = guess, guess + stride
+    else:
+        misfit = guess
+        while misfit > stride and not fits(misfit - stride):
+            misfit, stride = misfit - stride, 2 * stride
+        fit = max(0, misfit - stride)
+    while misfit - fit > 1:
+        middle = (fit + misfit) // 2
+        fit, misfit = (middle, misfit) if fits(middle) else (fit, middle)
+    return fit
 
 
 def _guess(scale: Scale, stages: int) -> int:
