@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -61,6 +62,26 @@ def test_of_one_pipeline_all_go_back_to_the_step_of_the_last_copies(tmp_path: Pa
     assert re.search("; [67] steps to be done again$", told(outcome, "node lost")[0])  # others had ended step 8
     assert told(outcome, "joined") == ["n0 came; 3 nodes of 3 go on"]
     assert "each node's part is copied into the next node's memory" in told(outcome, "copies")[-1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rows", "more"),
+    [
+        ("data+filter", [[0, 1], [2]], {}),
+        pytest.param("pipeline", [[0, 1, 2]], {"micro_batches": 1}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_new_node_has_the_place_of_one_that_is_gone(
+    tmp_path: Path, serial: Serial, strategy: str, rows: list[list[int]], more: dict[str, Any]
+) -> None:
+    faults = [Fault(node=1, step=6, returns=True, by="new"), Fault(node=0, step=12)]
+    outcome = ElasticThreads(settings(tmp_path, strategy=strategy, **more), strategy, rows, faults).run()
+    require_exact(outcome, serial(True))
+    assert told(outcome, "joined") == ["new came; 3 nodes of 4 go on"]
+    assert told(outcome, "node lost")[1].startswith("n0 was killed; 2 nodes of 4 go on with step ")
+    assert set(outcome.nodes) == {"n2", "new"}
+    assert len(outcome.history.totals) == 4
+    assert all(work.samples > 0 for work in outcome.history.totals.values())
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -60,12 +61,14 @@ class Fault:
             one of the others has heard that of it; `late`: when another one has made the update; `torn`: likewise, but
             it is not killed, and does not make it either.
         returns: whether another process takes its place.
+        by: name of the node of that process, if it is a new one.
     """
 
     node: int
     step: int
     place: str = "loss"
     returns: bool = False
+    by: str = ""
 
 
 @dataclass
@@ -135,7 +138,7 @@ class ElasticThreads:
         deadline = time.monotonic() + seconds
         try:
             for number in range(len(self.nodes)):
-                self._begin(number, number, is_late=False)
+                self._begin(number, number)
             while not self._is_over() and not self.errors:
                 assert time.monotonic() < deadline, "the run hangs"
                 self._govern()
@@ -160,8 +163,8 @@ class ElasticThreads:
             for process, life in self._lives.items()
         )
 
-    def _begin(self, process: int, node: int, *, is_late: bool) -> None:
-        life = self._lives[process] = _Life(self, process, node, is_late=is_late)
+    def _begin(self, process: int, node: int, new: str = "") -> None:
+        life = self._lives[process] = _Life(self, process, node, new)
         threading.Thread(target=life.live, name=f"process {process}", daemon=True).start()
 
     def _govern(self) -> None:
@@ -177,7 +180,7 @@ class ElasticThreads:
             if life.was_killed and not self.authority.has_given_up(process):
                 self.authority.lose(process, "was killed")
                 if life.fault is not None and life.fault.returns:
-                    self._begin(max(self._lives) + 1, life.node, is_late=True)
+                    self._begin(max(self._lives) + 1, life.node, life.fault.by)
         if not any(life.has_finished for life in self._lives.values()):
             generation = self.authority.decide(now)
             if generation is not None:
@@ -213,10 +216,12 @@ class ElasticThreads:
 
 
 class _Life:
-    """A process of a node, in a thread."""
+    """A process of a node, or of a new one in its place, in a thread."""
 
-    def __init__(self, run: ElasticThreads, process: int, node: int, *, is_late: bool) -> None:
-        self._run, self.process, self.node, self._is_late = run, process, node, is_late
+    def __init__(self, run: ElasticThreads, process: int, node: int, new: str) -> None:
+        self._run, self.process, self.node, self._is_late = run, process, node, process >= len(run.nodes)
+        self._nodes = [LocalNode(name=new) if new and i == node else one for i, one in enumerate(run.nodes)]
+        self._name = self._nodes[node].name
         self.said: SimpleQueue[bytes] = SimpleQueue()
         self.heard: SimpleQueue[bytes | None] = SimpleQueue()
         self.has_ended = self.has_finished = self.was_killed = False
@@ -254,7 +259,9 @@ class _Life:
                 training = make_training(context, run.plan, run.config, is_foretold=False)
                 return ReplicatedElasticLoop(training, run.config, ranks, self._is_late)
         if self._is_late:
-            return DividedElasticLoop(context, run.plan, run.config, ranks, None)
+            own, place = self._name, run.plan.assignments[self.node]
+            came = None if own == place.node else msgspec.structs.replace(place, node=own, samples=0)
+            return DividedElasticLoop(context, run.plan, run.config, ranks, None, came)
         training = make_training(context, run.plan, run.config, is_foretold=False)
         among = self._context(context.group)  # whose model was not taken over
         return DividedElasticLoop(among, run.plan, run.config, ranks, training)
@@ -301,11 +308,11 @@ class _Life:
     def _context(self, group: Group | None = None) -> RankContext:
         run = self._run
         env = RankEnvironment(
-            rank=self.node, nodes=run.nodes, device=torch.device("cpu"), patience=_WAIT, notify=lambda _: None,
+            rank=self.node, nodes=self._nodes, device=torch.device("cpu"), patience=_WAIT, notify=lambda _: None,
             store=run.store,
         )  # fmt: skip
         if group is None:
-            group = self._founders_group() if not self._is_late else _group(0, [run.nodes[self.node].name])
+            group = self._founders_group() if not self._is_late else _group(0, [self._name])
         with _SEEDED:  # DistributedDataParallel knows no groups of threads
             return replace(make_context(env, group, run.config), uses_all=False)
 
@@ -326,7 +333,7 @@ class _Life:
 
     def _line(self) -> Line:
         return Line(
-            process=self.process, node=self._run.nodes[self.node].name, is_late=self._is_late, send=self.said.put,
+            process=self.process, node=self._name, is_late=self._is_late, send=self.said.put,
             receive=self._receive, open_store=lambda: self._run.store, end=lambda _: None, patience=PATIENCE,
         )  # fmt: skip
 

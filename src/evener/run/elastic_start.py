@@ -95,9 +95,8 @@ def place_here(context: RankContext, plan: Plan, config: RunConfig) -> Assignmen
     place = place_for(context.env, plan)
     if place is None:
         return None
-    own = msgspec.structs.replace(
-        place, node=context.env.node.name, device=context.env.node.device, reason=f"came in the place of {place.node}"
-    )
+    node, reason = context.env.node, f"came in the place of {place.node}"
+    own = msgspec.structs.replace(place, node=node.name, device=node.device, samples=0, reason=reason)
     if config.shares != "measured" or not all(one.sample_seconds for one in plan.assignments):
         return own
     cost = worker_of(time_here(context, plan.micro_batch_size), plan.accumulate)
