@@ -19,6 +19,9 @@ settings.load_profile("evener")
 
 _SERVERS = ("forkserver", "resource_tracker", "exact.nursery")
 """Helpers that live as long as this process."""
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+_SECONDS = 10.0
+"""For what is ending to end, on a machine that does much else."""
 
 
 def _children() -> list[psutil.Process]:
@@ -28,7 +31,7 @@ def _children() -> list[psutil.Process]:
         try:
             line = " ".join(child.cmdline())
             is_server = any(name in line for name in _SERVERS) and child.ppid() == os.getpid()
-            if not is_server and child.status() != psutil.STATUS_ZOMBIE:
+            if not is_server and child.status() not in _ENDED:
                 found.append(child)
         except psutil.NoSuchProcess:
             continue
@@ -49,10 +52,9 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.get_closest_marker("slow"):
         gc.collect()  # models and their hooks know each other; hundreds of large ones would wait for the collector
-    deadline = time.monotonic() + 3
-    while (_children() or _threads()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + _SECONDS
+    while (left := (_children(), _threads())) != ([], set()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert _children() == []
-    assert _threads() == set()
+    assert left == ([], set())
     changed = {key for key in os.environ.keys() | before.keys() if os.environ.get(key) != before.get(key)}
     assert changed - _SET_BY_OTHERS == set()
