@@ -151,3 +151,7 @@ def test_a_generation_is_settled_once_its_first_process_has_its_state() -> None:
     assert not authority.is_settled
     authority.hear(1, beat(2, holds=2))
     assert authority.is_settled
+    for process in (1, 2):
+        authority.lose(process, "was killed")
+    authority.decide(0.2)
+    assert not authority.is_settled

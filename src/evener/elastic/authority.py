@@ -86,7 +86,7 @@ class Authority:
     @property
     def is_settled(self) -> bool:
         """Whether the first of the newest generation has its state, so that what it left for others is of now."""
-        if self.generation is None:
+        if self.generation is None or not self.generation.participants:
             return False
         return self._processes[self.generation.participants[0].process].beat.holds >= self.generation.number
 
