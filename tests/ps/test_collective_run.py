@@ -18,7 +18,8 @@ from evener.profile import DeviceProfile
 from evener.ps.collective_run import CollectiveRun
 from evener.ps.config import StateDir
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.rank_journal import RankJournal
+from evener.ps.rank_checkpoints import RankCheckpoints
+from evener.ps.rank_journal import RankJournal, Saved
 from evener.ps.rank_messages import (
     PrepareRank,
     RankEnded,
@@ -28,6 +29,7 @@ from evener.ps.rank_messages import (
     RankTold,
     StartRank,
     StopRank,
+    decode_rank_job,
     decode_rank_place,
 )
 from evener.record import Event, Step
@@ -50,7 +52,9 @@ class Scene:
         self.nodes = Nodes(PATIENCE)
         self.sent: list[tuple[int | None, Any, Any]] = []
         job = RankJob(run="r", task="tiny", title="tiny", config=b"{}")
-        self.run = CollectiveRun(job, self.nodes, self._send, lambda: self.now, self.journal)
+        self.said: list[str] = []
+        checkpoints = RankCheckpoints(self.folder / "blobs", self._send, self.journal.add, self.said.append)
+        self.run = CollectiveRun(job, self.nodes, self._send, lambda: self.now, self.journal, checkpoints)
         for name in names:
             self.come(name)
 
@@ -341,3 +345,55 @@ def test_a_master_that_was_killed_goes_on_from_the_generation_that_it_had_announ
     assert all(one.number > number for one in later)
     answers = [decode_to_rank(b[0]) for _, header, b in after.sent if isinstance(header, RankTold)]
     assert [one.values for one in answers if isinstance(one, Values)] == [(b"left for those who come later",)]
+
+
+def test_when_nobody_is_left_it_begins_again_from_the_last_checkpoint_with_as_many_as_before() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    lost = {"has_finished": False, "ending": "was killed by signal 9 (SIGKILL)"}
+    scene.say("a", 1, Beat(count=1, step=9, holds=1))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, **lost)
+    scene.run.tick()
+    assert scene.run.failure is None
+    told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
+    assert told[-1].startswith("from the checkpoint of step 7, with whoever comes:")
+    prepared = [buffers[0] for _, header, buffers in scene.sent if isinstance(header, PrepareRank)]
+    assert decode_rank_job(prepared[-1]).checkpoint == "ab" * 32
+    before = len(scene.places())
+    scene.ready("a")
+    scene.run.tick()
+    assert len(scene.places()) == before
+    scene.ready("b")
+    scene.run.tick()
+    assert [place.is_late for place in scene.places().values()][before:] == [False, False]
+
+
+def test_it_does_not_begin_again_and_again_from_the_same_checkpoint() -> None:
+    scene = Scene("a")
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    process, words = 1, ""
+    for _ in range(2):
+        scene.ready("a")
+        scene.run.tick()
+        process = max(scene.places())
+        scene.say("a", process, Hello(node="a", founders=("a",)))
+        scene.end("a", process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+        words = str(scene.run.failure)
+    assert "nobody is left who holds the state" in words
+
+
+def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends() -> None:
+    for saved in (0, 7):
+        scene = Scene("a", "b")
+        scene.ready("a", "b")
+        scene.run.tick()
+        step = encode_events([Step(step=9, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+        scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(step))
+        scene.run.checkpoints.last = Saved(step=saved, digest="ab" * 32)
+        for name, process in (("a", 1), ("b", 2)):
+            scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        scene.run.tick()
+        assert (scene.run.failure is None) == bool(saved)

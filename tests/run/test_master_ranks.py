@@ -75,15 +75,21 @@ def process_on(ps: Cluster, name: str) -> int:
     return int(next(rank.pid for server in servers for rank in server.children()))
 
 
-def record_of(ps: Cluster, training: subprocess.Popen[bytes], epochs: int) -> TrainRecord:
-    """Of a run that is complete, and has trained what one process trains."""
+def record_of(ps: Cluster, training: subprocess.Popen[bytes], epochs: int, *, resumed: bool = False) -> TrainRecord:
+    """Of a run that is complete, and has trained what one process trains; from a checkpoint on, if it was `resumed`."""
     assert training.wait(120) == 0, ps.said("train") + (ps.folder / "train.out").read_text()[-2500:]
     alone = ps.evener("train", *WORDS, "--epochs", str(epochs), "--local-nodes", "1", "--output", "alone", timeout=120)
     assert alone.returncode == 0, alone.stderr
     assert off(ps.folder / "alone", ps.folder / "struck") < 1e-10
     record = read_noun(ps.folder / "struck" / "record.json", TrainRecord)
-    assert sum(step.samples for step in record.steps) == epochs * 200
+    counted = sum(step.samples for step in record.steps)
+    assert 0 < counted < epochs * 200 if resumed else counted == epochs * 200
     return record
+
+
+def num_blobs(ps: Cluster) -> int:
+    """That are whole, at the master."""
+    return sum(path.is_file() for path in (ps.home / "blobs").iterdir())
 
 
 def off(one: Path, other: Path) -> float:
@@ -136,6 +142,39 @@ def test_a_divided_model_outlives_a_process_and_a_node_and_has_a_new_one_in_its_
     plan = read_noun(ps.folder / "struck" / "plan.json", Plan)
     assert plan.strategy == words[0]
     assert (plan.copy_steps > 0) == (words[0] == "pipeline")
+
+
+@pytest.mark.parametrize(
+    "words", [("data", "--shares", "2,1"), ("pipeline", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_all_nodes_and_the_master_are_gone_and_the_run_goes_on_from_the_last_checkpoint(
+    ps: Cluster, words: tuple[str, ...]
+) -> None:
+    training = begin(ps, 60, "--strategy", *words)
+    shown = ps.folder / "train.out"
+    wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
+    for name in ("one", "two"):
+        ps.nodes.pop(name).kill()
+    ps.master.kill()
+    ps.up()
+    wait_until(lambda: "begins again: from the checkpoint of step " in shown.read_text(), "that nobody is left")
+    for name in ("one", "two"):
+        ps.join(name)
+    record = record_of(ps, training, 60, resumed=True)
+    assert [event.kind for event in record.events][:1] == ["resumed"]
+    assert num_blobs(ps) == 1
+
+
+def test_a_run_that_is_stopped_while_nobody_is_there_brings_back_the_weights_of_its_checkpoint(ps: Cluster) -> None:
+    training = begin(ps, 60)
+    wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
+    for name in ("one", "two"):
+        ps.nodes.pop(name).kill()
+    wait_until(lambda: "begins again" in (ps.folder / "train.out").read_text(), "that nobody is left")
+    assert ps.evener("stop", "--home", str(ps.home)).returncode == 0
+    assert training.wait(60) == 130
+    assert "the weights after step" in ps.said("train")
+    assert "0.weight" in load_file(ps.folder / "struck" / "model.safetensors")
 
 
 def test_a_node_that_would_make_steps_longer_is_not_taken_and_that_is_told(

@@ -1,10 +1,9 @@
-"""Which nodes a run begins on whose ranks work together, which were not needed, and who is gone with its node."""
+"""Which nodes a run whose ranks work together did not need, and who is gone with its node."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evener.errors import TrainingFailed
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.remote_rank import RemoteRank
 
@@ -35,29 +34,6 @@ class Absences:
                 self._since.pop(rank.node, None)
             elif now - self._since.setdefault(rank.node, now) > _SECONDS and now > self._excused:
                 rank.lost = "closed its connection to the master, and has not come back"
-
-
-def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
-    """The nodes that a run begins on: all who are here, once they are ready; nobody yet while some are awaited.
-
-    Those who have joined and still measure themselves are awaited, too.
-
-    Args:
-        present: nodes that are here.
-        run: its name.
-        is_late: whether those who are ready have waited for the others for long enough.
-
-    Raises:
-        TrainingFailed: nobody of them can take part.
-    """
-    measured = [node for node in present if node.profile is not None]
-    able = [node for node in measured if run not in node.not_ready]
-    ready = [node for node in able if node.ready == run]
-    if measured and not able:
-        reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
-        raise TrainingFailed(f"no node can take part in the run: {reasons}")
-    is_complete = len(ready) == len(able) and len(measured) == len(present)
-    return ready if is_late or is_complete else []
 
 
 def ask_again(declined: Sequence[NodeRecord], run: str) -> list[NodeRecord]:

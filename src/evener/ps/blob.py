@@ -14,7 +14,7 @@ import shutil
 import struct
 import tempfile
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -92,6 +92,22 @@ class Blob:
             hasher.update(part)
             offset += len(part)
         return hasher.hexdigest()
+
+
+def files_in(read: Callable[[int, int], bytes], digest: str) -> Iterator[tuple[str, int, int]]:
+    """(path, offset, bytes) of every file of a stream of which `read(offset, length)` gives bytes.
+
+    Raises:
+        InvalidFile: it is none.
+    """
+    head = read(0, _LENGTH.size)
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _LONGEST_LIST + 1
+    if length > _LONGEST_LIST:
+        raise InvalidFile(f"blob {digest[:12]} has no list of files")
+    offset = _LENGTH.size + length
+    for path, size in _decoded(read(_LENGTH.size, length), digest):
+        yield path, offset, size
+        offset += size
 
 
 def whole_folder(root: Path) -> list[str]:
@@ -183,13 +199,7 @@ class BlobWriter:
         end = _LENGTH.size + length
         if len(self._head) < end:
             return b""
-        try:
-            files = _decoder.decode(self._head[_LENGTH.size : end])
-        except msgspec.DecodeError as error:
-            raise InvalidFile(f"blob {self._digest[:12]} has no list of files: {error}") from error
-        for path, size in files:
-            require(_is_safe(path) and size >= 0, "file of a blob", path, "inside of its folder")
-        self._rest = files[::-1]
+        self._rest = _decoded(bytes(self._head[_LENGTH.size : end]), self._digest)[::-1]
         rest = bytes(self._head[end:])
         self._head.clear()
         self._next_file()
@@ -232,6 +242,17 @@ def blob_folder(blobs: Path, digest: str) -> Path:
     is_digest = len(digest) == 64 and set(digest) <= set("0123456789abcdef")
     require(is_digest, "name of a blob", digest, "a SHA-256, hexadecimal")
     return blobs / digest
+
+
+def _decoded(listing: bytes, digest: str) -> _Files:
+    """The list of files of a stream. Raises InvalidFile: it is none, or wants to write outside of its folder."""
+    try:
+        files = _decoder.decode(listing)
+    except msgspec.DecodeError as error:
+        raise InvalidFile(f"blob {digest[:12]} has no list of files: {error}") from error
+    for path, size in files:
+        require(_is_safe(path) and size >= 0, "file of a blob", path, "inside of its folder")
+    return files
 
 
 def _is_safe(path: str) -> bool:

@@ -9,10 +9,10 @@ import hashlib
 import os
 import shutil
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from evener.errors import InvalidFile, MissingFile
-from evener.ps.blob import blob_folder
+from evener.ps.blob import blob_folder, files_in
 
 LEAST_FREE = 0.05
 """Of the disk, that no blob takes."""
@@ -47,6 +47,18 @@ class BlobStream:
                 return file.read(length)
         except OSError as error:
             raise MissingFile(f"cannot read {self._path}: {error.strerror}") from error
+
+    def file(self, name: str, most: int) -> bytes:
+        """The contents of its file of this name, in whatever folder.
+
+        Raises:
+            MissingFile: there is none, or it has more than `most` bytes.
+            InvalidFile: this is no blob.
+        """
+        for path, offset, size in files_in(self.read, self.digest):
+            if PurePosixPath(path).name == name and size <= most:
+                return self.read(offset, size)
+        raise MissingFile(f"blob {self.digest[:12]} has no file {name} of at most {most} bytes")
 
 
 class StreamWriter:

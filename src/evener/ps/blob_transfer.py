@@ -14,7 +14,7 @@ from evener.ps.blob import CHUNK_BYTES, Blob, BlobWriter, blob_folder
 from evener.ps.blob_stream import BlobStream, StreamWriter
 from evener.ps.messages import BlobChunk, FetchBlob
 
-_AHEAD = 8
+AHEAD = 8
 """Pieces that are asked for before the first of them has come."""
 
 
@@ -24,10 +24,13 @@ class BlobReceiver:
     Args:
         folder: of the blobs that are there.
         writer: what each is received into: a folder of its files, or one file.
+        ahead: pieces that are asked for before the first of them has come.
     """
 
-    def __init__(self, folder: Path, writer: type[BlobWriter] | type[StreamWriter] = BlobWriter) -> None:
-        self._folder, self._writer = folder, writer
+    def __init__(
+        self, folder: Path, writer: type[BlobWriter] | type[StreamWriter] = BlobWriter, ahead: int = AHEAD
+    ) -> None:
+        self._folder, self._writer, self._ahead = folder, writer, ahead
         self._wanted: list[str] = []
         self._arrival: BlobWriter | StreamWriter | None = None
         self._asked = 0
@@ -49,7 +52,7 @@ class BlobReceiver:
             return []
         self._arrival = self._arrival or self._writer(self._wanted[0], self._folder)
         self._asked = self._arrival.received
-        return [self._next() for _ in range(_AHEAD)]
+        return [self._next() for _ in range(self._ahead)]
 
     def receive(self, chunk: BlobChunk, data: memoryview) -> list[FetchBlob]:
         """Keep a piece that came; what to ask for now.

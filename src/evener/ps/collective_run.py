@@ -5,35 +5,36 @@ all of them can take part          -> the first generation; from now on whoever 
 a node comes                       -> a process there, which takes part after a step
 all steps are done                 -> the record, of the first rank, and its weights
 
-Who is lost before the first step costs nothing but time: the run begins again, three times at most.
+Who is lost before the first step costs nothing but time: the run begins again, three times at most. When nobody is left
+who holds the state, it begins again from the last checkpoint that is here, with whoever comes.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 
 import msgspec
+from msgspec.structs import replace
 
 from evener.elastic.elastic_ranks import ElasticRanks
 from evener.elastic.generation import Generation
 from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.errors import EvenerError, NodeLost, NotNeeded, TrainingFailed
 from evener.events import decode_events
-from evener.ps.absences import Absences, ask_again, founders_of
+from evener.ps.absences import Absences, ask_again
 from evener.ps.messages import Send
 from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.rank_beginnings import Beginnings
+from evener.ps.rank_checkpoints import RankCheckpoints
+from evener.ps.rank_ending import RunEnding
 from evener.ps.rank_journal import Begun, Found, Kept, RankJournal, roster_of
-from evener.ps.rank_messages import PrepareRank, RankEnded, RankJob, RankReady, encode_rank_part
+from evener.ps.rank_messages import PrepareRank, RankEnded, RankJob, RankReady, RankSaved, encode_rank_part
 from evener.ps.rank_news import RankNews
-from evener.ps.remote_rank import RemoteRank, why_ended
+from evener.ps.remote_rank import RemoteRank
 from evener.ps.remote_starter import RemoteStarter
+from evener.record import Step
 from evener.wire.identity import SECRET_BYTES
-
-_BEGINNINGS = 3
-_GRACE = 1.0
-"""Seconds that the others have to say what happened, when one of them has failed."""
 
 
 class CollectiveRun:
@@ -45,8 +46,10 @@ class CollectiveRun:
         send: to connections.
         clock: seconds.
         journal: where it is written down.
+        checkpoints: of its ranks.
 
     Attributes:
+        checkpoints: see above.
         news: what happened.
         failure: why the run cannot go on, if it cannot.
         is_complete: whether all is done.
@@ -54,9 +57,16 @@ class CollectiveRun:
     """
 
     def __init__(
-        self, job: RankJob, nodes: Nodes, send: Send, clock: Callable[[], float], journal: RankJournal
+        self,
+        job: RankJob,
+        nodes: Nodes,
+        send: Send,
+        clock: Callable[[], float],
+        journal: RankJournal,
+        checkpoints: RankCheckpoints,
     ) -> None:
         self.job, self._nodes, self._send, self._clock, self._journal = job, nodes, send, clock, journal
+        self.checkpoints, self._beginnings = checkpoints, Beginnings(nodes, job.run)
         self.news = RankNews()
         self.failure: EvenerError | None = None
         self.is_complete = False
@@ -65,10 +75,9 @@ class CollectiveRun:
         self._ranks: list[RemoteRank] = []
         self._written: list[int] = []
         self._elastic: ElasticRanks[RemoteRank] | None = None
-        self._next, self._beginnings = 1, 0
-        self._first_ready, self._deadline = inf, inf
+        self._step_before: Step | None = None
+        self._next, self._ending = 1, RunEnding(nodes.patience)
         self._absences = Absences(nodes)
-        self._stopping: EvenerError | None = None
         self._declined: list[NodeRecord] = []  # who are not needed
         self._asks_again = False  # those, as others are gone
 
@@ -76,12 +85,14 @@ class CollectiveRun:
         """Go on with the run of a master that was killed: its nodes have the patience to come back."""
         roster = found.roster
         self._starter.secret, self._values = found.begun.secret, self._kept_values(found.values)
-        self._starter.names, self._next, self._beginnings = list(roster.names), roster.next, _BEGINNINGS
+        self._starter.names, self._next = list(roster.names), roster.next
+        self._beginnings.resume()
         self._ranks = [
             self._starter.known(self._nodes.record(name), number)
             for name, number in zip(roster.names, roster.numbers, strict=True)
         ]
         self._absences.excuse(self._clock() + self._nodes.patience)
+        self.checkpoints.last = found.saved or self.checkpoints.last
         self._elastic = self._govern_ranks(0)
         self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next)
         self.note("master restarted", "the master goes on with the ranks that went on without it")
@@ -95,7 +106,7 @@ class CollectiveRun:
     def ready(self, node: NodeRecord, header: RankReady) -> None:
         """A node has the code; it may have come back, with its process or without it."""
         node.ready, self._starter.speeds[node.name] = self.job.run, header.speed
-        self._first_ready = min(self._first_ready, self._clock())
+        self._beginnings.ready(self._clock())
         rank = self._rank_on(node.name)
         node.doing = "waits for the others to make ready" if rank is None else f"is rank {rank.number}"
         if rank is None or rank.has_ended or node.peer == rank.peer:
@@ -112,6 +123,7 @@ class CollectiveRun:
 
     def lose(self, node: NodeRecord, reason: str) -> None:
         """A node is a member no more; `reason` is a clause, as "it has been silent for 6 s"."""
+        self.checkpoints.left(node)
         if (rank := self._rank_on(node.name)) is not None and not rank.has_ended:
             rank.lost = reason.removeprefix("it ")  # its name comes before it
             rank.request_stop(at_once=True)
@@ -136,6 +148,12 @@ class CollectiveRun:
         rank, elastic = self._rank_on(node.name), self._elastic
         if rank is not None and rank.number == process and elastic is not None and elastic.may_speak(rank):
             self.news.add(decode_events(data))
+
+    def saved(self, node: NodeRecord, header: RankSaved) -> None:
+        """A process has written a checkpoint."""
+        rank, elastic = self._rank_on(node.name), self._elastic
+        if rank is not None and rank.number == header.process and elastic is not None and elastic.may_speak(rank):
+            self.checkpoints.offered(node, header)
 
     def ended(self, node: NodeRecord, header: RankEnded, weights: Sequence[memoryview]) -> None:
         """A process has ended."""
@@ -168,8 +186,7 @@ class CollectiveRun:
 
     def stop(self, error: EvenerError) -> None:
         """Have the run end, because of `error`: the ranks after their step, if they have begun."""
-        if self._stopping is None:
-            self._stopping, self._deadline = error, self._clock() + self._nodes.patience
+        if self._ending.stop(error, self._clock()):
             if self._elastic is not None:
                 self._elastic.is_stopping = True
             for rank in self._ranks:
@@ -179,15 +196,18 @@ class CollectiveRun:
         """What the time brings."""
         if self._elastic is None:
             self._gather()
-            if self._stopping is not None:
-                self.failure = self._stopping
+            self.failure = self._ending.reason or self.failure
             return
         self._absences.miss(self._ranks, self._clock())
         self._govern()
+        if self._elastic is None:
+            return  # it begins again
         self._end_given_up()
         if self._asks_again and self._elastic.is_settled:
             self._declined, self._asks_again = ask_again(self._declined, self.job.run), False
-        self._add_nodes()
+        if self._elastic.has_begun and self._ending.reason is None:
+            for _ in self._starter.take_new():
+                self._elastic.add_node()
         self._see_end()
 
     def close(self) -> None:
@@ -196,17 +216,16 @@ class CollectiveRun:
             rank.request_stop(at_once=True)
 
     def _gather(self) -> None:
-        """Begin once all who are here are ready, or one has waited for the others for the patience."""
-        is_late = self._clock() - self._first_ready > self._nodes.patience
+        """Begin, if it is time to."""
         try:
-            if founders := founders_of(self._nodes.present, self.job.run, is_late=is_late):
+            if founders := self._beginnings.founders(self._clock()):
                 self._begin(founders)
         except TrainingFailed as error:
             self.failure = error
 
     def _begin(self, founders: Sequence[NodeRecord]) -> None:
         """A process on each of the nodes."""
-        self._beginnings += 1
+        self._beginnings.begins()
         self._values, self._starter.secret = self._kept_values({}), secrets.token_bytes(SECRET_BYTES)
         self._journal.add(Begun(job=self.job, secret=self._starter.secret))
         self._starter.names, first = [node.name for node in founders], self._next
@@ -238,15 +257,6 @@ class CollectiveRun:
         self._written = list(numbers.values())
         self._journal.add(roster_of(numbers, given_up, self._next, generation))
 
-    def _add_nodes(self) -> None:
-        """Have processes on nodes that have come since the run began."""
-        if self._elastic is None or not self._elastic.has_begun or self._stopping is not None:
-            return
-        for node in self._nodes.present:
-            if node.ready == self.job.run and node.name not in self._starter.names:
-                self._starter.names.append(node.name)
-                self._elastic.add_node()
-
     def _end_given_up(self) -> None:
         """A process without which the run goes on may be frozen: its node ends it, and is given another one."""
         for rank in self._ranks:
@@ -269,39 +279,38 @@ class CollectiveRun:
                 if self._written != [rank.number for rank in self._ranks]:
                     self._write(self._elastic.generation)
             except NodeLost as error:
-                self.failure = error
+                self._end_by(error)
 
     def _see_end(self) -> None:
         """Whether the run is over, and how."""
-        elastic, now = self._elastic, self._clock()
-        if elastic is None or self.failure is not None:
+        elastic = self._elastic
+        if elastic is None or self.failure is not None or not self._ending.is_over(elastic, self._ranks, self._clock()):
             return
-        failed = [rank for rank in self._ranks if elastic.ends_the_run(rank)]
-        if failed and self._deadline == inf:
-            self._deadline = now + _GRACE
-        needed = [rank for rank in self._ranks if elastic.is_needed(rank)]
-        if all(rank.has_ended for rank in needed) or now > self._deadline:
-            self._conclude(failed)
-
-    def _conclude(self, failed: Sequence[RemoteRank]) -> None:
-        """How a run ended of which nobody is left, or is waited for any more."""
-        error = why_ended(failed, self._stopping)
-        if error is None and self.news.record is None:
-            error = TrainingFailed("the run ended without a record")
-        if isinstance(error, NodeLost) and self._may_begin_again():
-            self.note("begins again", f"before the first step {error}")
-            self._begin_again()
-        elif error is not None:
-            self.failure = error
-        else:
+        error = self._ending.error(elastic, self._ranks, has_record=self.news.record is not None)
+        if error is None:
             self.is_complete = True
+        else:
+            self._end_by(error)
 
-    def _may_begin_again(self) -> bool:
-        has_begun = self.news.step is not None or (self._elastic is not None and self._elastic.has_begun)
-        return not has_begun and self._beginnings < _BEGINNINGS
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the ranks had all come, or have told of a step, since the run began last."""
+        return self.news.step is not self._step_before or (self._elastic is not None and self._elastic.has_begun)
 
-    def _begin_again(self) -> None:
-        """From the beginning, with those who are here then."""
+    def _end_by(self, error: EvenerError) -> None:
+        """The run cannot go on as it is: it begins again, if nodes were lost and it may, or fails."""
+        has_begun, saved = self._has_begun, self.checkpoints.last
+        words = self._beginnings.again(error, saved.step, self._clock(), has_begun=has_begun, before=len(self._ranks))
+        if not words or self._ending.reason is not None:
+            self.failure = error
+            return
+        self.note("begins again", f"{words} {error}")
         self.close()
+        self._ending.begins_again()
         self._elastic, self._ranks, self._starter.names = None, [], []
-        self._first_ready, self._deadline = self._clock(), inf
+        self._step_before = self.news.step
+        if has_begun:
+            self.job = replace(self.job, checkpoint=saved.digest)
+            for node in self._nodes.present:
+                node.ready = ""
+                self.admit(node)

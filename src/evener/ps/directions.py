@@ -11,7 +11,8 @@ from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 
 FromNode: TypeAlias = (
     m.Join | m.Profiled | m.Heartbeat | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated
-    | e.Examined | e.Probed | r.RankReady | r.RankSaid | r.RankShown | r.RankEnded
+    | e.Examined | e.Probed | r.RankReady | r.RankSaid | r.RankShown
+    | r.RankSaved | r.RankPiece | r.RankEnded
 )  # fmt: skip
 FromCommand: TypeAlias = (
     m.GetStatus | m.ShutDown | m.ExpelNode | m.ForgetNode | Invite | RevokeInvitation

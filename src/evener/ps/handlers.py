@@ -227,6 +227,6 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     m.Validated: Handlers._validated,
     e.Examined: Handlers._examined,
     e.Probed: Handlers._probed,
-    **dict.fromkeys((r.RankReady, r.RankSaid, r.RankShown, r.RankEnded), Handlers._of_rank),
+    **dict.fromkeys((r.RankReady, r.RankSaid, r.RankShown, r.RankSaved, r.RankPiece, r.RankEnded), Handlers._of_rank),
 }
 """Who deals with what a node sends."""

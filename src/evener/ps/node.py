@@ -27,6 +27,7 @@ from evener.ps.messages import (
     PROTOCOL,
     BlobChunk,
     Dismiss,
+    FetchBlob,
     Header,
     Heartbeat,
     Join,
@@ -89,6 +90,7 @@ class Node:
             StartRank: self._ranks.start,
             StopRank: self._ranks.stop,
             RankTold: self._ranks.told,
+            FetchBlob: self._ranks.give,
         }
         self._inbox: Inbox | ThreadedInbox = Inbox(self._client, self._aside)
 

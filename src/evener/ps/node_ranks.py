@@ -2,6 +2,7 @@
 
     PrepareRank -> fetch code and data -> RankReady
     StartRank -> a process -> RankSaid, RankShown ->    -> RankTold -> the process
+    a checkpoint is written -> RankSaved -> FetchBlob -> RankPiece
     the process ends -> RankEnded
 
 What the process says waits in a queue for a thread that sends it: nobody computes slower because a master is away. Over
@@ -19,7 +20,8 @@ from queue import SimpleQueue
 from evener.errors import EvenerError
 from evener.ps.acceptance import Acceptance
 from evener.ps.blob_transfer import BlobReceiver
-from evener.ps.messages import BlobChunk, Header, NotReady, Release
+from evener.ps.checkpoint_sender import CHECKPOINTS, link_files
+from evener.ps.messages import BlobChunk, FetchBlob, Header, NotReady, Release
 from evener.ps.rank_messages import (
     PrepareRank,
     RankJob,
@@ -67,13 +69,13 @@ class NodeRanks:
         self._leaving: SimpleQueue[tuple[Header, Sequence[Buffer]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def prepare(self, header: PrepareRank, buffers: Buffers) -> None:
+    def prepare(self, _: PrepareRank, buffers: Buffers) -> None:
         """Fetch what a run needs, and say so when it is there."""
-        if self._job is not None and self._job.run == header.run:
+        job = decode_rank_job(buffers[0])
+        if job == self._job:
             self._tell_ready()  # it was asked for over an earlier connection
             return
         self._end()
-        job = decode_rank_job(buffers[0])
         if objection := self._accepts.objection(job) or ("" if self._host else _NO_TORCH):
             self._log(f"does not take part in {job.title}: {objection}")
             self._put(NotReady(run=job.run, reason=shown(objection)))
@@ -105,7 +107,11 @@ class NodeRanks:
             code=self._blobs.path_of(job.code) if job.code else None,
             data=self._data_of(job),
             folder=folder,
+            resumes=bool(job.checkpoint),
         )
+        if job.checkpoint:
+            for step in self._blobs.path_of(job.checkpoint).iterdir():
+                link_files(step, folder / CHECKPOINTS / step.name)
         self._log(f"starting rank {header.process} of {job.title}")
         self._session = RankSession(self._host, setup, self._put)
 
@@ -118,6 +124,11 @@ class NodeRanks:
         """Have the process end."""
         if self._session is not None and header.process == self._session.process:
             self._session.stop(at_once=header.at_once)
+
+    def give(self, fetch: FetchBlob, _: Buffers) -> None:
+        """Give the master a piece of a checkpoint."""
+        if self._session is not None:
+            self._session.give(fetch)
 
     def release(self, release: Release) -> None:
         """The run is over."""

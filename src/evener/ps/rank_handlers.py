@@ -10,7 +10,7 @@ from evener.errors import InvalidInput
 from evener.memory import usable_memory
 from evener.ps.messages import Header
 from evener.ps.nodes import NodeRecord
-from evener.ps.rank_messages import RankEnded, RankReady, RankSaid, RankShown
+from evener.ps.rank_messages import RankEnded, RankPiece, RankReady, RankSaid, RankSaved, RankShown
 from evener.ps.scheduler import Scheduler
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
@@ -47,6 +47,10 @@ class RankHandlers:
                 run.said(node, header.process, bytes(buffers[0]))
             elif isinstance(header, RankShown):
                 run.shown(node, header.process, buffers[0])
+            elif isinstance(header, RankSaved):
+                run.saved(node, header)
+            elif isinstance(header, RankPiece):
+                run.checkpoints.piece(node, header, buffers[0])
             elif isinstance(header, RankEnded):
                 run.ended(node, header, buffers)
         except (msgspec.DecodeError, InvalidInput, IndexError) as error:

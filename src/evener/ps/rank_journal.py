@@ -44,6 +44,18 @@ class Kept(Part, frozen=True, kw_only=True, tag=True):
     value: bytes
 
 
+class Saved(Part, frozen=True, kw_only=True, tag=True):
+    """A checkpoint that is here.
+
+    Attributes:
+        step: after which it was written.
+        digest: of its blob.
+    """
+
+    step: Amount
+    digest: str
+
+
 class Roster(Part, frozen=True, kw_only=True, tag=True):
     """Who stands for which node.
 
@@ -62,16 +74,17 @@ class Roster(Part, frozen=True, kw_only=True, tag=True):
     generation: Generation | None
 
 
-Record: TypeAlias = Begun | Kept | Roster
+Record: TypeAlias = Begun | Kept | Saved | Roster
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
 class Found(Part, frozen=True, kw_only=True):
-    """All that was written down: the last beginning, the values since, and how it stood."""
+    """All that was written down: the last beginning, the values since, how it stood, and the last checkpoint."""
 
     begun: Begun
     values: dict[str, bytes]
     roster: Roster
+    saved: Saved | None = None
 
 
 def roster_of(numbers: Mapping[str, int], given_up: Sequence[int], next: int, generation: Generation | None) -> Roster:
@@ -118,15 +131,20 @@ class RankJournal:
             return None
         begun: Begun | None = None
         roster: Roster | None = None
+        saved: Saved | None = None
         values: dict[str, bytes] = {}
         for record in self._whole():
             if isinstance(record, Begun):
                 begun, roster, values = record, None, {}
             elif isinstance(record, Kept):
                 values[record.key] = record.value
+            elif isinstance(record, Saved):
+                saved = record
             else:
                 roster = record
-        return None if begun is None or roster is None else Found(begun=begun, values=values, roster=roster)
+        if begun is None or roster is None:
+            return None
+        return Found(begun=begun, values=values, roster=roster, saved=saved)
 
     def forget(self) -> None:
         """The run is over."""

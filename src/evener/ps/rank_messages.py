@@ -8,6 +8,7 @@ command          master                                   node
                    <- RankSaid, RankTold ----------------->  between it and the authority, which the master is
   <- RunEvents --  <------------------------- RankShown --
                    -- StopRank, EndRank ------------------>
+                   <------------------------- RankSaved --  a checkpoint, which the master fetches: FetchBlob, RankPiece
                    <------------------------- RankEnded --  with the weights, if it has written them
   <- RunFinished   -- Release ----------------------------> all of it is over
 """
@@ -41,6 +42,7 @@ class RankJob(Part, frozen=True, kw_only=True):
         task: name of a built-in task, or of a file in the blob `code`.
         title: name of the task, for people.
         code, data: blobs; empty where none travels.
+        checkpoint: blob of the one to go on from, likewise.
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
         config: what was asked for, as the ranks read it.
         submitter: who asked for it, as the master knows him.
@@ -51,6 +53,7 @@ class RankJob(Part, frozen=True, kw_only=True):
     title: Name
     code: Digest = ""
     data: Digest = ""
+    checkpoint: Digest = ""
     data_dir: Text = ""
     config: bytes
     submitter: Word = ""
@@ -61,7 +64,7 @@ class RankJob(Part, frozen=True, kw_only=True):
     @property
     def blobs(self) -> tuple[str, ...]:
         """What a node has to have before it can begin."""
-        return tuple(digest for digest in (self.code, self.data) if digest)
+        return tuple(digest for digest in (self.code, self.data, self.checkpoint) if digest)
 
 
 class RankNode(Part, frozen=True, kw_only=True):
@@ -156,6 +159,30 @@ class RankShown(Header, frozen=True, kw_only=True):
 
     run: RunName
     process: Count
+
+
+class RankSaved(Header, frozen=True, kw_only=True):
+    """A process has written a checkpoint, which its node gives to who asks for it by `FetchBlob`.
+
+    Attributes:
+        run, process: whose it is.
+        step: after which.
+        digest: of the blob.
+    """
+
+    run: RunName
+    process: Count
+    step: Count
+    digest: Digest
+
+
+class RankPiece(Header, frozen=True, kw_only=True):
+    """Bytes of the blob of a checkpoint, in one buffer; see `BlobChunk`."""
+
+    run: RunName
+    digest: Digest
+    offset: Count
+    total: Count
 
 
 class RankEnded(Header, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
 from evener.ps.messages import BlobChunk, Release, RunAccepted, RunFinished, RunRejected, Send
 from evener.ps.nodes import NodeRecord, Nodes
+from evener.ps.rank_checkpoints import RankCheckpoints
 from evener.ps.rank_journal import RankJournal
 from evener.ps.rank_messages import RankJob
 from evener.ps.results import RunResult, encode_record, save_result
@@ -45,7 +46,7 @@ class RankScheduler:
         """Go on with the run that the last master of this home had in progress, if there was one."""
         if (found := self._journal.load()) is None:
             return
-        self.run = CollectiveRun(found.begun.job, self._nodes, self._send, self._config.clock, self._journal)
+        self.run = self._run_of(found.begun.job)
         self.run.resume(found)
         self._subscribers.begin((), 0, open_log(self._config, self.name))
         self._config.notify(f"going on with run {self.name}, whose ranks work together")
@@ -122,13 +123,16 @@ class RankScheduler:
             return
         self._flush(run)
         run.close()
-        reason = shown(str(error)) if error else ""
-        header = RunFinished(exit_code=error.exit_code if error else 0, reason=reason, run=run.job.run)
+        reason, weights = str(error) if error else "", run.weights
+        if not weights and (weights := run.checkpoints.weights()):
+            reason += f"; the weights after step {run.checkpoints.last.step} are what remains"
+        run.checkpoints.close()
+        header = RunFinished(exit_code=error.exit_code if error else 0, reason=shown(reason), run=run.job.run)
         record = encode_record(run.news.record) if run.news.record is not None else b""
-        result = RunResult(header.exit_code, header.reason, record, run.weights)
+        result = RunResult(header.exit_code, header.reason, record, weights)
         where = self._keep(self._config.home.runs / run.job.run, result)
         self._journal.forget()
-        self._release(header, (result.record, result.weights) if record or run.weights else ())
+        self._release(header, (result.record, result.weights) if record or weights else ())
         self._config.notify(f"run {run.job.run} is over{f': {error}' if error else ''}; {where}")
 
     def set_aside(self, error: Exception) -> None:
@@ -154,12 +158,17 @@ class RankScheduler:
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
         job = replace(submission.job, run=self._config.home.free_name(submission.job.run))
-        self.run = CollectiveRun(job, self._nodes, self._send, self._config.clock, self._journal)
+        self.run = self._run_of(job)
         self._subscribers.begin((submission.peer,), 0, open_log(self._config, job.run))
         self._send(submission.peer, RunAccepted(run=job.run))
         self._config.notify(f"run {job.run} begins: its ranks work together")
         for node in self._nodes.present:
             self.admit(node)
+
+    def _run_of(self, job: RankJob) -> CollectiveRun:
+        config = self._config
+        checkpoints = RankCheckpoints(config.home.blobs, self._send, self._journal.add, config.notify)
+        return CollectiveRun(job, self._nodes, self._send, config.clock, self._journal, checkpoints)
 
     def _release(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
         """Nobody works for the run, or watches it, any more: its nodes end their processes."""

@@ -9,8 +9,11 @@ from typing import NamedTuple, Protocol
 
 from evener.elastic.generation import Hello
 from evener.elastic.shared_values import AskValues, SetValue, Values, decode_from_rank, decode_to_rank
-from evener.ps.messages import Header
+from evener.events import decode_events
+from evener.ps.checkpoint_sender import CheckpointSender
+from evener.ps.messages import FetchBlob, Header
 from evener.ps.rank_messages import RankEnded, RankJob, RankPlace, RankSaid, RankShown
+from evener.record import Event
 from evener.schema import shown
 from evener.wire.frame import Buffer
 
@@ -48,6 +51,7 @@ class RankSetup(NamedTuple):
         code: folder of the task's files; None for a built-in task.
         data: folder of the data; None if the task knows.
         folder: where it may write.
+        resumes: whether it goes on from a checkpoint, which lies there.
         on_said: takes what it says to the authority, in a thread.
         on_shown: takes the events that it shows, likewise.
         on_ended: told how it ended, likewise, after all that it said.
@@ -59,6 +63,7 @@ class RankSetup(NamedTuple):
     code: Path | None
     data: Path | None
     folder: Path
+    resumes: bool = False
     on_said: Callable[[bytes], None] = lambda _: None
     on_shown: Callable[[bytes], None] = lambda _: None
     on_ended: Callable[[Ending], None] = lambda _: None
@@ -108,6 +113,7 @@ class RankSession:
         self._unanswered: dict[int, bytes] = {}
         self._shown: tuple[Header, Sequence[Buffer]] | None = None
         self._ended: tuple[Header, Sequence[Buffer]] | None = None
+        self._checkpoints = CheckpointSender(self._run, self.process, self._folder, put)
         self._hosted = host.start(
             setup._replace(on_said=self._on_said, on_shown=self._on_shown, on_ended=self._on_ended)
         )
@@ -124,6 +130,10 @@ class RankSession:
         """Have the process end."""
         self._hosted.stop(at_once=at_once)
 
+    def give(self, fetch: FetchBlob) -> None:
+        """Give the master a piece of a checkpoint."""
+        self._checkpoints.give(fetch)
+
     def resend(self) -> None:
         """Say again what was not answered."""
         with self._lock:
@@ -132,6 +142,7 @@ class RankSession:
             ended, shown = self._ended, self._shown
         for data in again:
             self._put(RankSaid(run=self._run, process=self.process), (data,))
+        self._checkpoints.offer()
         if ended is not None:
             if shown is not None:
                 self._put(*shown)  # it may be the record
@@ -153,6 +164,8 @@ class RankSession:
     def _on_shown(self, data: bytes) -> None:
         self._shown = (RankShown(run=self._run, process=self.process), (data,))
         self._put(*self._shown)
+        if any(isinstance(event, Event) and event.kind == "checkpoint" for event in decode_events(data)):
+            self._checkpoints.written()
 
     def _on_ended(self, ending: Ending) -> None:
         header = RankEnded(

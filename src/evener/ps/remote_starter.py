@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from evener.ps.messages import Header, Send
 from evener.ps.nodes import NodeRecord, Nodes
@@ -52,6 +52,13 @@ class RemoteStarter:
         node.doing = f"is rank {number}"
         self._send(node.peer, StartRank(run=self._run, process=number), [encode_rank_part(place)])
         return self.known(node, number)
+
+    def take_new(self) -> Iterator[str]:
+        """Names of nodes that have come and are ready, each of which is the last rank from now on."""
+        for node in self._nodes.present:
+            if node.ready == self._run and node.name not in self.names:
+                self.names.append(node.name)
+                yield node.name
 
     def known(self, node: NodeRecord, number: int) -> RemoteRank:
         """A process of this number that was started on a node before."""

@@ -52,7 +52,7 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
     Attributes:
         usual: options that nobody typed, and the file they came from; empty if there are none.
         started: when, in seconds since 1970.
-        keeps_checkpoints: whether they are written; not on the nodes of a master, which keep nothing of a run.
+        keeps_checkpoints: whether they stay where they are written; on the nodes of a master they go to that one.
 
     Raises:
         InvalidValue: a value is not allowed.

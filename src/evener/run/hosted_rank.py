@@ -35,6 +35,7 @@ class _Hosted:
             towards=towards,
             place=msgspec.msgpack.encode(setup.place),
             process=setup.process,
+            resumes=setup.resumes,
         )
         self._started = threading.Event()
         self._one: LocalProcess | None = None

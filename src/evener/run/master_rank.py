@@ -81,6 +81,7 @@ def _config_of(task: RankTask) -> RunConfig:
         task=task.task,
         data=None if task.data is None else Path(task.data),
         output=Path(task.folder),
+        resume=task.resumes,
     )
 
 

@@ -16,6 +16,7 @@ class RankTask(Part, frozen=True, kw_only=True):
         towards: host name of the master: by what leads there, the other ranks come.
         place: its own among the ranks, as it travels.
         process: its number.
+        resumes: whether it goes on from the checkpoint in its folder.
     """
 
     config: bytes
@@ -25,3 +26,4 @@ class RankTask(Part, frozen=True, kw_only=True):
     towards: str
     place: bytes
     process: int
+    resumes: bool = False

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from msgspec.structs import replace
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.comm.group import Group
@@ -118,8 +119,6 @@ class Saving:
 
     def save(self, step: int) -> None:
         """The leader copies, and has it written; the others go on and meet it again in the next collective."""
-        if not self._config.keeps_checkpoints:
-            return
         weights, optimizer = self._model.gather_weights(), self._optimizer.gather()
         if self._group.is_leader:
             state = self._state(step)
@@ -128,10 +127,11 @@ class Saving:
 
     def stop(self, step: int) -> None:
         """Save after `step`, and end the run, as a rank was asked to. Raises Interrupted."""
-        self.save(step)
-        self.settle()
-        advice = f"; go on with --resume --checkpoint {self._config.checkpoint_folder}"
-        if not self._config.keeps_checkpoints:
+        if self._config.keeps_checkpoints:
+            self.save(step)
+            self.settle()
+            advice = f"; go on with --resume --checkpoint {self._config.checkpoint_folder}"
+        else:
             advice, weights = "", self._model.gather_weights()
             if self._group.is_leader:
                 write_weights(weights, self._config.folder)
@@ -142,7 +142,8 @@ class Saving:
     def last_good(self) -> str:
         """Where to go on from, in words."""
         self.settle()
-        return "" if self._checkpoints.is_empty else f"; the last good checkpoint is {self._checkpoints.latest()[0]}"
+        is_nothing = self._checkpoints.is_empty or not self._config.keeps_checkpoints
+        return "" if is_nothing else f"; the last good checkpoint is {self._checkpoints.latest()[0]}"
 
     def _set_aside_damaged(self) -> None:
         """The first rank of all renames damaged checkpoints, before anybody reads one."""
@@ -162,4 +163,5 @@ class Saving:
 
     def _emit_all(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._emit(event)
+            is_elsewhere = event.kind == "checkpoint" and not self._config.keeps_checkpoints
+            self._emit(replace(event, message="its node offers it to the master") if is_elsewhere else event)

@@ -1,0 +1,102 @@
+"""When a run whose ranks work together begins, on which nodes, and whether it may begin again.
+
+all who are here are ready                                -> it begins with them
+one has waited for the others for the patience            -> it begins with those who are ready
+nobody is left, before the first step                     -> it begins again, three times at most
+nobody is left, and there is a checkpoint of a later step
+than it began from                                        -> it begins again from that, as above; at once if as many
+                                                             nodes as before are here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from evener.errors import NodeLost, TrainingFailed
+from evener.ps.nodes import NodeRecord, Nodes
+
+_MOST = 3
+
+
+class Beginnings:
+    """Of one run.
+
+    Args:
+        nodes: all nodes.
+        run: its name.
+
+    Attributes:
+        step: of the checkpoint that it began from last; 0 for none.
+    """
+
+    def __init__(self, nodes: Nodes, run: str) -> None:
+        self._nodes, self._run = nodes, run
+        self._number, self._expected = 0, 0
+        self._first_ready = inf
+        self.step = 0
+
+    def resume(self) -> None:
+        """It had begun under another master."""
+        self._number = _MOST
+
+    def ready(self, now: float) -> None:
+        """A node is ready."""
+        self._first_ready = min(self._first_ready, now)
+
+    def founders(self, now: float) -> list[NodeRecord]:
+        """The nodes that it begins on now; nobody yet while some are awaited.
+
+        Raises:
+            TrainingFailed: nobody who is here can take part.
+        """
+        is_late = now - self._first_ready > self._nodes.patience
+        found = founders_of(self._nodes.present, self._run, is_late=is_late)
+        return found if is_late or len(found) >= self._expected else []
+
+    def begins(self) -> None:
+        """It begins."""
+        self._number += 1
+
+    def again(self, error: Exception, saved: int, now: float, *, has_begun: bool, before: int) -> str:
+        """From where it begins again after `error`, in words; empty if it does not.
+
+        Args:
+            error: that ended it.
+            saved: step of the last checkpoint; 0 for none.
+            now: the time.
+            has_begun: whether all ranks had come.
+            before: ranks that it had.
+        """
+        if not isinstance(error, NodeLost):
+            return ""
+        if not has_begun and self._number < _MOST:
+            self._first_ready = now
+            return "before the first step"
+        if saved <= self.step:
+            return ""
+        self.step, self._number, self._expected, self._first_ready = saved, 0, before, inf
+        return f"from the checkpoint of step {saved}, with whoever comes:"
+
+
+def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
+    """The nodes that a run begins on: all who are here, once they are ready; nobody yet while some are awaited.
+
+    Those who have joined and still measure themselves are awaited, too.
+
+    Args:
+        present: nodes that are here.
+        run: its name.
+        is_late: whether those who are ready have waited for the others for long enough.
+
+    Raises:
+        TrainingFailed: nobody of them can take part.
+    """
+    measured = [node for node in present if node.profile is not None]
+    able = [node for node in measured if run not in node.not_ready]
+    ready = [node for node in able if node.ready == run]
+    if measured and not able:
+        reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
+        raise TrainingFailed(f"no node can take part in the run: {reasons}")
+    is_complete = len(ready) == len(able) and len(measured) == len(present)
+    return ready if is_late or is_complete else []

@@ -1,0 +1,112 @@
+"""The checkpoints of a run whose ranks work together, at the master: fetched from the node that has them.
+
+    RankSaved    -> FetchBlob: a few pieces at a time, as the node sends beats over the same line
+    RankPiece    -> ... until all of it is here; then it is the one to go on from, if no rank is left
+
+The one before is kept until then. The master never looks into them: nodes do that, which read no pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from evener.errors import EvenerError
+from evener.memory import usable_memory
+from evener.ps.blob_stream import BlobStream, StreamWriter
+from evener.ps.blob_transfer import BlobReceiver
+from evener.ps.messages import BlobChunk, FetchBlob, Send
+from evener.ps.nodes import NodeRecord
+from evener.ps.rank_journal import Saved
+from evener.ps.rank_messages import RankPiece, RankSaved
+
+_AHEAD = 2
+_WEIGHTS = "model.safetensors"
+
+
+class RankCheckpoints:
+    """See the first lines; close it.
+
+    Args:
+        blobs: folder of blobs.
+        send: to connections.
+        keep: called with every one that has come.
+        notify: tells the master's user.
+
+    Attributes:
+        last: that is here; that of step 0 stands for none.
+    """
+
+    def __init__(
+        self,
+        blobs: Path,
+        send: Send,
+        keep: Callable[[Saved], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        self._folder, self._send, self._keep, self._notify = blobs, send, keep, notify
+        self._receiver = BlobReceiver(blobs, StreamWriter, _AHEAD)
+        self._from: NodeRecord | None = None
+        self._coming = self.last = Saved(step=0, digest="")
+
+    def offered(self, node: NodeRecord, header: RankSaved) -> None:
+        """A node that takes part has one; it is fetched, unless another one is on its way."""
+        offered = Saved(step=header.step, digest=header.digest)
+        if self._from is node and offered == self._coming:
+            self._ask(self._receiver.resume())  # over a new connection
+        elif self._from is None and header.step > self.last.step:
+            self._from, self._coming = node, offered
+            self._fetch(lambda: self._receiver.request([header.digest]))
+
+    def piece(self, node: NodeRecord, header: RankPiece, data: memoryview) -> None:
+        """A piece of it came."""
+        if node is self._from and header.digest == self._coming.digest:
+            chunk = BlobChunk(digest=header.digest, offset=header.offset, total=header.total)
+            self._fetch(lambda: self._receiver.receive(chunk, data))
+
+    def left(self, node: NodeRecord) -> None:
+        """A node is gone."""
+        if node is self._from:
+            self._give_up()
+
+    def weights(self) -> bytes:
+        """Of the last one, a safetensors file; empty if there is none, or it cannot be read."""
+        if not self.last.step:
+            return b""
+        try:
+            return BlobStream(self._receiver.path_of(self.last.digest), self.last.digest).file(
+                _WEIGHTS, usable_memory()[1] // 2
+            )
+        except EvenerError as error:
+            self._notify(f"warning: {error}")
+            return b""
+
+    def close(self) -> None:
+        """The run is over, and nobody goes on from them any more."""
+        self._give_up()
+        if self.last.step:
+            self._receiver.path_of(self.last.digest).unlink(missing_ok=True)
+
+    def _fetch(self, action: Callable[[], Sequence[FetchBlob]]) -> None:
+        """Go on with fetching."""
+        try:
+            self._ask(action())
+        except (EvenerError, OSError) as error:
+            self._notify(f"warning: the checkpoint of step {self._coming.step} is not kept: {error}")
+            self._give_up()
+            return
+        if self._receiver.is_complete:
+            before, self.last = self.last, self._coming
+            self._keep(self.last)
+            self._give_up()
+            if before.step and before.digest != self.last.digest:
+                self._receiver.path_of(before.digest).unlink(missing_ok=True)
+
+    def _ask(self, fetches: Sequence[FetchBlob]) -> None:
+        assert self._from is not None
+        for fetch in fetches:
+            self._send(self._from.peer, fetch)
+
+    def _give_up(self) -> None:
+        self._from = None
+        self._receiver.close()
