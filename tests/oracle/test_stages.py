@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations, permutations
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evener.errors import DoesNotFit, InvalidValue
+from evener.oracle import stages
 from evener.oracle.stages import DeviceGroup, Held, StageCut, Units, divide
 
 BYTES = ("weight_bytes", "kept_bytes", "boundary_bytes")
@@ -102,6 +104,20 @@ def test_no_other_division_is_faster(problem: tuple[Units, DeviceGroup, Held, in
     found = divide(chain, members, held, stages)
     assert (found.pace, found.seconds) == pytest.approx(best)
     assert cost_of(found, chain, members, held) == pytest.approx(best)
+
+
+@given(problems())
+def test_what_is_computed_in_strips_is_the_same(problem: tuple[Units, DeviceGroup, Held, int]) -> None:
+    def found() -> StageCut | str:
+        try:
+            return divide(*problem)
+        except DoesNotFit as error:
+            return str(error)
+
+    whole = found()
+    for most in (1, 7):
+        with mock.patch.object(stages, "_MOST_FLOATS", most):
+            assert found() == whole
 
 
 def test_devices_that_would_not_pay_are_left_out_if_the_number_is_free() -> None:

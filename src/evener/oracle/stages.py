@@ -147,6 +147,9 @@ def best_cut(units: Units, group: DeviceGroup, held: Held, stages: int | None = 
     return StageCut(ends=ends, devices=devices, pace=pace, seconds=seconds)
 
 
+_MOST_FLOATS = 2**24
+"""That are held at a time for a table of units by units: of a model of thousands, it is made in strips."""
+_ALL = slice(None)
 _State: TypeAlias = tuple[tuple[int, ...], int]
 """(how many devices of every kind are used, kind of the last one)"""
 _Reached: TypeAlias = list[dict[_State, _Floats]]
@@ -170,8 +173,8 @@ class _Chain:
             for column in (units.seconds, units.weight_bytes, units.kept_bytes)
         )
         self._boundary = np.concatenate(([0.0], units.boundary_bytes))
-        self._is_empty = np.tri(len(units) + 1, dtype=bool)
-        self._busy: dict[tuple[int, int], _Floats] = {}
+        self._numbers = np.arange(len(units) + 1)
+        self._busy: dict[tuple[int, int, int], _Floats] = {}
 
     def reach(self, stages: int, combine: Callable[[_Floats, _Floats], _Floats], bound: float) -> _Reached:
         """The least values of up to `stages` stages: of all busy times, each at most `bound`, combined."""
@@ -196,10 +199,13 @@ class _Chain:
         begins = np.flatnonzero(arrival < inf)
         if not len(begins):
             return arrival
-        some = slice(int(begins[0]), int(begins[-1]) + 1)
-        busy = self._find_busy(kind, stage)[some]
-        total = combine(arrival[some, None], np.where(busy <= bound, busy, inf) if bound < inf else busy)
-        least: _Floats = total.min(axis=0)
+        least = np.full(len(arrival), inf)
+        rows = max(1, _MOST_FLOATS // len(arrival))
+        for first in range(int(begins[0]), int(begins[-1]) + 1, rows):
+            some = slice(first, min(first + rows, int(begins[-1]) + 1))
+            busy = self._find_busy(kind, stage, some)
+            total = combine(arrival[some, None], np.where(busy <= bound, busy, inf) if bound < inf else busy)
+            least = np.minimum(least, total.min(axis=0))
         return least
 
     def way(
@@ -208,7 +214,7 @@ class _Chain:
         """(ends, devices) of the `count` stages of least sum that lead to `state`."""
         ends, kinds = [len(self._boundary) - 1], [state[1]]
         for stage in reversed(range(1, count)):
-            busy = self._find_busy(kinds[0], stage)[:, ends[0]]
+            busy = self._find_busy(kinds[0], stage, slice(None), slice(ends[0], ends[0] + 1))[:, 0]
             origins = [origin for origin in reached[stage] if state in self._next(origin, stage)]
             arrivals = np.stack([reached[stage][o] + self._link(o[1], kinds[0], bound) for o in origins])
             begin = int((arrivals.min(axis=0) + np.where(busy <= bound, busy, inf)).argmin())
@@ -235,16 +241,23 @@ class _Chain:
         seconds = self._group.alpha[one][other] + self._boundary * self._group.beta[one][other]
         return np.where(seconds <= bound, seconds, inf)
 
-    def _find_busy(self, kind: int, stage: int) -> _Floats:
-        """Seconds of units [i, j) on a kind of device, infinite where they do not fit or are none."""
-        if (kind, stage) not in self._busy:
-            device = self._kinds[kind][0]
-            seconds = self._seconds[None, :, device] - self._seconds[:, None, device]
-            held = self._weights + self._kept * self._held.kept[stage]
-            needed = held[None, :] - (held - self._boundary * self._held.waiting[stage])[:, None]
-            seconds[self._is_empty | (needed > self._group.memory[device])] = inf
-            self._busy[kind, stage] = seconds
-        return self._busy[kind, stage]
+    def _find_busy(self, kind: int, stage: int, rows: slice, columns: slice = _ALL) -> _Floats:
+        """Seconds of units [i, j) on a kind of device, infinite where they do not fit or are none: some i by some j."""
+        key = kind, self._held.kept[stage], self._held.waiting[stage]
+        if len(self._numbers) ** 2 > _MOST_FLOATS:
+            return self._busy_of(*key, rows, columns)
+        if key not in self._busy:
+            self._busy[key] = self._busy_of(*key, _ALL, _ALL)
+        return self._busy[key][rows, columns]
+
+    def _busy_of(self, kind: int, kept: int, waiting: int, rows: slice, columns: slice) -> _Floats:
+        device = self._kinds[kind][0]
+        seconds: _Floats = self._seconds[None, columns, device] - self._seconds[rows, None, device]
+        held = self._weights + self._kept * kept
+        needed = held[None, columns] - (held - self._boundary * waiting)[rows, None]
+        is_empty = self._numbers[None, columns] <= self._numbers[rows, None]
+        seconds[is_empty | (needed > self._group.memory[device])] = inf
+        return seconds
 
 
 def _kinds(units: Units, group: DeviceGroup) -> list[list[int]]:
