@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,13 @@ from evener.ps.rank_messages import RankPiece, RankSaved
 
 WEIGHTS = bytes(range(256)) * 10_000
 """Of more than two pieces."""
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    one = Scene(tmp_path)
+    yield one
+    one.master.close()
 
 
 def write(folder: Path, step: int, weights: bytes = WEIGHTS) -> None:
@@ -64,10 +72,16 @@ class Scene:
                 else:
                     assert isinstance(header, RankPiece)
                     self.master.piece(self.node, header, memoryview(buffers[0]))
+        self.settle()
+
+    def settle(self) -> None:
+        """The disk has what came."""
+        deadline = time.monotonic() + 10
+        while self.master.is_busy and time.monotonic() < deadline:
+            self.master.tick()
 
 
-def test_the_newest_checkpoint_comes_whole_and_the_one_before_is_dropped(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_the_newest_checkpoint_comes_whole_and_the_one_before_is_dropped(scene: Scene) -> None:
     for step in (10, 20):
         write(scene.folder, step)
         scene.now += 10.0
@@ -78,12 +92,11 @@ def test_the_newest_checkpoint_comes_whole_and_the_one_before_is_dropped(tmp_pat
     assert [saved.step for saved in scene.kept] == [10, 20]
     assert [path.name for path in scene.blobs.iterdir()] == [scene.kept[1].digest]
     assert scene.warnings == []
-    scene.master.close()
+    scene.master.forget()
     assert list(scene.blobs.iterdir()) == []
 
 
-def test_one_is_on_its_way_at_a_time_and_then_the_newest_is_offered(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_one_is_on_its_way_at_a_time_and_then_the_newest_is_offered(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     write(scene.folder, 20)
@@ -98,8 +111,7 @@ def test_one_is_on_its_way_at_a_time_and_then_the_newest_is_offered(tmp_path: Pa
     assert [saved.step for saved in scene.kept] == [10, 30]
 
 
-def test_what_a_rank_removes_while_it_is_sent_comes_whole(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_what_a_rank_removes_while_it_is_sent_comes_whole(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry(most=2)
@@ -109,8 +121,7 @@ def test_what_a_rank_removes_while_it_is_sent_comes_whole(tmp_path: Path) -> Non
     assert scene.master.weights() == WEIGHTS
 
 
-def test_a_node_that_is_gone_in_between_is_not_waited_for_and_the_last_one_stays(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_node_that_is_gone_in_between_is_not_waited_for_and_the_last_one_stays(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry()
@@ -120,8 +131,9 @@ def test_a_node_that_is_gone_in_between_is_not_waited_for_and_the_last_one_stays
     scene.carry(most=2)
     scene.master.left(scene.node)
     assert scene.master.last.step == 10
-    (tmp_path / "other").mkdir()
-    other = Scene(tmp_path / "other")
+    other_folder = scene.folder / "other"
+    other_folder.mkdir()
+    other = Scene(other_folder)
     other.master, other.node = scene.master, SimpleNamespace(name="b", peer=1)
     scene.master._send = other._send
     write(other.folder, 30)
@@ -130,8 +142,7 @@ def test_a_node_that_is_gone_in_between_is_not_waited_for_and_the_last_one_stays
     assert scene.master.last.step == 30
 
 
-def test_over_a_new_connection_it_is_asked_on_from_where_it_was(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_over_a_new_connection_it_is_asked_on_from_where_it_was(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry(most=2)
@@ -142,8 +153,7 @@ def test_over_a_new_connection_it_is_asked_on_from_where_it_was(tmp_path: Path) 
     assert scene.master.weights() == WEIGHTS
 
 
-def test_a_damaged_one_is_refused_and_told(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_damaged_one_is_refused_and_told(scene: Scene) -> None:
     write(scene.folder, 10, b"short")
     scene.sender.written()
     ((saved, _),) = scene.to_master
@@ -158,8 +168,7 @@ def test_a_damaged_one_is_refused_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [b"", b"\xff" * 100, b"\x03\0\0\0\0\0\0\0\x91\xa1a" + b"x" * 50])
-def test_what_is_no_checkpoint_has_no_weights_and_harms_nobody(tmp_path: Path, stream: bytes) -> None:
-    scene = Scene(tmp_path)
+def test_what_is_no_checkpoint_has_no_weights_and_harms_nobody(scene: Scene, stream: bytes) -> None:
     scene.blobs.mkdir()
     digest = "ab" * 32
     (scene.blobs / digest).write_bytes(stream)
@@ -168,17 +177,27 @@ def test_what_is_no_checkpoint_has_no_weights_and_harms_nobody(tmp_path: Path, s
     assert len(scene.warnings) == 1
 
 
-def test_a_rank_goes_on_from_what_came_to_its_node(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_rank_goes_on_from_what_came_to_its_node(scene: Scene) -> None:
     write(scene.folder, 10)
     scene.sender.written()
     scene.carry()
-    receiver = BlobReceiver(tmp_path / "node")
+    there = scene.folder.parent
+    receiver = BlobReceiver(there / "node")
     fetches = receiver.request([scene.master.last.digest])
     sender = BlobSender(scene.blobs)
     while fetches:
         chunk, data = sender.chunk(fetches.pop(0))
         fetches += receiver.receive(chunk, memoryview(data))
     (step,) = receiver.path_of(scene.master.last.digest).iterdir()
-    link_files(step, tmp_path / "new" / CHECKPOINTS / step.name)
-    assert (tmp_path / "new" / CHECKPOINTS / "step-00000010" / "model.safetensors").read_bytes() == WEIGHTS
+    link_files(step, there / "new" / CHECKPOINTS / step.name)
+    assert (there / "new" / CHECKPOINTS / "step-00000010" / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_node_that_calls_something_else_a_checkpoint_has_nothing_removed(scene: Scene) -> None:
+    code = "cd" * 32
+    scene.blobs.mkdir()
+    (scene.blobs / code).write_bytes(b"code")
+    scene.master.offered(scene.node, RankSaved(run="r", process=3, step=5, digest=code))
+    assert scene.master.last.step == 0
+    scene.master.forget()
+    assert (scene.blobs / code).read_bytes() == b"code"

@@ -67,15 +67,16 @@ class StreamWriter:
     Args:
         digest: its name.
         into: folder of blobs.
+        is_synced: whether the disk is waited for at the end; else whoever asks for it does that.
 
     Attributes:
         received: bytes of the stream so far: the next piece has to begin there.
     """
 
-    def __init__(self, digest: str, into: Path) -> None:
+    def __init__(self, digest: str, into: Path, *, is_synced: bool = True) -> None:
         self._digest, self._place = digest, blob_folder(into, digest)
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder = into
+        self._folder, self._is_synced = into, is_synced
         self._draft = Path(tempfile.mkdtemp(dir=into, prefix=f".{digest[:16]}."))
         self._file = (self._draft / "stream").open("xb")
         self._hasher = hashlib.sha256()
@@ -100,7 +101,8 @@ class StreamWriter:
         if self._hasher.hexdigest() != self._digest:
             raise InvalidFile(f"blob {self._digest[:12]} was damaged, or its files changed, on the way")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._is_synced:
+            os.fsync(self._file.fileno())
         (self._draft / "stream").replace(self._place)
         return self._place
 

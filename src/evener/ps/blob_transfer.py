@@ -6,7 +6,7 @@ broken connection it asks on from where it was. Messages go in and come out; sen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from evener.errors import EvenerError, MissingFile
@@ -23,12 +23,12 @@ class BlobReceiver:
 
     Args:
         folder: of the blobs that are there.
-        writer: what each is received into: a folder of its files, or one file.
+        writer: makes what a blob is received into, of its digest and `folder`: a folder of its files, or one file.
         ahead: pieces that are asked for before the first of them has come.
     """
 
     def __init__(
-        self, folder: Path, writer: type[BlobWriter] | type[StreamWriter] = BlobWriter, ahead: int = AHEAD
+        self, folder: Path, writer: Callable[[str, Path], BlobWriter | StreamWriter] = BlobWriter, ahead: int = AHEAD
     ) -> None:
         self._folder, self._writer, self._ahead = folder, writer, ahead
         self._wanted: list[str] = []

@@ -194,6 +194,7 @@ class CollectiveRun:
 
     def tick(self) -> None:
         """What the time brings."""
+        self.checkpoints.tick()
         if self._elastic is None:
             self._gather()
             self.failure = self._ending.reason or self.failure

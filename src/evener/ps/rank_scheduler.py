@@ -126,7 +126,7 @@ class RankScheduler:
         reason, weights = str(error) if error else "", run.weights
         if not weights and (weights := run.checkpoints.weights()):
             reason += f"; the weights after step {run.checkpoints.last.step} are what remains"
-        run.checkpoints.close()
+        run.checkpoints.forget()
         header = RunFinished(exit_code=error.exit_code if error else 0, reason=shown(reason), run=run.job.run)
         record = encode_record(run.news.record) if run.news.record is not None else b""
         result = RunResult(header.exit_code, header.reason, record, weights)
@@ -141,10 +141,13 @@ class RankScheduler:
         sentence = set_aside_sentence(name, error)
         self._config.notify(f"warning: {sentence}; {self._journal.set_aside()}")
         if self.run is not None:
+            self.run.checkpoints.close()
             self._release(RunFinished(exit_code=EvenerError.exit_code, reason=sentence, run=self.name), ())
 
     def close(self) -> None:
         """The master ends."""
+        if self.run is not None:
+            self.run.checkpoints.close()
         self._submissions.close()
         self._subscribers.close()
         self._journal.close()
