@@ -201,3 +201,18 @@ def test_a_node_that_calls_something_else_a_checkpoint_has_nothing_removed(scene
     assert scene.master.last.step == 0
     scene.master.forget()
     assert (scene.blobs / code).read_bytes() == b"code"
+
+
+def test_one_that_nobody_gives_any_more_is_left_for_that_of_the_new_leader(scene: Scene) -> None:
+    write(scene.folder, 10)
+    scene.sender.written()
+    scene.carry(most=2)
+    scene.to_master.clear()
+    scene.to_node.clear()
+    later = scene.folder / "later"
+    write(later, 20)
+    scene.sender = CheckpointSender("r", 4, later, scene._put, lambda: scene.now)
+    scene.sender.written()
+    scene.carry()
+    assert scene.master.last.step == 20
+    assert scene.master.weights() == WEIGHTS

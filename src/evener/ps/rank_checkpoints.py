@@ -56,12 +56,12 @@ class RankCheckpoints:
         self._coming = self.last = Saved(step=0, digest="")
 
     def offered(self, node: NodeRecord, header: RankSaved) -> None:
-        """A node that takes part has one; it is fetched, unless another one is on its way."""
+        """A node that takes part has one; it is fetched, instead of one that is on its way: its rank leads now."""
         offered = Saved(step=header.step, digest=header.digest)
         is_there = self._receiver.path_of(header.digest).exists()  # no checkpoint then, but code, which stays
         if self._from is node and offered == self._coming:
             self._ask(self._receiver.resume())  # over a new connection
-        elif self._from is None and not self.is_busy and header.step > self.last.step and not is_there:
+        elif not self.is_busy and header.step > self.last.step and not is_there:
             self._from, self._coming = node, offered
             self._fetch(lambda: self._receiver.request([header.digest]))
 
