@@ -46,6 +46,7 @@ def status_of_ranks(run: CollectiveRun, folder: Path) -> RunStatus:
         accuracy=news.validation.accuracy if news.validation else None,
         folder=str(folder / run.job.run),
         submitter=run.job.submitter,
+        checkpoint=run.checkpoints.last.step,
     )
 
 

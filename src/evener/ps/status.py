@@ -54,6 +54,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
         folder: where its result will lie, on the master's machine.
         submitter: who asked for it.
         nodes: that work for it; None: all.
+        checkpoint: step of that which the master keeps, to go on from if all nodes are lost; 0 for none.
     """
 
     run: str
@@ -67,6 +68,7 @@ class RunStatus(Part, frozen=True, kw_only=True):
     folder: str
     submitter: str = ""
     nodes: tuple[str, ...] | None = None
+    checkpoint: int = 0
 
 
 class InvitationStatus(Part, frozen=True, kw_only=True):

@@ -223,9 +223,10 @@ def run_line(run: RunStatus) -> str:
     if run.nodes is not None:
         how += f", on {', '.join(run.nodes)}" if run.nodes else ", at rest"
     loss = f", loss {run.loss:.4f}" if run.version else ""
+    kept = f"; the checkpoint of step {run.checkpoint} is here" if run.checkpoint else ""
     return (
         f"run {run.run} ({how}): epoch {run.epoch + 1}{epochs}, {run.version} updates{loss}"
-        f"{accuracy}; results will be in {run.folder}"
+        f"{accuracy}{kept}; results will be in {run.folder}"
     )
 
 
