@@ -31,6 +31,9 @@ from evener.run.unfinished import Asked
 from evener.schema import parse_noun
 from evener.tasks.load import is_path
 
+_USUAL = "600s"
+"""Between checkpoints, besides every epoch's, which may take hours; the nodes are other people's."""
+
 
 def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
     """Train on the nodes of a master, whose ranks work together.
@@ -87,6 +90,7 @@ def job_of(config: RunConfig, digests: dict[str, str]) -> RankJob:
         dashboard=None,
         ship_data=False,
         keeps_checkpoints=False,
+        checkpoint_every=config.checkpoint_every or _USUAL,
     )
     return RankJob(
         run=new_run_name(config),
