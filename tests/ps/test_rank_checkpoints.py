@@ -47,7 +47,7 @@ class Scene:
         self.kept: list[Any] = []
         self.warnings: list[str] = []
         self.node: Any = SimpleNamespace(name="a", peer=1)
-        self.sender = CheckpointSender("r", 3, self.folder, self._put, lambda: self.now)
+        self.sender = CheckpointSender("r", 3, self.folder, self._put, self.warnings.append, lambda: self.now)
         self.master = RankCheckpoints(self.blobs, self._send, self.kept.append, self.warnings.append)
 
     def _put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
@@ -211,8 +211,30 @@ def test_one_that_nobody_gives_any_more_is_left_for_that_of_the_new_leader(scene
     scene.to_node.clear()
     later = scene.folder / "later"
     write(later, 20)
-    scene.sender = CheckpointSender("r", 4, later, scene._put, lambda: scene.now)
+    scene.sender = CheckpointSender("r", 4, later, scene._put, scene.warnings.append, lambda: scene.now)
     scene.sender.written()
     scene.carry()
     assert scene.master.last.step == 20
     assert scene.master.weights() == WEIGHTS
+
+
+def test_where_files_cannot_be_linked_they_are_copied(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    write(scene.folder, 10)
+    scene.sender.written()
+    scene.carry()
+    assert scene.master.weights() == WEIGHTS
+
+
+def test_a_checkpoint_that_cannot_be_given_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.link", fail)
+    write(scene.folder, 10)
+    scene.sender.written()
+    assert scene.to_master == []
+    assert scene.warnings == ["a checkpoint cannot be given to the master: [Errno 5] Input/output error"]

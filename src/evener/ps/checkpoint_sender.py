@@ -36,6 +36,7 @@ class CheckpointSender:
         process: its number.
         folder: where it may write.
         put: has a frame sent, from any thread.
+        log: takes sentences for the node's user.
         clock: seconds.
     """
 
@@ -45,9 +46,11 @@ class CheckpointSender:
         process: int,
         folder: Path,
         put: Callable[..., None],
+        log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run, self._process, self._folder, self._put, self._clock = run, process, folder, put, clock
+        self._run, self._process, self._folder, self._put, self._log = run, process, folder, put, log
+        self._clock = clock
         self._lock = threading.Lock()
         self._blob: Blob | None = None
         self._step, self._asked_at, self._offered_at = 0, clock(), -_PAUSE
@@ -90,13 +93,19 @@ class CheckpointSender:
             newest = max((self._folder / CHECKPOINTS).glob("step-*"))
             link_files(newest, offered / newest.name)
             self._blob, self._step = Blob(offered, whole_folder(offered)), int(newest.name.removeprefix("step-"))
-        except (OSError, ValueError, MissingFile):  # the rank has removed it meanwhile: it has written newer ones
+        except (FileNotFoundError, ValueError, MissingFile):
+            self._blob = None  # the rank has removed it meanwhile: it has written newer ones
+        except OSError as error:
             self._blob = None
+            self._log(f"a checkpoint cannot be given to the master: {error}")
         return self._blob is not None
 
 
 def link_files(folder: Path, into: Path) -> None:
-    """Have the files of `folder` in `into`, too, without copying them. Raises OSError."""
+    """Have the files of `folder` in `into`, too; copies where the system has no links. Raises OSError."""
     into.mkdir(parents=True)
     for file in folder.iterdir():
-        os.link(file, into / file.name)
+        try:
+            os.link(file, into / file.name)
+        except PermissionError:
+            shutil.copyfile(file, into / file.name)

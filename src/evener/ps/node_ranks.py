@@ -113,7 +113,7 @@ class NodeRanks:
             for step in self._blobs.path_of(job.checkpoint).iterdir():
                 link_files(step, folder / CHECKPOINTS / step.name)
         self._log(f"starting rank {header.process} of {job.title}")
-        self._session = RankSession(self._host, setup, self._put)
+        self._session = RankSession(self._host, setup, self._put, self._log)
 
     def told(self, header: RankTold, buffers: Buffers) -> None:
         """Pass on what the authority says."""

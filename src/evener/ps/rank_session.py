@@ -104,16 +104,17 @@ class RankSession:
         host: starts it.
         setup: what it is started with, but for whom it speaks to.
         put: see above.
+        log: takes sentences for the node's user.
     """
 
-    def __init__(self, host: Host, setup: RankSetup, put: Put) -> None:
+    def __init__(self, host: Host, setup: RankSetup, put: Put, log: Callable[[str], None]) -> None:
         self.process, self._run, self._folder, self._put = setup.process, setup.job.run, setup.folder, put
         self._lock = threading.Lock()
         self._hello = b""
         self._unanswered: dict[int, bytes] = {}
         self._shown: tuple[Header, Sequence[Buffer]] | None = None
         self._ended: tuple[Header, Sequence[Buffer]] | None = None
-        self._checkpoints = CheckpointSender(self._run, self.process, self._folder, put)
+        self._checkpoints = CheckpointSender(self._run, self.process, self._folder, put, log)
         self._hosted = host.start(
             setup._replace(on_said=self._on_said, on_shown=self._on_shown, on_ended=self._on_ended)
         )
