@@ -227,3 +227,17 @@ def test_after_a_release_nothing_of_the_run_is_left(scene: Scene) -> None:
     scene.node.release(Release(run="r"))
     assert rank.is_closed
     assert not rank.setup.folder.exists()
+
+
+def test_a_node_without_room_for_a_process_takes_no_part_and_says_why(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    scene.prepare()
+    monkeypatch.setattr(Path, "mkdir", fail)
+    scene.node.start(StartRank(run="r", process=3), [memoryview(encode_rank_part(PLACE))])
+    (refusal,) = scene.wait_for(lambda: scene.of(NotReady))
+    assert "No space left on device" in refusal.reason
+    assert scene.started == []

@@ -98,8 +98,11 @@ class NodeRanks:
             if earlier.process == header.process:
                 return
             earlier.close()
-        folder = self._folder / job.run / str(header.process)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            folder = self._folder_of(job, header.process)
+        except OSError as error:
+            self._resign(error)
+            return
         setup = RankSetup(
             job=job,
             place=decode_rank_place(buffers[0]),
@@ -109,9 +112,6 @@ class NodeRanks:
             folder=folder,
             resumes=bool(job.checkpoint),
         )
-        if job.checkpoint:
-            for step in self._blobs.path_of(job.checkpoint).iterdir():
-                link_files(step, folder / CHECKPOINTS / step.name)
         self._log(f"starting rank {header.process} of {job.title}")
         self._session = RankSession(self._host, setup, self._put, self._log)
 
@@ -162,12 +162,26 @@ class NodeRanks:
             for fetch in action():
                 self._put(fetch)
         except (EvenerError, OSError) as error:
-            self._log(f"cannot take part in {self._job.title}: {error}")
-            self._put(NotReady(run=self._job.run, reason=shown(str(error))))
-            self._end()
+            self._resign(error)
             return
         if self._blobs.is_complete and not was_complete:
             self._tell_ready()
+
+    def _folder_of(self, job: RankJob, process: int) -> Path:
+        """Where a process may write, with the checkpoint that it goes on from. Raises OSError."""
+        folder = self._folder / job.run / str(process)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if job.checkpoint:
+            for step in self._blobs.path_of(job.checkpoint).iterdir():
+                link_files(step, folder / CHECKPOINTS / step.name)
+        return folder
+
+    def _resign(self, error: Exception) -> None:
+        """Say that this node cannot take part in the run, and why."""
+        assert self._job is not None
+        self._log(f"cannot take part in {self._job.title}: {error}")
+        self._put(NotReady(run=self._job.run, reason=shown(str(error))))
+        self._end()
 
     def _tell_ready(self) -> None:
         if self._job is not None and self._host is not None and self._blobs.is_complete:
