@@ -397,3 +397,16 @@ def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends() -> N
             scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
         scene.run.tick()
         assert (scene.run.failure is None) == bool(saved)
+
+
+def test_a_node_that_cannot_start_its_process_is_left_out_when_the_run_begins_again() -> None:
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    scene.run.not_ready(scene.nodes.by_name["a"], "No space left on device")
+    for seconds in (0.0, 2.0, 2.0):
+        scene.now += seconds
+        scene.run.tick()
+    assert scene.run.failure is None
+    last = max(scene.places())
+    assert (last, [node.name for node in scene.places()[last].nodes]) == (3, ["b"])

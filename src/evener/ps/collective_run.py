@@ -119,6 +119,8 @@ class CollectiveRun:
         """A node cannot take part."""
         node.not_ready.add(self.job.run)
         node.ready, node.doing = "", f"cannot take part: {reason}"
+        if (rank := self._rank_on(node.name)) is not None and not rank.has_ended:
+            rank.lost = f"cannot take part: {reason}"
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def lose(self, node: NodeRecord, reason: str) -> None:
