@@ -132,8 +132,8 @@ class CollectiveRun:
 
     def said(self, node: NodeRecord, process: int, data: bytes) -> None:
         """A process says something. Raises msgspec.DecodeError, InvalidInput: it may not."""
-        rank = self._rank_on(node.name)
-        if rank is None or rank.number != process or rank.has_ended:
+        rank = self._rank_of(node, process)
+        if rank is None or rank.has_ended:
             return
         message = decode_from_rank(data)
         if isinstance(message, SetValue | AskValues):
@@ -147,20 +147,18 @@ class CollectiveRun:
 
     def shown(self, node: NodeRecord, process: int, data: memoryview) -> None:
         """A process tells what happened. Raises msgspec.DecodeError."""
-        rank, elastic = self._rank_on(node.name), self._elastic
-        if rank is not None and rank.number == process and elastic is not None and elastic.may_speak(rank):
+        if self._may_speak(node, process):
             self.news.add(decode_events(data))
 
     def saved(self, node: NodeRecord, header: RankSaved) -> None:
         """A process has written a checkpoint."""
-        rank, elastic = self._rank_on(node.name), self._elastic
-        if rank is not None and rank.number == header.process and elastic is not None and elastic.may_speak(rank):
+        if self._may_speak(node, header.process):
             self.checkpoints.offered(node, header)
 
     def ended(self, node: NodeRecord, header: RankEnded, weights: Sequence[memoryview]) -> None:
         """A process has ended."""
-        rank = self._rank_on(node.name)
-        if rank is None or rank.number != header.process or rank.ended is not None:
+        rank = self._rank_of(node, header.process)
+        if rank is None or rank.ended is not None:
             return
         rank.ended = header
         if header.exit_code == NotNeeded.exit_code:
@@ -178,8 +176,8 @@ class CollectiveRun:
 
     def wants_weights(self, node: NodeRecord, process: int) -> bool:
         """Whether a process that has ended may bring weights."""
-        rank = self._rank_on(node.name)
-        return rank is not None and rank.number == process and rank.ended is None and not self.weights
+        rank = self._rank_of(node, process)
+        return rank is not None and rank.ended is None and not self.weights
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
         """Have something told that happened to `nodes`; when they take part, their generation tells."""
@@ -274,6 +272,16 @@ class CollectiveRun:
 
     def _rank_on(self, name: str) -> RemoteRank | None:
         return next((rank for rank in self._ranks if rank.node == name), None)
+
+    def _rank_of(self, node: NodeRecord, process: int) -> RemoteRank | None:
+        """The process of this number on a node, if it is the one that stands for it."""
+        rank = self._rank_on(node.name)
+        return rank if rank is not None and rank.number == process else None
+
+    def _may_speak(self, node: NodeRecord, process: int) -> bool:
+        """Whether what a process tells is of the run: it takes part."""
+        rank = self._rank_of(node, process)
+        return rank is not None and self._elastic is not None and self._elastic.may_speak(rank)
 
     def _govern(self) -> None:
         if self._elastic is not None and self.failure is None and not self.is_complete:
