@@ -108,6 +108,7 @@ class ElasticRanks(Generic[P]):
         can_start: whether there can be another process on the node of this rank now.
         first: number of the first process.
         keep: called with every generation before anybody is told of it.
+        advice: what a user does when nobody is left.
 
     Attributes:
         is_stopping: whether the run was asked to stop, so that nobody is replaced any more.
@@ -121,8 +122,9 @@ class ElasticRanks(Generic[P]):
         can_start: Callable[[int], bool] = lambda _: True,
         first: int = 0,
         keep: Callable[[Generation], None] = lambda _: None,
+        advice: str = "; go on from the last checkpoint with --resume",
     ) -> None:
-        self._keep = keep
+        self._keep, self._advice = keep, advice
         self._ranks, self._start, self._can_start = ranks, start, can_start
         self._authority, self._patience = Authority(patience), patience
         self._posts = [_Post(rank, first + rank) for rank in range(len(ranks))]
@@ -251,10 +253,7 @@ class ElasticRanks(Generic[P]):
             return
         self._stateless_since = self._stateless_since or now
         if not self._authority.may_have_state or now - self._stateless_since > self._patience:
-            raise NodeLost(
-                f"{generation.reason}: nobody is left who holds the state of the training; "
-                "go on from the last checkpoint with --resume"
-            )
+            raise NodeLost(f"{generation.reason}: nobody is left who holds the state of the training{self._advice}")
 
     def _replace(self, post: _Post, now: float) -> None:
         """Start another process on a node whose last one has ended, and is known to be lost, soon."""

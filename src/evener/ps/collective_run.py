@@ -247,6 +247,7 @@ class CollectiveRun:
             can_start=self._starter.can_start,
             first=first,
             keep=self._write,
+            advice="",  # it begins again by itself, if it can
         )
 
     def _write(self, generation: Generation | None) -> None:
