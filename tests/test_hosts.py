@@ -95,17 +95,15 @@ def test_a_cut_link_is_silent_and_a_joined_one_goes_on(build_hosts: Build) -> No
 
 def test_hosts_have_their_own_loopback_and_name(build_hosts: Build) -> None:
     connect = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=2)"
-    with build_hosts(Host(name="a"), Host(name="b")) as hosts:
-        server = hosts["a"].start(
-            [
-                sys.executable,
-                "-c",
-                "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
-                "print('port', s.getsockname()[1], socket.gethostname()); time.sleep(60)",
-            ]
-        )
-        port, name = server.wait_for(r"port (\d+) (\w+)", 10).groups()
-        assert name == "a"
+    listen = (
+        "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); "
+        "print('name', socket.gethostname()); time.sleep(60)"
+    )
+    with socket.socket() as taken, build_hosts(Host(name="a"), Host(name="b")) as hosts:
+        taken.bind(("127.0.0.1", 0))  # here nobody listens at this port, whatever else goes on
+        port = str(taken.getsockname()[1])
+        server = hosts["a"].start([sys.executable, "-c", listen, port])
+        assert server.wait_for(r"name (\w+)", 10)[1] == "a"
         assert hosts["a"].start([sys.executable, "-c", connect, port]).wait(10) == 0
         outsider = hosts["b"].start([sys.executable, "-c", connect, port])
         assert outsider.wait(10) == 1
