@@ -34,13 +34,13 @@ COMMANDS = [line for line in documented_commands() if "yolo" not in line]
 _OF_A_MASTER = ("up", "join", "nodes", "stop", "down", "invite")
 _WITHOUT_END = "dashboard"
 """Until Ctrl-C: report/live/."""
-_ELSEWHERE = ("--agreement", "--master", "--home", "nfnn", "tiny-imagenet", "evener experiment ")
+_ELSEWHERE = ("--agreement", "--master", "--home", "--nodes", "cuda", "nfnn", "tiny-imagenet", "evener experiment ")
 RUN_HERE = [
     line
     for line in COMMANDS
     if line.split()[1] not in (*_OF_A_MASTER, _WITHOUT_END) and not any(word in line for word in _ELSEWHERE)
 ]
-"""Others need a master, MNIST or torchvision: run/test_ps_commands.py, experiments/, tasks/."""
+"""Others need a master, a GPU, MNIST or torchvision: run/test_ps_commands.py, cuda/, experiments/, tasks/."""
 
 
 def test_the_pages_hold_commands() -> None:
