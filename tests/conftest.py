@@ -38,8 +38,10 @@ def _children() -> list[psutil.Process]:
     return found
 
 
-_SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"}
-"""By pytest, PyTorch and Lightning, for themselves."""
+_SET_BY_OTHERS = {
+    "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "RAY_CLIENT_MODE",
+}  # fmt: skip
+"""By pytest, PyTorch, Lightning and Ray, for themselves."""
 
 
 def _threads() -> set[str]:
