@@ -40,8 +40,9 @@ def _children() -> list[psutil.Process]:
 
 _SET_BY_OTHERS = {
     "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "RAY_CLIENT_MODE",
+    "_RJEM_MALLOC_CONF",
 }  # fmt: skip
-"""By pytest, PyTorch, Lightning and Ray, for themselves."""
+"""By pytest, PyTorch, Lightning, Ray and Polars, for themselves."""
 
 
 def _threads() -> set[str]:
