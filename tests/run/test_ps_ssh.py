@@ -56,7 +56,7 @@ def ssh_config(tmp_path: Path) -> Iterator[Path]:
 
 def words_of(folder: Path, config: Path, marker: str) -> list[str]:
     """The options with which the nodes are started; they can be told by the marker in their environment."""
-    path = shlex.quote(os.environ["PYTHONPATH"])
+    path = shlex.quote(os.environ.get("PYTHONPATH", ""))
     join = f"env PYTHONPATH={path} {marker} {sys.executable} -m evener join --thin --cache {shlex.quote(str(folder))}"
     return ["--ssh", "near,far", "--ssh-config", str(config), "--ssh-join", join]
 
