@@ -48,7 +48,7 @@ class RankCheckpoints:
         keep: Callable[[Saved], None],
         notify: Callable[[str], None],
     ) -> None:
-        self._folder, self._send, self._keep, self._notify = blobs, send, keep, notify
+        self._send, self._keep, self._notify = send, keep, notify
         self._receiver = BlobReceiver(blobs, partial(StreamWriter, is_synced=False), _AHEAD)
         self._from: NodeRecord | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evener-checkpoints")
