@@ -36,9 +36,28 @@ class Absences:
                 rank.lost = "closed its connection to the master, and has not come back"
 
 
-def ask_again(declined: Sequence[NodeRecord], run: str) -> list[NodeRecord]:
-    """Let nodes that `run` did not need come again, now that others are gone; nobody is declined any more."""
-    for node in declined:
-        node.not_ready.discard(run)
-        node.ready = run
-    return []
+class DeclinedNodes:
+    """That a run did not need; it asks them again when others are gone.
+
+    Args:
+        run: its name.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run, self._nodes, self._asks_again = run, list[NodeRecord](), False
+
+    def add(self, node: NodeRecord) -> None:
+        """A node is not needed."""
+        self._nodes.append(node)
+
+    def lost(self, others: Sequence[str]) -> None:
+        """A generation begins, without `others`."""
+        self._asks_again |= bool(others)
+
+    def ask_again(self, *, is_settled: bool) -> None:
+        """Let them come again, if others are gone and the run knows who is left."""
+        if self._asks_again and is_settled:
+            for node in self._nodes:
+                node.not_ready.discard(self._run)
+                node.ready = self._run
+            self._nodes, self._asks_again = [], False

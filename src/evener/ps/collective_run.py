@@ -22,15 +22,16 @@ from evener.elastic.generation import Generation
 from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.errors import EvenerError, NodeLost, NotNeeded, TrainingFailed
 from evener.events import decode_events
-from evener.ps.absences import Absences, ask_again
+from evener.ps.absences import Absences, DeclinedNodes
 from evener.ps.messages import Send
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.ps.rank_beginnings import Beginnings
 from evener.ps.rank_checkpoints import RankCheckpoints
 from evener.ps.rank_ending import RunEnding
-from evener.ps.rank_journal import Begun, Found, Kept, RankJournal, roster_of
+from evener.ps.rank_journal import Begun, Found, Kept, RankJournal
 from evener.ps.rank_messages import PrepareRank, RankEnded, RankJob, RankReady, RankSaved, encode_rank_part
 from evener.ps.rank_news import RankNews
+from evener.ps.rank_table import RankTable
 from evener.ps.remote_rank import RemoteRank
 from evener.ps.remote_starter import RemoteStarter
 from evener.record import Step
@@ -72,25 +73,19 @@ class CollectiveRun:
         self.is_complete = False
         self.weights = b""
         self._values, self._starter = SharedValues(), RemoteStarter(job.run, nodes, send)
-        self._ranks: list[RemoteRank] = []
-        self._written: list[int] = []
+        self._table = RankTable(self._starter, journal)
         self._elastic: ElasticRanks[RemoteRank] | None = None
         self._step_before: Step | None = None
-        self._next, self._ending = 1, RunEnding(nodes.patience)
+        self._ending = RunEnding(nodes.patience)
         self._absences = Absences(nodes)
-        self._declined: list[NodeRecord] = []  # who are not needed
-        self._asks_again = False  # those, as others are gone
+        self._declined = DeclinedNodes(job.run)
 
     def resume(self, found: Found) -> None:
         """Go on with the run of a master that was killed: its nodes have the patience to come back."""
         roster = found.roster
         self._starter.secret, self._values = found.begun.secret, self._kept_values(found.values)
-        self._starter.names, self._next = list(roster.names), roster.next
+        self._table.resume(roster, self._nodes.record)
         self._beginnings.resume()
-        self._ranks = [
-            self._starter.known(self._nodes.record(name), number)
-            for name, number in zip(roster.names, roster.numbers, strict=True)
-        ]
         self._absences.excuse(self._clock() + self._nodes.patience)
         self.checkpoints.last = found.saved or self.checkpoints.last
         self._elastic = self._govern_ranks(0)
@@ -107,7 +102,7 @@ class CollectiveRun:
         """A node has the code; it may have come back, with its process or without it."""
         node.ready, self._starter.speeds[node.name] = self.job.run, header.speed
         self._beginnings.ready(self._clock())
-        rank = self._rank_on(node.name)
+        rank = self._table.on(node.name)
         node.doing = "waits for the others to make ready" if rank is None else f"is rank {rank.number}"
         if rank is None or rank.has_ended or node.peer == rank.peer:
             return
@@ -119,28 +114,24 @@ class CollectiveRun:
         """A node cannot take part."""
         node.not_ready.add(self.job.run)
         node.ready, node.doing = "", f"cannot take part: {reason}"
-        if (rank := self._rank_on(node.name)) is not None and not rank.has_ended:
-            rank.lost = f"cannot take part: {reason}"
+        self._table.lose(node.name, f"cannot take part: {reason}")
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
     def lose(self, node: NodeRecord, reason: str) -> None:
         """A node is a member no more; `reason` is a clause, as "it has been silent for 6 s"."""
         self.checkpoints.left(node)
-        if (rank := self._rank_on(node.name)) is not None and not rank.has_ended:
-            rank.lost = reason.removeprefix("it ")  # its name comes before it
+        if (rank := self._table.lose(node.name, reason.removeprefix("it "))) is not None:  # its name comes before it
             rank.request_stop(at_once=True)
 
     def said(self, node: NodeRecord, process: int, data: bytes) -> None:
         """A process says something. Raises msgspec.DecodeError, InvalidInput: it may not."""
-        rank = self._rank_of(node, process)
+        rank = self._table.of(node, process)
         if rank is None or rank.has_ended:
             return
         message = decode_from_rank(data)
         if isinstance(message, SetValue | AskValues):
             for number, answer in self._values.answers(process, message):
-                for one in self._ranks:
-                    if one.number == number:
-                        one.tell(msgspec.msgpack.encode(answer))
+                self._table.tell(number, msgspec.msgpack.encode(answer))
             return
         rank.said.append(data)
         self._govern()
@@ -157,12 +148,12 @@ class CollectiveRun:
 
     def ended(self, node: NodeRecord, header: RankEnded, weights: Sequence[memoryview]) -> None:
         """A process has ended."""
-        rank = self._rank_of(node, header.process)
+        rank = self._table.of(node, header.process)
         if rank is None or rank.ended is not None:
             return
         rank.ended = header
         if header.exit_code == NotNeeded.exit_code:
-            self._declined.append(node)
+            self._declined.add(node)
             self.not_ready(node, header.sentence)
         if weights:
             self.weights = bytes(weights[0])
@@ -176,7 +167,7 @@ class CollectiveRun:
 
     def wants_weights(self, node: NodeRecord, process: int) -> bool:
         """Whether a process that has ended may bring weights."""
-        rank = self._rank_of(node, process)
+        rank = self._table.of(node, process)
         return rank is not None and rank.ended is None and not self.weights
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
@@ -189,8 +180,7 @@ class CollectiveRun:
         if self._ending.stop(error, self._clock()):
             if self._elastic is not None:
                 self._elastic.is_stopping = True
-            for rank in self._ranks:
-                rank.request_stop(at_once=False)
+            self._table.request_stop(at_once=False)
 
     def tick(self) -> None:
         """What the time brings."""
@@ -199,13 +189,12 @@ class CollectiveRun:
             self._gather()
             self.failure = self._ending.reason or self.failure
             return
-        self._absences.miss(self._ranks, self._clock())
+        self._absences.miss(self._table.ranks, self._clock())
         self._govern()
         if self._elastic is None:
             return  # it begins again
-        self._end_given_up()
-        if self._asks_again and self._elastic.is_settled:
-            self._declined, self._asks_again = ask_again(self._declined, self.job.run), False
+        self._table.end_given_up(self._elastic)
+        self._declined.ask_again(is_settled=self._elastic.is_settled)
         if self._elastic.has_begun and self._ending.reason is None:
             for _ in self._starter.take_new():
                 self._elastic.add_node()
@@ -213,8 +202,7 @@ class CollectiveRun:
 
     def close(self) -> None:
         """End all processes."""
-        for rank in self._ranks:
-            rank.request_stop(at_once=True)
+        self._table.request_stop(at_once=True)
 
     def _gather(self) -> None:
         """Begin, if it is time to."""
@@ -229,11 +217,7 @@ class CollectiveRun:
         self._beginnings.begins()
         self._values, self._starter.secret = self._kept_values({}), secrets.token_bytes(SECRET_BYTES)
         self._journal.add(Begun(job=self.job, secret=self._starter.secret))
-        self._starter.names, first = [node.name for node in founders], self._next
-        self._next += len(founders)
-        self._ranks = []
-        self._ranks += [self._starter.start(rank, first + rank, is_late=False) for rank in range(len(founders))]
-        self._elastic = self._govern_ranks(first)
+        self._elastic = self._govern_ranks(self._table.begin(founders))
         self._write(None)
 
     def _kept_values(self, found: Mapping[str, bytes]) -> SharedValues:
@@ -241,7 +225,7 @@ class CollectiveRun:
 
     def _govern_ranks(self, first: int) -> ElasticRanks[RemoteRank]:
         return ElasticRanks(
-            self._ranks,
+            self._table.ranks,
             self._nodes.patience,
             self._start_late,
             can_start=self._starter.can_start,
@@ -252,43 +236,24 @@ class CollectiveRun:
 
     def _write(self, generation: Generation | None) -> None:
         """Write down who stands for which node, and takes part."""
-        elastic = self._elastic
-        self._asks_again |= generation is not None and bool(generation.lost)
-        given_up = [rank.number for rank in self._ranks if elastic is not None and elastic.has_given_up(rank)]
-        numbers = {rank.node: rank.number for rank in self._ranks}
-        self._written = list(numbers.values())
-        self._journal.add(roster_of(numbers, given_up, self._next, generation))
-
-    def _end_given_up(self) -> None:
-        """A process without which the run goes on may be frozen: its node ends it, and is given another one."""
-        for rank in self._ranks:
-            if self._elastic is not None and self._elastic.has_given_up(rank) and not rank.is_unwanted:
-                rank.is_unwanted = True
-                rank.request_stop(at_once=True)
+        self._declined.lost(generation.lost if generation is not None else ())
+        self._table.write(generation, self._elastic)
 
     def _start_late(self, rank: int, number: int) -> RemoteRank:
-        self._next = max(self._next, number + 1)
+        self._table.count(number)
         self._write(None if self._elastic is None else self._elastic.generation)
         return self._starter.start(rank, number, is_late=True)
 
-    def _rank_on(self, name: str) -> RemoteRank | None:
-        return next((rank for rank in self._ranks if rank.node == name), None)
-
-    def _rank_of(self, node: NodeRecord, process: int) -> RemoteRank | None:
-        """The process of this number on a node, if it is the one that stands for it."""
-        rank = self._rank_on(node.name)
-        return rank if rank is not None and rank.number == process else None
-
     def _may_speak(self, node: NodeRecord, process: int) -> bool:
         """Whether what a process tells is of the run: it takes part."""
-        rank = self._rank_of(node, process)
+        rank = self._table.of(node, process)
         return rank is not None and self._elastic is not None and self._elastic.may_speak(rank)
 
     def _govern(self) -> None:
         if self._elastic is not None and self.failure is None and not self.is_complete:
             try:
                 self._elastic.govern()
-                if self._written != [rank.number for rank in self._ranks]:
+                if not self._table.is_written:
                     self._write(self._elastic.generation)
             except NodeLost as error:
                 self._end_by(error)
@@ -296,9 +261,13 @@ class CollectiveRun:
     def _see_end(self) -> None:
         """Whether the run is over, and how."""
         elastic = self._elastic
-        if elastic is None or self.failure is not None or not self._ending.is_over(elastic, self._ranks, self._clock()):
+        if (
+            elastic is None
+            or self.failure is not None
+            or not self._ending.is_over(elastic, self._table.ranks, self._clock())
+        ):
             return
-        error = self._ending.error(elastic, self._ranks, has_record=self.news.record is not None)
+        error = self._ending.error(elastic, self._table.ranks, has_record=self.news.record is not None)
         if error is None:
             self.is_complete = True
         else:
@@ -312,14 +281,17 @@ class CollectiveRun:
     def _end_by(self, error: EvenerError) -> None:
         """The run cannot go on as it is: it begins again, if nodes were lost and it may, or fails."""
         has_begun, saved = self._has_begun, self.checkpoints.last
-        words = self._beginnings.again(error, saved.step, self._clock(), has_begun=has_begun, before=len(self._ranks))
+        words = self._beginnings.again(
+            error, saved.step, self._clock(), has_begun=has_begun, before=len(self._table.ranks)
+        )
         if not words or self._ending.reason is not None:
             self.failure = error
             return
         self.note("begins again", f"{words} {error}")
         self.close()
         self._ending.begins_again()
-        self._elastic, self._ranks, self._starter.names = None, [], []
+        self._elastic = None
+        self._table.clear()
         self._step_before = self.news.step
         if has_begun:
             self.job = replace(self.job, checkpoint=saved.digest)
