@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-_GO_ON = re.compile(r"; (\d+) nodes? of \d+ go on")
+_NEWS = re.compile(r"; (\d+) nodes? of \d+ go on|(node-\d+) (came|caught up with|was killed|has been silent)")
 _LONGEST_MATCH = 80
 _MARGIN = 15.0
 """Seconds, besides the patience, after which the victim was not yet a rank, if the run does not speak of its loss."""
@@ -51,6 +51,7 @@ class Told:
     Attributes:
         count: how often it has said so.
         going_on: nodes, as it said last; None before.
+        behind: those of them that have come and do not hold the state of the training yet.
         has_begun: whether it has told of the first epoch.
     """
 
@@ -58,15 +59,25 @@ class Told:
         self._file, self._rest = said.open(), ""
         self.count, self.has_begun = 0, False
         self.going_on: int | None = None
+        self.behind: set[str] = set()
 
     def read(self) -> None:
         """Take note of what is new."""
         self._rest += self._file.read().replace("\n", " ")
         self.has_begun = self.has_begun or "epoch 1" in self._rest
         end = max(0, len(self._rest) - _LONGEST_MATCH)
-        for match in _GO_ON.finditer(self._rest):
-            self.count, self.going_on, end = self.count + 1, int(match[1]), max(end, match.end())
+        for match in _NEWS.finditer(self._rest):
+            self._note(*match.groups())
+            end = max(end, match.end())
         self._rest = self._rest[end:]
+
+    def _note(self, going_on: str | None, node: str, what: str) -> None:
+        if going_on is not None:
+            self.count, self.going_on = self.count + 1, int(going_on)
+        elif what == "came":
+            self.behind.add(node)
+        else:
+            self.behind.discard(node)
 
     def close(self) -> None:
         """Read no more."""
@@ -76,7 +87,7 @@ class Told:
 class Storm:
     """Kills and freezes processes of one run while it goes on.
 
-    Whoever goes on is let alone while he is the only one.
+    Whoever goes on is let alone while he is the only one who holds the state of the training.
 
     Args:
         run: whose processes suffer.
@@ -123,13 +134,17 @@ class Storm:
         return 0 < weather.faults <= self.done.total() or 0 < weather.seconds <= self.seconds
 
     def _remaining(self, now: float) -> int:
-        """Nodes that surely go on, if nobody was killed since the run last said how many do: none just woken."""
+        """Nodes that surely go on and hold the state, if nobody was killed since the run last said how many go on.
+
+        Who was just woken may have been given up.
+        """
         told = self._told
         told.read()
         self._untold = [(when, before) for when, before in self._untold if now < when and before == told.count]
         self._woken = [until for until in self._woken if now < until]
         at_first = self._nodes if told.has_begun else 0
-        return (at_first if told.going_on is None else told.going_on) - len(self._sleepers) - len(self._woken)
+        going_on = at_first if told.going_on is None else told.going_on
+        return going_on - len(told.behind) - len(self._sleepers) - len(self._woken)
 
     def _strike(self) -> None:
         frozen = {process.pid for _, process in self._sleepers}
