@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 from typer.core import TyperCommand
 
 from evener.tasks.parameters import TaskParameter, task_parameters
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
 
 OF_TASKS = ("train", "tune", "trace", "doctor")
 """Commands that take `--option NAME=VALUE` for a task."""
@@ -36,6 +36,10 @@ class TaskCommand(TyperCommand):
 
 def panel_of(words: Sequence[str]) -> Panel | None:
     """The options of the first of these words that is a task; None if none is."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
     for word in words:
         parameters = task_parameters(word)
         if parameters is None:
