@@ -62,6 +62,26 @@ def test_a_program_with_collectives_of_its_own_is_compared_all_the_same(tmp_path
     assert check["off"] < 1e-9
 
 
+AT_EXIT = """
+import atexit, multiprocessing
+from pathlib import Path
+lock = multiprocessing.Lock()  # as progress bars have one
+atexit.register(lambda: Path(f"ended-{run.rank}").touch())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["evener", "torchrun"])
+def test_what_a_program_has_registered_for_its_exit_is_done_on_every_node(tmp_path: Path, launcher: str) -> None:
+    write(tmp_path, AT_EXIT)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py")
+    here = ("-m", "evener", "run", "program.py", "--local-nodes", "1,1")
+    typed = [sys.executable, *(here if launcher == "evener" else torchrun)]
+    done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True)
+    assert {path.name for path in tmp_path.glob("ended-*")} == {"ended-0", "ended-1"}
+    assert "leaked" not in done.stderr
+
+
 @pytest.mark.slow
 def test_a_program_trains_alike_alone_on_uneven_nodes_and_under_torchrun(tmp_path: Path) -> None:
     write(tmp_path)

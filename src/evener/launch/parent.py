@@ -16,6 +16,7 @@ from typing import NoReturn
 import msgspec
 
 from evener.errors import EvenerError, NodeLost, error_of, explain
+from evener.process_exit import exit_now
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
@@ -79,7 +80,7 @@ class Parent:
         return self._pipe.recv_bytes()
 
     def end(self, error: BaseException | None = None) -> NoReturn:
-        """Say how this process ends, and end it at once: a thread of Gloo may crash an ordinary exit."""
+        """Say how this process ends, and end it; at once if the others are gone, or go on without it."""
         code = 0
         with contextlib.suppress(OSError):
             if error is None:
@@ -87,7 +88,9 @@ class Parent:
             else:
                 sentence, code, trace = explain(error)
                 self._send(Failed(not isinstance(error, NodeLost), code, sentence, trace, type(error).__name__))
-        os._exit(code)
+        if isinstance(error, NodeLost):
+            os._exit(code)
+        exit_now(code)
 
     def _send(self, message: Sent | Said | Failed | Done) -> None:
         with self._sending:

@@ -20,12 +20,13 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.comm.step_timing import StepTimer
-from evener.errors import EvenerError, TrainingFailed, explain
+from evener.errors import EvenerError, NodeLost, TrainingFailed, explain
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import torchrun_environment
+from evener.process_exit import exit_now
 from evener.program.accelerate_alone import hide_torchrun, leave_others_group
 from evener.program.options import ScriptConfig
 from evener.program.session import Run
@@ -149,7 +150,9 @@ class _Ending:
         if self._env.heartbeat is not None:
             self._env.heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
             self._env.heartbeat.stop()
-        os._exit(code)
+        if isinstance(error, NodeLost):
+            os._exit(code)
+        exit_now(code)
 
     def finish(self) -> None:
         """Write the record; every rank is here at the end."""
@@ -160,9 +163,8 @@ class _Ending:
             view.end(None)
         if self._env.heartbeat is not None:
             self._env.heartbeat.stop()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # a Gloo thread may crash an ordinary exit of the interpreter
+        atexit.unregister(self.finish)
+        exit_now(0)
 
 
 def end_copy(run: Run | None, error: BaseException | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
 from evener.launch.torchrun import torchrun_environment
+from evener.process_exit import exit_now
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.record import Event, TrainRecord
 from evener.report.bars import comparison_figure
@@ -162,10 +162,8 @@ def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
 
 def end_rank(env: RankEnvironment) -> None:
     """End a process that torchrun started."""
-    sys.stdout.flush()
-    sys.stderr.flush()
     if len(env.nodes) > 1:
-        os._exit(0)  # a Gloo thread may crash an ordinary exit of the interpreter
+        exit_now(0)
 
 
 def benchmark(config: BenchmarkConfig, *, as_json: bool) -> None:
