@@ -11,7 +11,7 @@ import pytest
 
 from evener.elastic.generation import Beat, Generation, Hello, encode_message
 from evener.elastic.shared_values import AskValues, SetValue, Values, decode_to_rank
-from evener.errors import Interrupted
+from evener.errors import Interrupted, NodeLost
 from evener.events import encode_events
 from evener.plan import Assignment, Plan
 from evener.profile import DeviceProfile
@@ -385,7 +385,8 @@ def test_it_does_not_begin_again_and_again_from_the_same_checkpoint() -> None:
     assert words.endswith("nobody is left who holds the state of the training")
 
 
-def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends() -> None:
+@pytest.mark.parametrize("is_heard_of_first", [True, False])
+def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends(is_heard_of_first: bool) -> None:
     for saved in (0, 7):
         scene = Scene("a", "b")
         scene.ready("a", "b")
@@ -393,10 +394,43 @@ def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends() -> N
         step = encode_events([Step(step=9, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
         scene.run.shown(scene.nodes.by_name["a"], 1, memoryview(step))
         scene.run.checkpoints.last = Saved(step=saved, digest="ab" * 32)
-        for name, process in (("a", 1), ("b", 2)):
-            scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
-        scene.run.tick()
+        if is_heard_of_first:
+            scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+        said = "node b lost node a (rank 0): the connection was closed"
+        scene.end("b", 2, has_finished=False, exit_code=NodeLost.exit_code, sentence=said)
+        for _ in range(3):
+            scene.run.tick()
+            scene.now += 1
         assert (scene.run.failure is None) == bool(saved)
+
+
+def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_as_before() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
+    scene.say("a", 1, Beat(count=1, step=9, holds=1))
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    scene.ready("a")
+    scene.now += PATIENCE + 1
+    scene.run.tick()
+    alone = max(scene.places())
+    scene.end("a", alone, has_finished=False, exit_code=2, is_own=True, sentence="too few for two stages")
+    for _ in range(3):
+        scene.run.tick()
+        scene.now += PATIENCE
+    assert scene.run.failure is None
+    assert max(scene.places()) == alone
+    told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
+    assert told[-1] == "when 2 nodes are here, as 1 cannot go on: too few for two stages"
+    scene.ready("b")
+    scene.run.tick()
+    assert {place.rank for number, place in scene.places().items() if number > alone} == {0, 1}
+    for name, process in (("a", alone + 1), ("b", alone + 2)):
+        scene.end(name, process, has_finished=False, exit_code=2, is_own=True, sentence="too few for two stages")
+    scene.run.tick()
+    assert str(scene.run.failure) == "too few for two stages"
 
 
 def test_a_node_that_cannot_start_its_process_is_left_out_when_the_run_begins_again() -> None:

@@ -165,6 +165,26 @@ def test_all_nodes_and_the_master_are_gone_and_the_run_goes_on_from_the_last_che
     assert num_blobs(ps) == 1
 
 
+@pytest.mark.parametrize(
+    "words", [("spatial", "--columns", "2"), ("pipeline+filter", "--micro-batches", "1")], ids=lambda words: words[0]
+)
+def test_a_division_that_no_rank_may_leave_goes_on_from_the_last_checkpoint_when_a_node_is_lost(
+    ps: Cluster, words: tuple[str, ...]
+) -> None:
+    for name in ("three", "four") if words[0] == "pipeline+filter" else ():
+        ps.join(name)
+    ps.wait_for_nodes()
+    training = begin(ps, 60, "--strategy", *words)
+    shown = ps.folder / "train.out"
+    wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")
+    ps.nodes.pop("two").kill()
+    wait_until(lambda: "begins again: from the checkpoint of step " in shown.read_text(), "that all begin again")
+    ps.join("two")
+    record = record_of(ps, training, 60, resumed=True)
+    assert record.plan.strategy == words[0]
+    assert [event.kind for event in record.events][:1] == ["resumed"]
+
+
 def test_a_run_that_is_stopped_while_nobody_is_there_brings_back_the_weights_of_its_checkpoint(ps: Cluster) -> None:
     training = begin(ps, 60)
     wait_until(lambda: num_blobs(ps) == 2, "that a checkpoint comes beside the code")

@@ -6,6 +6,7 @@ nobody is left, before the first step                     -> it begins again, th
 nobody is left, and there is a checkpoint of a later step
 than it began from                                        -> it begins again from that, as above; at once if as many
                                                              nodes as before are here
+fewer than before cannot go on from that                  -> it begins again when as many are here
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from evener.errors import NodeLost, TrainingFailed
+from evener.errors import EvenerError, NodeLost, TrainingFailed
 from evener.ps.nodes import NodeRecord, Nodes
 
 _MOST = 3
@@ -33,7 +34,7 @@ class Beginnings:
     def __init__(self, nodes: Nodes, run: str) -> None:
         self._nodes, self._run = nodes, run
         self._number, self._expected = 0, 0
-        self._first_ready = inf
+        self._first_ready, self._needs_all = inf, False
         self.step = 0
 
     def resume(self) -> None:
@@ -52,13 +53,13 @@ class Beginnings:
         """
         is_late = now - self._first_ready > self._nodes.patience
         found = founders_of(self._nodes.present, self._run, is_late=is_late)
-        return found if is_late or len(found) >= self._expected else []
+        return found if (is_late and not self._needs_all) or len(found) >= self._expected else []
 
     def begins(self) -> None:
         """It begins."""
         self._number += 1
 
-    def again(self, error: Exception, saved: int, now: float, *, has_begun: bool, before: int) -> str:
+    def again(self, error: EvenerError, saved: int, now: float, *, has_begun: bool, before: int) -> str:
         """From where it begins again after `error`, in words; empty if it does not.
 
         Args:
@@ -68,15 +69,23 @@ class Beginnings:
             has_begun: whether all ranks had come.
             before: ranks that it had.
         """
-        if not isinstance(error, NodeLost):
-            return ""
+        if error.exit_code != NodeLost.exit_code:  # what a rank says of a loss is no NodeLost here
+            return "" if has_begun else self._with_all(before)
         if not has_begun and self._number < _MOST:
             self._first_ready = now
             return "before the first step"
         if saved <= self.step:
             return ""
-        self.step, self._number, self._expected, self._first_ready = saved, 0, before, inf
+        self.step, self._number, self._expected = saved, 0, before
+        self._first_ready, self._needs_all = inf, False
         return f"from the checkpoint of step {saved}, with whoever comes:"
+
+    def _with_all(self, before: int) -> str:
+        """As `again`, after an error that is no loss: fewer nodes than the run had may be too few for its division."""
+        if before >= self._expected:
+            return ""
+        self._needs_all = True
+        return f"when {self._expected} nodes are here, as {before} cannot go on:"
 
 
 def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> list[NodeRecord]:
