@@ -84,7 +84,7 @@ class Beginnings:
         """As `again`, after an error that is no loss: fewer nodes than the run had may be too few for its division."""
         if before >= self._expected:
             return ""
-        self._needs_all = True
+        self._needs_all, self._number = True, 0
         return f"when {self._expected} nodes are here, as {before} cannot go on:"
 
 
