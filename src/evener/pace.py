@@ -15,11 +15,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from evener.errors import require
+from evener.schema import Finite, Part
 
 _SHORTEST_SLEEP = 0.0005
 _LARGEST_CREDIT = 0.002
 _LARGEST_DELAY = 0.5
 """Seconds by which steps may have fallen behind their reference: what is more is not made up for."""
+
+
+class StepSeconds(Part, frozen=True, kw_only=True):
+    """What a step of so many samples takes a node at full speed, undisturbed.
+
+    Attributes:
+        fixed: seconds, however many they are.
+        each: seconds of a sample, besides.
+    """
+
+    fixed: Finite
+    each: Finite
+
+    def __call__(self, samples: int) -> float:
+        """Seconds."""
+        return self.fixed + samples * self.each
 
 
 class Pace:

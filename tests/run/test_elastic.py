@@ -150,6 +150,18 @@ def test_a_divided_model_goes_on_if_that_is_asked_for(tmp_path: Path, alone: Pat
 
 
 @pytest.mark.slow
+def test_a_slowed_node_is_as_slow_when_another_process_stands_for_it(tmp_path: Path) -> None:
+    more = ("--epochs", "20", "--shares", "1,1")
+    record = run_with(tmp_path, signal.SIGKILL, "0.25,1", 0.02, *more, "--strategy", "data")  # a pause is no work
+    came = next(event.step for event in record.events if event.kind == "caught up")
+    lost = next(event.step for event in record.events if event.kind == "node lost")
+    own = [(step.step, step.nodes[0].compute_seconds) for step in record.steps if step.nodes[0].samples]
+    before = sorted(seconds for number, seconds in own if 2 < number < lost)
+    after = sorted(seconds for number, seconds in own if number > came + 4)
+    assert after[len(after) // 2] > 0.7 * before[len(before) // 2] > 0.05
+
+
+@pytest.mark.slow
 def test_a_strategy_that_divides_the_model_ends_with_a_lost_node_as_before(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"evener: node node-\d \(rank \d\) was killed by signal 9"):
         run_with(tmp_path, signal.SIGKILL, "1,1", 0.05, "--patience", "20", "--strategy", "filter")

@@ -26,6 +26,7 @@ from evener.oracle.apportion import Worker
 from evener.oracle.cost.model import CostEstimate, CostModel, TrainingJob
 from evener.oracle.data_parallel import GradientSync
 from evener.oracle.search import search
+from evener.pace import StepSeconds
 from evener.parallel.optimizer_probe import stand_ins
 from evener.parallel.parallel_model import require_scalar
 from evener.parallel.shared_statistics import statistics_exchanges
@@ -148,12 +149,9 @@ def calibrate(
         if min(speed for _, speed in node.speeds) == 1.0:
             continue
         if rank == env.rank and (timing := time_alone()) is not None:
-            group.timer.pace.reference = partial(_step_seconds, *affine(timing), accumulate)
+            fixed, each = affine(timing)
+            group.timer.pace.reference = StepSeconds(fixed=accumulate * fixed, each=each)
         group.barrier()
-
-
-def _step_seconds(fixed: float, each: float, accumulate: int, samples: int) -> float:
-    return accumulate * fixed + samples * each
 
 
 def time_here(context: RankContext, micro: int) -> TaskTiming:

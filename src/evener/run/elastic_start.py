@@ -13,6 +13,7 @@ from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.copies import FAULT_SECONDS
+from evener.pace import StepSeconds
 from evener.parallel.replicated import ReplicatedModel
 from evener.plan import WHOLE_MODEL, Assignment, Plan
 from evener.run.config import RunConfig
@@ -29,11 +30,21 @@ from evener.task import Task
 _LEFT = "elastic/left"
 
 
+_decode_reference = msgspec.json.Decoder(StepSeconds | None).decode
+
+
 class _Left(Part, frozen=True, kw_only=True):
-    """What ranks that come later need to know: the plan, and whether every weight has a gradient in every step."""
+    """What ranks that come later need to know.
+
+    Attributes:
+        plan: of the run.
+        uses_all: whether every weight has a gradient in every step.
+        references: of slowed nodes, by name, what their steps are held to: in the midst of a run nobody measures it.
+    """
 
     plan: Plan
     uses_all: bool
+    references: dict[str, StepSeconds]
 
 
 def why_fixed(training: Training, config: RunConfig) -> str:
@@ -54,12 +65,15 @@ def why_fixed(training: Training, config: RunConfig) -> str:
 
 
 def leave_word(training: Training) -> None:
-    """Leave what ranks that come later need to know."""
-    store = training.context.env.store
-    model = training.model
-    if training.group.is_leader and store is not None:
+    """Leave what ranks that come later need to know; all ranks call this."""
+    store, group, model = training.context.env.store, training.group, training.model
+    rows = group.all_gather_bytes(msgspec.json.encode(group.timer.pace.reference))
+    found = {name: _decode_reference(row) for name, row in zip(group.nodes, rows, strict=True)}
+    if group.is_leader and store is not None:
         uses_all = isinstance(model, ReplicatedModel) and model.uses_all
-        store.set(_LEFT, msgspec.json.encode(_Left(plan=training.plan, uses_all=uses_all)).decode())
+        references = {name: one for name, one in found.items() if one is not None}
+        left = _Left(plan=training.plan, uses_all=uses_all, references=references)
+        store.set(_LEFT, msgspec.json.encode(left).decode())
 
 
 def with_copies(training: Training, config: RunConfig) -> Training:
@@ -116,5 +130,6 @@ def late_context(env: RankEnvironment, config: RunConfig, task: Task | None) -> 
     alone = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     timer = StepTimer(env.device, env.node.speed_at(0))
+    timer.pace.reference = left.references.get(env.node.name)
     group = Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True)
     return replace(make_context(env, group, config, task), uses_all=left.uses_all), left.plan
