@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import warnings
 from abc import ABC, abstractmethod
@@ -19,20 +20,47 @@ from evener.comm.abortable import AbortableGloo, GlooPlace
 from evener.comm.abortable_group import AbortableProcessGroup
 from evener.comm.group import Group
 from evener.comm.mesh_joining import join_mesh
-from evener.errors import InvalidInput, first_line, place_of
+from evener.errors import InvalidInput, TrainingFailed, first_line, place_of
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.store import connect_store
 from evener.program.batch_parts import BatchPart
 
 SECONDS = 30
 """After which a copy is given up."""
+_BEGIN_SECONDS, _TRIES = 5, 3
 
 
 def forked() -> int:
-    """A copy of this process: 0 in the copy, its number in the process that it was made of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none is used there
-        return os.fork()
+    """A copy of this process: 0 in the copy, its number in the process that it was made of.
+
+    A copy may stand still before its first line: Python 3.11 waits there for a lock that a thread, which is not in the
+    copy, held when it began or ended. Such a one is ended, and another one made.
+
+    Raises:
+        TrainingFailed: none has begun.
+    """
+    for _ in range(_TRIES):
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: none is used there
+            pid = os.fork()
+        if pid == 0:
+            os.write(writing, b"here")
+        os.close(writing)
+        has_begun = pid == 0 or _is_readable(reading)
+        os.close(reading)
+        if has_begun:
+            return pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    raise TrainingFailed(f"a copy of this process did not begin within {_BEGIN_SECONDS} s, {_TRIES} times")
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Whether something comes there within the time that a copy has to begin."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * _BEGIN_SECONDS))
 
 
 def failure(path: Path) -> str:

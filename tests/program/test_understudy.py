@@ -1,0 +1,51 @@
+"""Copies of a process: made anew where one stands still before its first line."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from evener.errors import TrainingFailed
+from evener.program import understudy
+from evener.program.understudy import forked
+
+
+def forks(monkeypatch: pytest.MonkeyPatch, num_stuck: int) -> list[int]:
+    """The copies that are made from now on, of which the first ones stand still."""
+    made: list[int] = []
+    fork = os.fork
+
+    def fork_one() -> int:
+        pid = fork()
+        if pid:
+            made.append(pid)
+        elif len(made) < num_stuck:
+            time.sleep(600)
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork_one)
+    monkeypatch.setattr(understudy, "_BEGIN_SECONDS", 1)
+    return made
+
+
+@pytest.mark.parametrize("num_stuck", [0, 1])
+def test_a_copy_that_stands_still_is_ended_and_another_one_made(
+    monkeypatch: pytest.MonkeyPatch, num_stuck: int
+) -> None:
+    made = forks(monkeypatch, num_stuck)
+    if (pid := forked()) == 0:
+        os._exit(7)
+    assert len(made) == num_stuck + 1
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    for stuck in made[:-1]:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(stuck, os.WNOHANG)
+
+
+def test_where_none_begins_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = forks(monkeypatch, 3)
+    with pytest.raises(TrainingFailed, match="did not begin within 1 s, 3 times"):
+        forked()
+    assert len(made) == 3
