@@ -53,7 +53,8 @@ def forked() -> int:
             return pid
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    raise TrainingFailed(f"a copy of this process did not begin within {_BEGIN_SECONDS} s, {_TRIES} times")
+    what = f"a copy of this process did not begin within {_BEGIN_SECONDS} s, {_TRIES} times"
+    raise TrainingFailed(f"{what}: start the program again, when the machine is less busy")
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -28,8 +28,6 @@ from evener.schema import Part
 from evener.task import Task
 
 _LEFT = "elastic/left"
-
-
 _decode_reference = msgspec.json.Decoder(StepSeconds | None).decode
 
 
