@@ -66,7 +66,7 @@ def test_the_fuzzer_notices_a_reader_that_forgets_its_refusal(monkeypatch: pytes
     read = FrameReader.feed
 
     def forgetful(self: FrameReader, count: int) -> object:  # type: ignore[type-arg]
-        self.error = None
+        self.refused = None
         return read(self, count)
 
     monkeypatch.setattr(FrameReader, "feed", forgetful)

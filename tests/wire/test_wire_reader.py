@@ -1,8 +1,10 @@
 """Bytes become the frames that were sent, however they are cut up; anything else becomes a refusal."""
 
+import gc
 import tracemalloc
+import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -16,6 +18,15 @@ from evener.wire.frame import Close, Frame, encode_close, encode_frame, encode_h
 from evener.wire.limits import Limits
 from evener.wire.reader import READ_AHEAD, FrameReader
 from support.wire_peers import Hello, Kinds, Push
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Only counting of references frees memory while this holds."""
+    gc.disable()
+    yield
+    gc.enable()
+
 
 headers = st.builds(Hello, st.text(max_size=5)) | st.builds(Push, st.integers(-(2**63), 2**63 - 1))
 frames = st.lists(st.tuples(headers, st.lists(st.binary(max_size=5000), max_size=4)), max_size=4)
@@ -141,6 +152,15 @@ def test_every_refusal_has_its_sentence_and_is_final(data: bytes, rule: str) -> 
         feed(reader, data)
     with pytest.raises(BadFrame, match=rule):
         feed(reader, stream([(Push(1), [])]))
+
+
+def test_a_reader_that_refused_is_gone_when_nobody_refers_to_it(no_collection: None) -> None:
+    reader: FrameReader[Kinds] = FrameReader(Kinds, Limits())
+    alive = weakref.ref(reader)
+    with pytest.raises(BadFrame):
+        feed(reader, bytes(100))
+    del reader
+    assert alive() is None, "it would stay, with its memory, until the collector comes by"
 
 
 def test_a_wrong_checksum_is_told() -> None:

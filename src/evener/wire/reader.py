@@ -68,7 +68,8 @@ class FrameReader(Generic[H]):
         space: where the next bytes have to be put; never empty.
         midway: whether bytes have come that were not handed out as a frame.
         is_taken: whether `on_part` has dealt with the frame that was handed out last.
-        error: what `feed` raised, and will always raise; of the bytes, or of `place` or `on_part`.
+        refused: why nothing can follow any more: what `feed` raised, of the bytes or out of `place` or `on_part`. Words
+            alone, since a kept exception keeps the frames it passed through, and with them this reader and its memory.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class FrameReader(Generic[H]):
         self._views: tuple[memoryview, ...] = ()
         self._rest = _NOTHING
         self._missing = self._received = self._reported = 0
-        self.error: Exception | None = None
+        self.refused: str | None = None
 
     def feed(self, count: int) -> Frame[H] | Close | None:
         """The next frame, if it is whole now that the first `count` bytes of `space` have arrived.
@@ -94,8 +95,8 @@ class FrameReader(Generic[H]):
         Raises:
             BadFrame: the bytes are not the frame that was due, or exceed a limit; from then on always.
         """
-        if self.error is not None:
-            raise self.error
+        if self.refused is not None:
+            raise BadFrame(self.refused)
         try:
             if self._header is None:
                 self._end += count
@@ -108,7 +109,7 @@ class FrameReader(Generic[H]):
                 self._advance(count)
             return self._progress(self._header)
         except Exception as error:
-            self.error = error
+            self.refused = str(error)
             raise
 
     def _progress(self, header: H) -> Frame[H] | None:

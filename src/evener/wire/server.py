@@ -210,7 +210,7 @@ class Server(Generic[H]):
 
     def _on_error(self, end: Peer[H], error: Exception) -> None:
         """Receiving raised: nothing more has come, the connection is broken, or a frame could not be dealt with."""
-        if end.reader.error is not None or not isinstance(error, OSError):
+        if end.reader.refused is not None or not isinstance(error, OSError):
             self.fail(end.number, error)
         elif not isinstance(error, BlockingIOError):
             self._end(end, explain(error))
