@@ -151,3 +151,15 @@ def test_every_type_of_numbers_travels(dtype: torch.dtype) -> None:
         )[0]
 
     assert [x.float().mean().item() for x in together(2, work)] == [1, 0]
+
+
+def test_one_number_travels_whatever_its_stride() -> None:
+    own = rows(((0, 1),), (), columns=1)
+
+    def work(group: Group) -> tuple[float, list[float]]:
+        spread = torch.full((), 7.0, dtype=torch.float64).expand(1)  # as backward passes of sums and means make them
+        held = spread.expand(1, 1)[: 1 - group.rank]
+        needed = Exchange(group, [Route(own, own[::-1])], "swap").all_gather([held])[0]
+        return float(needed.sum()), group.all_gather(spread, "statistics").flatten().tolist()
+
+    assert together(2, work) == [(0, [7, 7]), (7, [7, 7])]

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from evener.comm.group import Group
+from evener.comm.group import Group, bytes_of
 from evener.comm.mesh import LARGEST_ROUND
 from evener.errors import require
 
@@ -216,7 +216,7 @@ def _by_mesh(group: Group, send: list[list[Tensor]], expected: list[int], like: 
     assert mesh is not None
     for peer, found in enumerate(send):
         if found:
-            mesh.send_to(peer, _flat(found, like).contiguous().cpu().view(torch.uint8).numpy().tobytes())
+            mesh.send_to(peer, bytes_of(_flat(found, like)))
 
     def receive() -> list[Tensor]:
         messages = [mesh.receive_from(peer) if size else b"" for peer, size in enumerate(expected)]

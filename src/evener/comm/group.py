@@ -191,7 +191,7 @@ class Group:
 
     def _begin_flat_gather(self, flat: Tensor) -> Callable[[], Tensor]:
         if self.mesh is not None and self.prefers_mesh:
-            receive = self.mesh.begin_exchange(flat.detach().cpu().view(torch.uint8).numpy().tobytes())
+            receive = self.mesh.begin_exchange(bytes_of(flat))
             return lambda: torch.frombuffer(bytearray(b"".join(receive())), dtype=flat.dtype).to(flat.device)
         gathered = flat.new_empty(self.size * flat.numel())
         work = _all_gather(gathered, flat, group=self.process_group, async_op=True)
@@ -255,3 +255,9 @@ class Group:
         self.mesh, self.reports, self.sums = mesh, reports, sums
         self.process_group = None if sums is None else AbortableProcessGroup(rank, len(nodes), sums)
         self.world_ranks, self._joined = (), {}
+
+
+def bytes_of(flat: Tensor) -> bytes:
+    """The bytes of a tensor of one dim; that of one element is contiguous whatever its stride, which `view` minds."""
+    dense = flat.detach().cpu().contiguous().as_strided(flat.shape, (1,))
+    return dense.view(torch.uint8).numpy().tobytes()
