@@ -76,6 +76,7 @@ class ShardedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.mesh, self._recompute, self._compiles = mesh, recompute, compiles
+        self._samples = _Samples((0, len(inputs[0]), len(inputs[0])))
         self.hooks = GradientHooks(model)
         self._op_graph = partial(op_graph, on_meta(model), device=mesh.group.device, whole=self.hooks.names)
         graph = self._op_graph(inputs, training=True)
@@ -92,7 +93,6 @@ class ShardedModel(nn.Module):
         if len(self.plans) > 1:
             refuse_own_draws(graph, len(inputs[0]), training=True)
             refuse_own_draws(evaluating, len(inputs[0]), training=False)
-        self._samples = (0, len(inputs[0]), len(inputs[0]))
         self._present = True
         self.share = 1.0
         self.sums = GradientSums(self.part, self.plans, mesh)
@@ -161,7 +161,7 @@ class ShardedModel(nn.Module):
         counts = agree(group, Pass.of(index, own, inputs, self.training, self._random and self.training))
         if not self.training:
             counts, index = [own], 0
-        self._samples = sum(counts[:index]), counts[index], sum(counts)
+        self._samples.now = sum(counts[:index]), counts[index], sum(counts)
         self.share = counts[index] / sum(counts)
 
     def _program_of(self, inputs: Sequence[Tensor], training: bool) -> RankProgram:
@@ -177,7 +177,7 @@ class ShardedModel(nn.Module):
         self._programs[_key(inputs, training)] = self._program(graph, plan)
 
     def _program(self, graph: OpGraph, plan: ReplicaPlan) -> RankProgram:
-        return RankProgram(graph, plan, self.part, self.mesh, lambda: self._samples, self._recompute, self._compiles)
+        return RankProgram(graph, plan, self.part, self.mesh, self._samples, self._recompute, self._compiles)
 
     def _normalise(self) -> None:
         """Let BatchNorms whose samples or pixels are divided have the statistics of all."""
@@ -193,6 +193,20 @@ class ShardedModel(nn.Module):
         if layouts[mesh.index].along(2) is not None:
             return GroupBatchNorm(layer, mesh.world, mesh.group) if mesh.world.size > 1 else layer
         return layer if len(layouts) == 1 else GroupBatchNorm(layer, DataAxis(mesh, layouts, channels))
+
+
+class _Samples:
+    """Which samples of the batch are this replica's; programs refer to it, so that they do not refer to the model.
+
+    Args:
+        now: first one of this replica, its number, that of all replicas.
+    """
+
+    def __init__(self, now: tuple[int, int, int]) -> None:
+        self.now = now
+
+    def __call__(self) -> tuple[int, int, int]:
+        return self.now
 
 
 def _key(inputs: Sequence[Tensor], training: bool) -> tuple[Any, ...]:

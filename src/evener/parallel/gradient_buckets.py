@@ -3,6 +3,7 @@
     GradientBucket   whole weights of all ranks, in one all-reduce
     DividedBucket    parts of weights, that some rank of every replica has
     last_bucket      the bucket that a further weight is put into
+    flagged_buckets  all buckets, of weights that each rank may use or not
 
 A weight that has no gradient counts as zeros; where no rank has any, it has none afterwards, too: weight decay and
 momentum would move it.
@@ -113,6 +114,17 @@ def last_bucket(buckets: list[_B], new: _B, weight: nn.Parameter, nbytes: int, l
         last = new
         buckets.append(last)
     return last
+
+
+def flagged_buckets(
+    weights: Sequence[nn.Parameter], world: Group, averaged: bool = False, largest: float = BUCKET_BYTES
+) -> list[GradientBucket]:
+    """Buckets of `weights`, those that the forward pass uses last first; each rank may use some of them only."""
+    buckets: list[GradientBucket] = []
+    for weight in reversed(weights):
+        new = GradientBucket(world, True, averaged)
+        last_bucket(buckets, new, weight, weight.nbytes, largest).add(weight, weight.nbytes)
+    return buckets
 
 
 def _own(weight: nn.Parameter) -> Tensor:

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,14 @@ from evener.comm.exchange import Route
 from evener.comm.group import Group
 from evener.oracle.division.layout import holders, owners
 from evener.oracle.division.plan import ReplicaPlan
-from evener.parallel.gradient_buckets import BUCKET_BYTES, DividedBucket, GradientBucket, last_bucket, sum_over
+from evener.parallel.gradient_buckets import (
+    BUCKET_BYTES,
+    DividedBucket,
+    GradientBucket,
+    flagged_buckets,
+    last_bucket,
+    sum_over,
+)
 from evener.parallel.process_mesh import ProcessMesh
 
 
@@ -48,8 +56,9 @@ class _BucketSums:
         self._arrange(buckets)
         hooked: list[Any] = [weight for bucket in buckets for weight in bucket.weights]
         hooked += [weight for bucket in divided for weight in bucket.weights]
+        arrived = _weakly(self._arrived)
         for weight in hooked:
-            weight.register_post_accumulate_grad_hook(self._arrived)
+            weight.register_post_accumulate_grad_hook(arrived)
 
     def _arrange(self, buckets: Sequence[GradientBucket]) -> None:
         """From now on these are the buckets."""
@@ -119,6 +128,18 @@ class _BucketSums:
                 bucket.finish()
         for divided in self._divided:
             divided.sum()
+
+
+def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """`method`, without keeping its object: Python's collector cannot free a weight whose hook refers back to it."""
+    known = WeakMethod(method)
+
+    def call(weight: Tensor) -> None:
+        living = known()
+        assert living is not None, "weights are trained that outlived the model they are of"
+        living(weight)
+
+    return call
 
 
 class GradientSums(_BucketSums):
@@ -271,17 +292,6 @@ class ReplicaMeans(_BucketSums):
         if self.watch is not None:
             self.watch(True)
         self._completed()
-
-
-def flagged_buckets(
-    weights: Sequence[nn.Parameter], world: Group, averaged: bool = False, largest: float = BUCKET_BYTES
-) -> list[GradientBucket]:
-    """Buckets of `weights`, those that the forward pass uses last first; each rank may use some of them only."""
-    buckets: list[GradientBucket] = []
-    for weight in reversed(weights):
-        new = GradientBucket(world, True, averaged)
-        last_bucket(buckets, new, weight, weight.nbytes, largest).add(weight, weight.nbytes)
-    return buckets
 
 
 def clip_gradients(

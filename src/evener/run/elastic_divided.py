@@ -12,6 +12,7 @@ makes the update before it goes on, so no step is lost. Where there is one, all 
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 
@@ -173,6 +174,7 @@ class DividedElasticLoop(ElasticLoop):
         self._loop, self._training = loop, training
         loop.monitor.history, loop.last = whole.history, whole.head.step
         loop.regroup(training, [assignment.node for assignment in self._plan.assignments])
+        gc.collect()  # a graph of torch.fx refers to itself, and that of a stage before to its weights
         self._settled = loop.last if whole.head.is_settled else NO_STEP
         return loop
 

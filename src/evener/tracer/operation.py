@@ -135,7 +135,7 @@ def is_computed_twice() -> bool:
     return hooks is not None and str(hooks[0].__module__) == "torch.utils.checkpoint"
 
 
-def users_line(outermost: FrameType) -> str:
+def users_line(outermost: FrameType | None) -> str:
     """File and line of the user's code that runs inside of `outermost`; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not outermost:

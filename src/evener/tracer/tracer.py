@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Set
+from types import FrameType
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class Tracer(TorchFunctionMode):
         self._operation: RunningOperation | None = None
         self._listening = True
         self._meter = CostMeter([*model.parameters(), *model.buffers()])
-        self._outermost = sys._getframe()
+        self._outermost: FrameType | None = None  # a frame refers to those that called it, and to all that they hold
         self._outer: TorchModes | None = None
 
     @property
@@ -98,6 +99,7 @@ class Tracer(TorchFunctionMode):
                 with applications(self._apply):
                     outputs = call(self._model, inputs)
         finally:
+            self._outermost = None
             for handle in hooks:
                 handle.remove()
         replaced = self._assign(states) if self._executable else []

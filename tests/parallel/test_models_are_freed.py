@@ -1,0 +1,49 @@
+"""A rank's part of a divided model is gone as soon as nobody refers to it, without Python's collector.
+
+The collector counts objects, not bytes: it seldom comes by for a few models of a gigabyte each. Where a node is lost, a
+divided model is made anew, beside what is left of the one before.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from evener.comm.group import Group
+from evener.oracle.division.layout import Replica
+from evener.oracle.division.plan import Arrangement
+from evener.oracle.division.rules import Division
+from evener.parallel.divided import ShardedModel
+from evener.parallel.process_mesh import form_process_mesh
+from support.compare_divided import forward_backward, serial
+from support.thread_ranks import together
+
+WAYS = {"two": (Replica(shares=(2, 1)),), "data+two": (Replica(shares=(2, 1)), Replica(shares=(1,)))}
+
+
+@pytest.fixture(autouse=True)
+def _no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("division", ["filter", "channel", "sharded", "spatial"])
+def test_a_divided_model(division: Division, way: str) -> None:
+    arrangement, inputs = Arrangement(division=division, replicas=WAYS[way]), serial("residual").inputs[0][:2]
+
+    def weights_after_a_step(group: Group) -> list[weakref.ref[Any]]:
+        place = form_process_mesh(group, arrangement)
+        model = ShardedModel(serial("residual").model, place, [inputs])
+        forward_backward(model, inputs.clone(), None)
+        return [weakref.ref(weight) for weight in model.part.parameters()]
+
+    left = [ref for refs in together(arrangement.size, weights_after_a_step) for ref in refs]
+    assert left
+    assert not [one.shape for ref in left if (one := ref()) is not None]
