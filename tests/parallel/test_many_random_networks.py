@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_random_networks import networks
+from test_random_networks import has_pixels, networks
 from torch import nn
 
 from evener.oracle.division.layout import Replica
@@ -29,10 +29,11 @@ columns = st.sampled_from([(1.0,), (1.0,), (2.0, 1.0)])
 )
 def test_any_network_in_any_arrangement(
     division: Division,
-    model: nn.Module,
+    model: nn.Sequential,
     rows: list[tuple[tuple[float, ...], tuple[float, ...]]],
     size: tuple[int, int],
 ) -> None:
+    assume(has_pixels(model, size))
     wide = division == "spatial"
     replicas = tuple(Replica(shares=own, columns=across if wide else (1.0,)) for own, across in rows)
     arrangement = Arrangement(division=division, replicas=replicas)

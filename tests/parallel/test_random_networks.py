@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
+from evener.tracer.meta_model import on_meta
 from support.compare_divided import close, gradient_of_inputs, hold_against, train
 from support.thread_ranks import together
 
@@ -33,7 +34,7 @@ def convolutions(draw: st.DrawFn, channels: int) -> tuple[nn.Module, int]:
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> nn.Module:
+def networks(draw: st.DrawFn) -> nn.Sequential:
     torch.manual_seed(draw(st.integers(0, 1000)))
     channels, layers = 3, []
     for _ in range(draw(st.integers(1, 4))):
@@ -42,9 +43,9 @@ def networks(draw: st.DrawFn) -> nn.Module:
             layer, channels = draw(convolutions(channels))
             layers.append(layer)
         elif kind == "norm":
-            layers.append(nn.BatchNorm2d(channels))
+            layers.append(_shifted(nn.BatchNorm2d(channels)))
         elif kind == "group":
-            layers.append(nn.GroupNorm(draw(st.sampled_from([1, channels])), channels))
+            layers.append(_shifted(nn.GroupNorm(draw(st.sampled_from([1, channels])), channels)))
         elif kind == "pool":
             layers.append(nn.MaxPool2d(3, draw(st.integers(1, 2)), 1))
         elif kind == "mean":
@@ -61,6 +62,12 @@ def networks(draw: st.DrawFn) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(2 * channels, 3))
 
 
+def _shifted(norm: nn.Module) -> nn.Module:
+    """Else a mean over all pixels that follows is zero but for rounding, which then chooses the side of a kink."""
+    nn.init.uniform_(norm.bias, 0.1, 0.5)  # type: ignore[arg-type]
+    return norm
+
+
 class Twice(nn.Module):
     """A layer that is used twice, with its input beside."""
 
@@ -72,6 +79,16 @@ class Twice(nn.Module):
         return torch.cat([x, self.layer(torch.tanh(self.layer(x))) + x], 1)
 
 
+def has_pixels(model: nn.Sequential, size: tuple[int, int]) -> bool:
+    """Whether each layer is given more than one pixel: PyTorch refuses some layers that are not."""
+    x = torch.empty(1, 3, *size, device="meta")
+    for layer in list(on_meta(model).children())[:-3]:
+        if min(x.shape[2:]) < 2:
+            return False
+        x = layer(x)
+    return True
+
+
 replicas = st.builds(lambda shares: Replica(shares=tuple(shares)), st.lists(st.integers(1, 5), min_size=1, max_size=3))
 
 
@@ -79,8 +96,9 @@ replicas = st.builds(lambda shares: Replica(shares=tuple(shares)), st.lists(st.i
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(model=networks(), ranks=st.lists(replicas, min_size=1, max_size=2), size=st.tuples(*[st.integers(5, 9)] * 2))
 def test_any_network_in_any_arrangement(
-    division: Division, model: nn.Module, ranks: list[Replica], size: tuple[int, int]
+    division: Division, model: nn.Sequential, ranks: list[Replica], size: tuple[int, int]
 ) -> None:
+    assume(has_pixels(model, size))
     arrangement = Arrangement(division=division, replicas=tuple(ranks))
     expected = train(model.double(), (3, 3, *size), 1e-3)
     samples = [4 - len(ranks), 1][: len(ranks)]
