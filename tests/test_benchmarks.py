@@ -23,7 +23,7 @@ SMALLEST = (
     "self_check --tasks digits --strategies data",
     "strategies filter --ranks 2 --rounds 1",
     "tune --parts overhead",
-    "uneven_nodes --speeds 1,0.5 --rounds 1 --epochs 1 --task digits",
+    "uneven_nodes --speeds 1,0.5 --rounds 1 --epochs 2 --task digits",
     "wire --megabytes 4 --rounds 50 --blocks 1",
 )
 """Too short to measure anything."""
