@@ -61,3 +61,12 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert left == ([], set())
     changed = {key for key in os.environ.keys() | before.keys() if os.environ.get(key) != before.get(key)}
     assert changed - _SET_BY_OTHERS == set()
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Only counting of references frees memory while this holds."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_random_networks import has_pixels, networks
+from test_random_networks import networks, runs_alone
 from torch import nn
 
 from evener.oracle.division.layout import Replica
@@ -33,7 +33,7 @@ def test_any_network_in_any_arrangement(
     rows: list[tuple[tuple[float, ...], tuple[float, ...]]],
     size: tuple[int, int],
 ) -> None:
-    assume(has_pixels(model, size))
+    assume(runs_alone(model, size))
     wide = division == "spatial"
     replicas = tuple(Replica(shares=own, columns=across if wide else (1.0,)) for own, across in rows)
     arrangement = Arrangement(division=division, replicas=replicas)

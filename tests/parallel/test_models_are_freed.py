@@ -6,9 +6,7 @@ divided model is made anew, beside what is left of the one before.
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +23,7 @@ from support.thread_ranks import together
 WAYS = {"two": (Replica(shares=(2, 1)),), "data+two": (Replica(shares=(2, 1)), Replica(shares=(1,)))}
 
 
-@pytest.fixture(autouse=True)
-def _no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
+@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("division", ["filter", "channel", "sharded", "spatial"])
 def test_a_divided_model(division: Division, way: str) -> None:

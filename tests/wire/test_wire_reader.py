@@ -1,10 +1,9 @@
 """Bytes become the frames that were sent, however they are cut up; anything else becomes a refusal."""
 
-import gc
 import tracemalloc
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -18,15 +17,6 @@ from evener.wire.frame import Close, Frame, encode_close, encode_frame, encode_h
 from evener.wire.limits import Limits
 from evener.wire.reader import READ_AHEAD, FrameReader
 from support.wire_peers import Hello, Kinds, Push
-
-
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """Only counting of references frees memory while this holds."""
-    gc.disable()
-    yield
-    gc.enable()
-
 
 headers = st.builds(Hello, st.text(max_size=5)) | st.builds(Push, st.integers(-(2**63), 2**63 - 1))
 frames = st.lists(st.tuples(headers, st.lists(st.binary(max_size=5000), max_size=4)), max_size=4)

@@ -136,7 +136,7 @@ def is_computed_twice() -> bool:
 
 
 def users_line(outermost: FrameType | None) -> str:
-    """File and line of the user's code that runs inside of `outermost`; empty if there is none."""
+    """File and line of the user's code that runs inside of `outermost`, or at all; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not outermost:
         if is_users(frame.f_code.co_filename):
