@@ -16,9 +16,11 @@ from pathlib import Path
 import psutil
 
 _NEWS = re.compile(r"; (\d+) nodes? of \d+ go on|(node-\d+) (came|caught up with|was killed|has been silent)")
+_KINDS = {"was killed": "killed", "has been silent": "frozen"}
+"""Which fault the run speaks of with these words."""
 _LONGEST_MATCH = 80
 _MARGIN = 15.0
-"""Seconds, besides the patience, after which the victim was not yet a rank, if the run does not speak of its loss."""
+"""Seconds, besides the patience, after which a killed process was no rank, if the run does not speak of its loss."""
 _LAST_WORDS = 3000
 """Characters of what a run said that failed."""
 _LOOK = 0.02
@@ -46,20 +48,21 @@ class Weather:
 
 
 class Told:
-    """What a run has said in a file about how many nodes go on, read as it grows.
+    """What a run has said in a file about who goes on, read as it grows.
 
     Attributes:
-        count: how often it has said so.
         going_on: nodes, as it said last; None before.
         behind: those of them that have come and do not hold the state of the training yet.
         has_begun: whether it has told of the first epoch.
+        lost: of how many nodes it has said so far that they were killed, and that they were silent.
     """
 
     def __init__(self, said: Path) -> None:
         self._file, self._rest = said.open(), ""
-        self.count, self.has_begun = 0, False
+        self.has_begun = False
         self.going_on: int | None = None
         self.behind: set[str] = set()
+        self.lost: Counter[str] = Counter()
 
     def read(self) -> None:
         """Take note of what is new."""
@@ -73,21 +76,39 @@ class Told:
 
     def _note(self, going_on: str | None, node: str, what: str) -> None:
         if going_on is not None:
-            self.count, self.going_on = self.count + 1, int(going_on)
+            self.going_on = int(going_on)
         elif what == "came":
             self.behind.add(node)
         else:
             self.behind.discard(node)
+            self.lost.update(kind for words, kind in _KINDS.items() if words == what)
 
     def close(self) -> None:
         """Read no more."""
         self._file.close()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What was done to one process.
+
+    Attributes:
+        kind: `killed` or `frozen`.
+        victim: the process.
+        wakes: when a frozen one goes on; never, if it was killed.
+        untold_until: when it is certain that the run will not speak of it: the victim was no rank yet, or woke in time.
+    """
+
+    kind: str
+    victim: psutil.Process
+    wakes: float
+    untold_until: float
+
+
 class Storm:
     """Kills and freezes processes of one run while it goes on.
 
-    Whoever goes on is let alone while he is the only one who holds the state of the training.
+    Whoever goes on is let alone while he may be the only one who holds the state of the training.
 
     Args:
         run: whose processes suffer.
@@ -105,9 +126,8 @@ class Storm:
         self.seconds = 0.0
         self._run, self._nodes, self._weather, self._random = run, nodes, weather, random.Random(weather.seed)
         self._told, self._said = Told(said), said
-        self._sleepers: list[tuple[float, psutil.Process]] = []
-        self._untold: list[tuple[float, int]] = []
-        self._woken: list[float] = []
+        self._sleepers: list[Fault] = []
+        self._untold: list[Fault] = []
 
     def rage(self, on_over: Callable[[], object]) -> None:
         """Until the run is over, calling `on_over` when the storm is. Raises CalledProcessError: it failed."""
@@ -118,14 +138,14 @@ class Storm:
             self._wake(now)
             if self._is_over:
                 on_over()
-            elif now >= due and self._remaining(now) > 1 and not self._untold:
+            elif now >= due and self._remaining(now) > 1:
                 began, due = began or now, now + self._random.uniform(*self._weather.apart)
-                self._strike()
+                self._strike(now)
                 self.seconds = now - began
         self._wake(float("inf"))
         self._told.close()
         if self._run.returncode:
-            sys.stderr.write(self._said.read_text()[-_LAST_WORDS:])
+            self._report_failure()
             raise subprocess.CalledProcessError(self._run.returncode, "evener train")
 
     @property
@@ -134,20 +154,23 @@ class Storm:
         return 0 < weather.faults <= self.done.total() or 0 < weather.seconds <= self.seconds
 
     def _remaining(self, now: float) -> int:
-        """Nodes that surely go on and hold the state, if nobody was killed since the run last said how many go on.
-
-        Who was just woken may have been given up.
-        """
-        told = self._told
+        """Nodes that surely go on and hold the state: those that the run spoke of last, less whom it may miss yet."""
+        told, before = self._told, self._told.lost.copy()
         told.read()
-        self._untold = [(when, before) for when, before in self._untold if now < when and before == told.count]
-        self._woken = [until for until in self._woken if now < until]
+        for kind in _KINDS.values():
+            self._forget(kind, told.lost[kind] - before[kind])
+        self._untold = [fault for fault in self._untold if now < fault.untold_until]
         at_first = self._nodes if told.has_begun else 0
         going_on = at_first if told.going_on is None else told.going_on
-        return going_on - len(told.behind) - len(self._sleepers) - len(self._woken)
+        return going_on - len(told.behind) - len(self._untold)
 
-    def _strike(self) -> None:
-        frozen = {process.pid for _, process in self._sleepers}
+    def _forget(self, kind: str, count: int) -> None:
+        """The oldest faults of this kind: the run has spoken of so many."""
+        for fault in [fault for fault in self._untold if fault.kind == kind][:count]:
+            self._untold.remove(fault)
+
+    def _strike(self, now: float) -> None:
+        frozen = {fault.victim.pid for fault in self._sleepers}
         awake = [process for process in ranks_of(self._run.pid) if process.pid not in frozen]
         if len(awake) < 2:  # somebody has to go on
             return
@@ -156,19 +179,32 @@ class Storm:
             victim.send_signal(signal.SIGSTOP if is_frozen else signal.SIGKILL)
         except psutil.NoSuchProcess:
             return
-        now, patience = time.monotonic(), self._weather.patience
-        self.done["frozen" if is_frozen else "killed"] += 1
+        self._note(victim, is_frozen, now)
+
+    def _note(self, victim: psutil.Process, is_frozen: bool, now: float) -> None:
+        patience = self._weather.patience
+        asleep = patience * self._random.uniform(0.5, 2.0) if is_frozen else 0.0
+        fault = Fault(
+            kind="frozen" if is_frozen else "killed",
+            victim=victim,
+            wakes=now + asleep,
+            untold_until=now + asleep + patience + (patience if is_frozen else _MARGIN),
+        )
+        self.done[fault.kind] += 1
+        self._untold.append(fault)
         if is_frozen:
-            self._sleepers.append((now + patience * self._random.uniform(0.5, 2.0), victim))
-        else:
-            self._untold.append((now + patience + _MARGIN, self._told.count))
+            self._sleepers.append(fault)
 
     def _wake(self, now: float) -> None:
-        for when, process in self._sleepers:
-            if when <= now and process.is_running():
-                process.send_signal(signal.SIGCONT)
-                self._woken.append(now + self._weather.patience)  # it may have been given up: the run will say so
-        self._sleepers = [(when, process) for when, process in self._sleepers if when > now and process.is_running()]
+        for fault in self._sleepers:
+            if fault.wakes <= now and fault.victim.is_running():
+                fault.victim.send_signal(signal.SIGCONT)
+        self._sleepers = [fault for fault in self._sleepers if fault.wakes > now and fault.victim.is_running()]
+
+    def _report_failure(self) -> None:
+        sys.stderr.write(self._said.read_text()[-_LAST_WORDS:])
+        untold = [f"{fault.kind} process {fault.victim.pid}" for fault in self._untold]
+        sys.stderr.write(f"Not spoken of: {', '.join(untold) or 'none'}; behind: {sorted(self._told.behind)}\n")
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
