@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -49,12 +50,19 @@ def _threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("evener")}
 
 
+def _return_memory() -> None:
+    """Large models, known to their hooks, would wait for the collector, and glibc would keep their pages."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = dict(os.environ)
     yield
     if request.node.get_closest_marker("slow"):
-        gc.collect()  # models and their hooks know each other; hundreds of large ones would wait for the collector
+        _return_memory()
     deadline = time.monotonic() + _SECONDS
     while (left := (_children(), _threads())) != ([], set()) and time.monotonic() < deadline:
         time.sleep(0.05)
