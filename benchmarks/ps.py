@@ -42,13 +42,13 @@ from turns import in_turn, ratios
 from evener.profile import DeviceProfile
 from evener.ps.config import MasterConfig, StateDir, Versions
 from evener.ps.directions import ToNode
-from evener.ps.engine import EngineSetup, NodeEngine
 from evener.ps.job import Job
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header
-from evener.ps.node import Node
-from evener.ps.worker_session import NodeConfig
+from evener.ps.node.engine import EngineSetup, NodeEngine
+from evener.ps.node.node import Node
+from evener.ps.node.worker_session import NodeConfig
 from evener.record import TrainRecord
 from evener.sync import aggregator
 from evener.sync.layout import Flat, StateLayout, layout_of

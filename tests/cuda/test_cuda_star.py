@@ -11,8 +11,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from evener.ps.device_merges import DeviceMerge
-from evener.ps.merges import merge_of
+from evener.ps.merges import DeviceMerge, merge_of
 from evener.record import TrainRecord
 from evener.run.commands import perform
 from evener.run.config import RunConfig

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_random_networks import networks, runs_alone
 from torch import nn
 
 from evener.oracle.division.layout import Replica
 from evener.oracle.division.plan import Arrangement
 from evener.oracle.division.rules import Division
 from support.compare_divided import close, gradient_of_inputs, hold_against, train
+from support.random_networks import networks, runs_alone
 from support.thread_ranks import together
 
 shares = st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(any).map(tuple)

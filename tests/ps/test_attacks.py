@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
-from test_master import SYNC, distance, introduction, next_told, play, stranger
 
 from evener.profile import DeviceProfile
 from evener.ps import messages as m
@@ -21,20 +17,22 @@ from evener.sync.messages import Push
 from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
 from evener.wire.frame import encode_head
+from support.agreements import SYNC, distance
 from support.linear_engine import job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
+from support.strangers import (
+    introduction,
+    joined,
+    log_of,
+    next_told,
+    play,
+    refusals,
+    stranger,
+    told_until_closed,
+    welcomed,
+)
 
 Attack = Callable[[Connection[m.Header]], None]
-
-
-def joined(connection: Connection[m.Header], **words: Any) -> None:
-    connection.send(replace(introduction("evil", profiled=True), **words))
-
-
-def welcomed(connection: Connection[m.Header]) -> None:
-    joined(connection)
-    while not isinstance(connection.receive().header, m.Welcome):
-        pass
 
 
 def send_after_joining(*headers: m.Header) -> Attack:
@@ -181,27 +179,6 @@ def announce(connection: Connection[m.Header], header: m.Header, lengths: tuple[
 def raw(connection: Connection[m.Header], header: bytes) -> None:
     """A frame with these bytes as its header."""
     connection._transport.send([memoryview(encode_head(connection._sequence, header))])
-
-
-def told_until_closed(connection: Connection[m.Header], name: str = "it") -> list[m.Header]:
-    """All that comes until the master closes the connection."""
-    found: list[m.Header] = []
-    until = time.monotonic() + 10
-    while True:
-        assert time.monotonic() < until, f"{name} goes on"
-        try:
-            found.append(connection.receive().header)
-        except ConnectionLost:
-            return found
-
-
-def log_of(ps: Plane) -> list[dict[str, str]]:
-    path = ps.home.audit
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def refusals(ps: Plane) -> list[dict[str, str]]:
-    return [line for line in log_of(ps) if line["what"] == "refused"]
 
 
 def test_whatever_a_peer_sends_closes_that_peer_is_logged_and_an_honest_run_beside_it_is_exact() -> None:

@@ -11,7 +11,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from test_master import SYNC, WAYS, distance
 
 from evener.atomic import atomic_write
 from evener.errors import InvalidInput
@@ -19,6 +18,7 @@ from evener.ps import active_run, checkpointing
 from evener.ps.config import StateDir
 from evener.sync.protocol import SyncProtocol
 from evener.sync.snapshot import Snapshot, save_snapshot
+from support.agreements import SYNC, WAYS, distance
 from support.linear_engine import BATCH, SAMPLES, job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_attacks import joined
-from test_master import SYNC, play, stranger
-from test_validation import costs
 
 from evener.ps import messages as m
 from evener.ps import run_validation
@@ -20,8 +17,10 @@ from evener.ps.messages import Validated
 from evener.ps.validation import EpochEnd, Validations
 from evener.sync.protocol import Sgd, synchronous
 from evener.wire.errors import ConnectionLost
-from support.linear_engine import RATE, SAMPLES, TRUTH, VALIDATION, Mood, data, job, serial, weights
+from support.agreements import SYNC
+from support.linear_engine import RATE, SAMPLES, TRUTH, VALIDATION, Mood, costs, data, job, serial, weights
 from support.master_in_threads import plane, unpack, wait_until
+from support.strangers import joined, play, stranger
 
 THREE = costs({"a": 1.0, "b": 1.0, "c": 1.0})
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from evener.doctor.peers import CLOCK_SECONDS
-from evener.ps.admission import Admission, admission_of
+from evener.ps.access.joining import Admission, admission_of
 from evener.ps.config import Versions
 from evener.ps.handlers import Handlers
 from evener.ps.messages import PROTOCOL, Contribution, Join

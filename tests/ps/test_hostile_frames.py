@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from safetensors.numpy import load
-from test_master import WAYS, distance
 
+from support.agreements import WAYS, distance
 from support.hostile_frames import Stage
 from support.linear_engine import serial
 

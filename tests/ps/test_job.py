@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
-from test_master import SYNC
 
-from evener.ps.blob import Blob
+from evener.ps.blobs.blob import Blob
 from evener.ps.job import Submissions, encode_job
-from evener.ps.messages import BlobChunk, FetchBlob, RunRejected
+from evener.ps.messages import BlobChunk, FetchBlob
+from support.agreements import SYNC
 from support.linear_engine import job, weights
-
-
-class Sent(list[tuple[int | None, Any]]):
-    def __call__(self, peer: int | None, header: Any, buffers: Sequence[Any] = ()) -> None:
-        self.append((peer, header))
-
-    def reasons(self, peer: int) -> list[str]:
-        return [header.reason for to, header in self if to == peer and isinstance(header, RunRejected)]
+from support.strangers import Sent
 
 
 def buffers(code: str = "") -> list[memoryview]:

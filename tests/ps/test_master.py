@@ -10,34 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from evener.errors import InvalidInput
-from evener.ps.directions import ToNode
-from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header, Join
-from evener.sync import protocol
+from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header
 from evener.sync.messages import Push
-from evener.sync.protocol import Sgd, SyncProtocol
-from evener.wire.connect import open_connection
-from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
-from evener.wire.limits import Limits
-from support.linear_engine import BATCH, RATE, SAMPLES, TRUTH, Mood, job, serial, weights
-from support.master_in_threads import Plane, plane, unpack, wait_until
-
-SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
-WAYS: dict[str, SyncProtocol] = {
-    "sync": SYNC,
-    "async": protocol.asynchronous(batch=BATCH, outer=Sgd(learning_rate=RATE)),
-    "bounded": protocol.bounded(batch=BATCH, outer=Sgd(learning_rate=RATE), staleness=1),
-    "average": protocol.averaging(batch=BATCH),
-    "average of 2": protocol.averaging(batch=BATCH, local_steps=2),
-    "diloco": protocol.diloco(batch=BATCH, local_steps=2),
-    "overlapped": replace(protocol.averaging(batch=BATCH, local_steps=2), is_overlapped=True),
-    "int8": replace(protocol.averaging(batch=BATCH, local_steps=2), push="int8", pull="int8"),
-}
-
-
-def distance(found: dict[str, Any], wanted: dict[str, Any]) -> float:
-    assert found.keys() == wanted.keys()
-    return max(float(np.abs(found[name] - wanted[name]).max()) for name in wanted)
+from support.agreements import SYNC, WAYS, distance
+from support.linear_engine import BATCH, SAMPLES, TRUTH, Mood, job, serial, weights
+from support.master_in_threads import plane, unpack, wait_until
+from support.strangers import introduction, next_told, play, stranger
 
 
 def test_synchronous_updates_of_three_nodes_equal_one_process() -> None:
@@ -289,10 +268,6 @@ def test_a_second_node_of_the_same_name_takes_the_place_of_the_first() -> None:
         assert not ps.nodes[1].error
 
 
-def stranger(ps: Plane) -> Connection[Header]:
-    return open_connection(ps.address, ps.identity.token, ToNode, Limits(patience=5))
-
-
 def test_a_node_of_another_protocol_is_refused_with_a_cure() -> None:
     with plane() as ps, stranger(ps) as connection:
         connection.send(introduction("old", protocol=PROTOCOL + 1))
@@ -318,41 +293,6 @@ def test_an_update_of_the_wrong_size_is_refused() -> None:
             told = next_told(connection)
         assert told.answer.verdict == "refused"
         assert "must have 48 bytes, got 8" in told.answer.reason
-
-
-def introduction(name: str, protocol: int = PROTOCOL, *, profiled: bool = False) -> Join:
-    from evener.profile import DeviceProfile
-
-    profile = DeviceProfile(node=name, device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
-    return Join(
-        protocol=protocol,
-        name=name,
-        incarnation=1,
-        evener="0",
-        python="3.11",
-        torch="",
-        clock=0.0,
-        device="cpu",
-        profile=profile if profiled else None,
-    )
-
-
-def play(connection: Connection[Header]) -> Any:
-    """Be ready for whatever is to be prepared; the first lease."""
-    from evener.ps.messages import Prepare, Ready
-
-    while not isinstance(header := connection.receive().header, Prepare):
-        pass
-    connection.send(Ready(run=header.run, unit_seconds=1e-3))
-    return next_told(connection).answer.lease
-
-
-def next_told(connection: Connection[Header]) -> Any:
-    from evener.ps.messages import ServerReply
-
-    while not isinstance(header := connection.receive().header, ServerReply):
-        pass
-    return header
 
 
 def watch(run: str) -> Header:

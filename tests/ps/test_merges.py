@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.errors import InvalidValue
-from evener.ps.device_merges import DeviceMerge
-from evener.ps.merges import merge_by_threads, merge_of
+from evener.ps.merges import DeviceMerge, merge_by_threads, merge_of
 from evener.sync.aggregator import WholeMerge
 from evener.sync.layout import Flat, flat_of, layout_of
 from evener.sync.messages import Push
@@ -86,7 +85,7 @@ def test_a_server_merges_with_them_and_leaves_out_what_is_not_finite(name: Merge
 @pytest.mark.parametrize("rule", ["trimmed", "median", "krum"])
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_the_device_agrees_robustly_as_the_cores_do(rule: Robust, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evener.ps.device_merges._CACHED", 4)
+    monkeypatch.setattr("evener.ps.merges._CACHED", 4)
     sources = contributions(count)
     sources[-1].floats[0][:] = -1e30
     found, wanted = Flat(sources[0].layout), Flat(sources[0].layout)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load
-from test_master import SYNC
 
 from evener.errors import MissingFile
 from evener.history import Entry, History, NodeWork
@@ -16,6 +15,7 @@ from evener.ps.nodes import NodeRecord
 from evener.ps.results import RunResult, load_result, plan_of, record_of, save_result, weights_of
 from evener.sync.messages import WorkerTotals
 from evener.sync.worker_record import WorkerRecord
+from support.agreements import SYNC
 from support.linear_engine import BATCH, job, weights
 
 COSTS = {"fast": Worker(unit_seconds=1.0), "slow": Worker(unit_seconds=2.0)}

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from test_master import SYNC, distance
 
 from evener.errors import InvalidInput
 from evener.events import decode_events
@@ -15,6 +14,7 @@ from evener.ps import checkpointing
 from evener.ps.job import Job
 from evener.ps.messages import RunEvents
 from evener.record import Epoch
+from support.agreements import SYNC, distance
 from support.linear_engine import job, serial, weights
 from support.master_in_threads import Plane, plane, unpack, wait_until
 

@@ -6,17 +6,11 @@ import sys
 from math import isnan, nan
 
 import pytest
-from test_master import SYNC
 
-from evener.oracle.apportion import Worker
 from evener.ps.messages import Validated
 from evener.ps.validation import EpochEnd, SliceForNode, ValidationPass, Validations, ValidationSlice
-from support.linear_engine import VALIDATION, job, weights
-
-
-def costs(seconds: dict[str, float]) -> dict[str, Worker]:
-    return {name: Worker(unit_seconds=each) for name, each in seconds.items()}
-
+from support.agreements import SYNC
+from support.linear_engine import VALIDATION, costs, job, weights
 
 COSTS = costs({"a": 1.0, "b": 1.0})
 

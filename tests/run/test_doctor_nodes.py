@@ -12,8 +12,8 @@ from evener.doctor.facts import FolderFacts, LoadFacts, MachineFacts
 from evener.doctor.finding import faults
 from evener.doctor.peers import DataFacts
 from evener.errors import InvalidInput
-from evener.ps.blob import BlobWriter
-from evener.ps.examination_messages import Examination, ExaminedNode, NodeReport
+from evener.ps.blobs.blob import BlobWriter
+from evener.ps.examination.examination_messages import Examination, ExaminedNode, NodeReport
 from evener.ps.master_client import MasterClient
 from evener.ps.status import ClusterStatus, NodeStatus
 from evener.run.doctor_nodes import findings_of, look_at_nodes, look_before_run, question_of

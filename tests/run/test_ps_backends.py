@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from evener.ps.engine import ModelBackend
+from evener.ps.node.engine import ModelBackend
 from evener.run.config import RunConfig
 from evener.run.ps_backends import is_thin, load_backend
 from evener.sync.protocol import Adam

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.errors import EvenerError, InvalidInput
-from evener.ps.invitation_messages import Invite
+from evener.ps.access.invitation_messages import Invite
 from evener.ps.master_client import MasterClient
 from evener.run.options import StopAccess
 from evener.run.ps_master import run_line, stop

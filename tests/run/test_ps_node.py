@@ -168,9 +168,9 @@ import sys
 import numpy as np, psutil
 import evener.run.ps_node
 from evener.autodiff import functional as F, nn, optim
-from evener.ps.engine import EngineSetup, TaskEngine
+from evener.ps.node.engine import EngineSetup, TaskEngine
 from evener.ps.job import Job
-from evener.ps.thin_backend import ThinBackend
+from evener.ps.node.thin_backend import ThinBackend
 from evener.sync.protocol import Sgd, Workload, synchronous
 from evener.task import ThinTask
 

@@ -30,8 +30,8 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.plan import Plan
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, make_context
-from evener.run.elastic_divided import DividedElasticLoop
-from evener.run.elastic_replicated import ReplicatedElasticLoop
+from evener.run.elastic.divided import DividedElasticLoop
+from evener.run.elastic.replicated import ReplicatedElasticLoop
 from evener.run.loop import Loop
 from evener.run.planning import Shape, divide
 from evener.run.training import Training, make_training

@@ -31,7 +31,7 @@ from evener.ps.config import MasterConfig, StateDir
 from evener.ps.directions import ToCommand, ToMaster, ToNode
 from evener.ps.job import Job, decode_job, encode_job
 from evener.ps.master import Master
-from evener.ps.worker_session import NodeConfig, WorkerSession
+from evener.ps.node.worker_session import NodeConfig, WorkerSession
 from evener.sync.protocol import Sgd, SyncProtocol, synchronous
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from evener.data.sampler import permutation
 from evener.errors import InvalidInput
-from evener.ps.engine import EngineSetup
+from evener.oracle.apportion import Worker
 from evener.ps.job import Job
+from evener.ps.node.engine import EngineSetup
 from evener.sync.layout import Flat, StateLayout, flat_of, layout_of
 from evener.sync.messages import Lease, positions
 from evener.sync.protocol import SyncProtocol, Workload
@@ -195,3 +196,7 @@ class LinearEngine:
 
 def build(mood: Mood) -> Callable[[EngineSetup], LinearEngine]:
     return lambda setup: LinearEngine(setup, mood)
+
+
+def costs(seconds: dict[str, float]) -> dict[str, Worker]:
+    return {name: Worker(unit_seconds=each) for name, each in seconds.items()}

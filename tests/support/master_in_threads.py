@@ -18,16 +18,16 @@ from safetensors.numpy import load
 
 from evener.events import RunEvent
 from evener.profile import DeviceProfile
-from evener.ps.acceptance import Acceptance
 from evener.ps.config import MasterConfig, StateDir, Versions
 from evener.ps.directions import ToNode
 from evener.ps.job import Job
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header
-from evener.ps.node import Node
+from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.node import Node
+from evener.ps.node.worker_session import NodeConfig
 from evener.ps.results import RunResult
-from evener.ps.worker_session import NodeConfig
 from evener.record import TrainRecord
 from evener.sync.layout import Flat
 from evener.wire.connect import open_connection

@@ -25,7 +25,7 @@ from evener.data.sampler import permutation
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
-from evener.ps.torch_backend import TorchBackend
+from evener.ps.node.torch_backend import TorchBackend
 from evener.run.context import Arithmetic, join_world
 from evener.yolo.rank import alone
 from support.yolo_trainers import clocked, exact, redivided, spoiled, watched

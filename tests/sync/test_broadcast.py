@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_merge_stream import layout, sources
 
 from evener.sync.compression import compressor_for
 from evener.sync.layout import Flat
 from evener.sync.protocol import Compression, Sgd, SyncProtocol
 from evener.sync.threads import ThreadPool
 from evener.sync.weights import Broadcast, CommonWeights, Contents
+from support.merge_cases import layout, sources
 
 OF = layout(500)
 

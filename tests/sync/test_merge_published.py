@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from test_merge_stream import layout, merged, sources
 
 from support.benchmarks import benchmark
+from support.merge_cases import layout, merged, sources
 
 merging = benchmark("merging")
 """To which the ways belong that Evener is compared with."""

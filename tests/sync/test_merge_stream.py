@@ -7,38 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.sync.layout import ArraySpec, Flat, StateLayout
+from evener.sync.layout import Flat
 from evener.sync.threads import BLOCK_BYTES, ThreadPool
 from evener.sync.update import Merging, is_finite
-
-
-def layout(singles: int, doubles: int = 3) -> StateLayout:
-    return StateLayout(
-        entries=(
-            ArraySpec(name="tracked", shape=(2,), dtype="int64", kind="counter"),
-            ArraySpec(name="d", shape=(doubles,), dtype="float64", kind="parameter"),
-            ArraySpec(name="w", shape=(singles,), dtype="float32", kind="parameter"),
-            ArraySpec(name="mean", shape=(2,), dtype="float32", kind="statistic"),
-        )
-    )
-
-
-def sources(count: int, of: StateLayout, seed: int = 0) -> list[Flat]:
-    draw, found = np.random.default_rng(seed), []
-    for _ in range(count):
-        flat = Flat(of)
-        for array in flat.floats:
-            array[:] = draw.standard_normal(array.size)
-        flat.counters[:] = draw.integers(0, 100, flat.counters.size)
-        found.append(flat)
-    return found
-
-
-def merged(flats: list[Flat], weights: list[float], threads: int = 1) -> Flat:
-    out = Flat(flats[0].layout)
-    with ThreadPool(threads) as cores:
-        assert Merging(out, flats, weights, cores).finish() == ()
-    return out
+from support.merge_cases import layout, merged, sources
 
 
 @pytest.mark.parametrize("weights", [[5.0], [1.0, 1.0, 1.0], [32.0, 7.0, 1.0], [3.0, 3.0, 0.5, 3.0]])

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_merge_stream import layout, sources
 
 from evener.sync.compression import CODECS, Compressor, compressor_for
 from evener.sync.layout import Flat
 from evener.sync.threads import BLOCK_BYTES, ThreadPool
+from support.merge_cases import layout, sources
 
 NAMES: list[Any] = list(CODECS)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from test_merge_stream import layout, sources
 
 from evener.sync.compression import Compressor
 from evener.sync.layout import Flat
 from evener.sync.receive_buffers import ReceiveBuffers
 from evener.sync.threads import ThreadPool
+from support.merge_cases import layout, sources
 
 OF = layout(300)
 

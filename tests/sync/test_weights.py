@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from test_merge_stream import layout, sources
 
 from evener.sync.layout import Flat
 from evener.sync.protocol import Sgd
 from evener.sync.threads import ThreadPool
 from evener.sync.weights import Buffer, BufferPool, CommonWeights
+from support.merge_cases import layout, sources
 
 
 def common() -> tuple[CommonWeights, Flat]:

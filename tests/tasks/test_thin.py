@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evener.errors import InvalidInput, MissingExtra
-from evener.ps.parity import check_parity
+from evener.ps.node.parity import check_parity
 from evener.tasks.load import BUILT_IN_THIN_TASKS, has_thin_task, load_task, load_thin_task
 
 OPTIONS = {"digits": {"channels": "4", "blocks": "2"}}

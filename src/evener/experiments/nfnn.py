@@ -36,7 +36,7 @@ from evener.experiments.results import Column, Row, megabytes, ratio, table_of, 
 from evener.launch.nodes import LocalNode
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
-from evener.ps.thin_backend import ThinBackend
+from evener.ps.node.thin_backend import ThinBackend
 from evener.record import TrainRecord
 from evener.report.canvas import COLORS, can_draw, canvas, log_axis, save_png
 from evener.report.text import human_seconds, percent

@@ -19,6 +19,7 @@
 
 Where to read what: `messages` is the language; `membership` decides who is in, a pure function of time and messages;
 `effects` does what follows; `training_run` joins the server's decisions (`sync`), validation and the history;
-`checkpointing` writes a run down, so that a master that was killed goes on with it. `node`, `worker_session` and
-`reconnecting_client` are the other side; `engine` computes there, over `thin_backend` or `torch_backend`.
+`checkpointing` writes a run down, so that a master that was killed goes on with it. `access` says who may come, and as
+what; `blobs` are files that travel; `node` is the other side, whose `engine` computes over a thin or a PyTorch backend;
+`collective` are runs of which a node has one rank; `examination` is the doctor's.
 """

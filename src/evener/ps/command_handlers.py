@@ -7,14 +7,14 @@ from typing import Any
 
 from evener.errors import InvalidValue
 from evener.ps import messages as m
+from evener.ps.access.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.collective.rank_messages import SubmitRanks
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
-from evener.ps.examination_messages import ExamineNodes
-from evener.ps.examinations import Examinations
-from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.examination.examination_messages import ExamineNodes
+from evener.ps.examination.examinations import Examinations
 from evener.ps.messages import Header, Send
 from evener.ps.nodes import Nodes
-from evener.ps.rank_messages import SubmitRanks
 from evener.ps.run_status import cluster_status
 from evener.ps.scheduler import Scheduler
 from evener.ps.status import encode_status

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from evener.ps import examination_messages as e
 from evener.ps import messages as m
-from evener.ps import rank_messages as r
-from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.access.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.collective import rank_messages as r
+from evener.ps.examination import examination_messages as e
 
 FromNode: TypeAlias = (
     m.Join | m.Profiled | m.Heartbeat | m.Leave | m.Ready | m.NotReady | m.Contribution | m.Validated

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from evener.ps.access.invitations import Invitations
+from evener.ps.access.members import Members
 from evener.ps.config import MasterConfig
-from evener.ps.invitations import Invitations
-from evener.ps.members import Members
 from evener.ps.messages import Dismiss, Header, Quarantine, Welcome
 from evener.ps.node_state import Occurrence, Transition, TransitionKind
 from evener.ps.nodes import NodeRecord, Nodes

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evener.ps import examination_messages as e
 from evener.ps import messages as m
-from evener.ps import rank_messages as r
+from evener.ps.access.joining import Joining
+from evener.ps.access.quotas import IDLE_PATIENCES, MOST_WAITING, require_room, require_size
+from evener.ps.access.rights import AUDITED, may_send
+from evener.ps.collective import rank_messages as r
+from evener.ps.collective.rank_handlers import RankHandlers
 from evener.ps.command_handlers import COMMANDS, CommandHandlers
 from evener.ps.config import MasterConfig
 from evener.ps.effects import Effects
-from evener.ps.examinations import Examinations, look_here
-from evener.ps.joining import Joining
+from evener.ps.examination import examination_messages as e
+from evener.ps.examination.examinations import Examinations, look_here
 from evener.ps.messages import Header, Join
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.quotas import IDLE_PATIENCES, MOST_WAITING, require_room, require_size
-from evener.ps.rank_handlers import RankHandlers
-from evener.ps.rights import AUDITED, may_send
 from evener.ps.scheduler import Scheduler
 from evener.ps.training_run import run_of
 from evener.schema import shown

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from evener.errors import EvenerError, InvalidFile, require
 from evener.memory import usable_memory
-from evener.ps.blob_stream import StreamWriter
-from evener.ps.blob_transfer import BlobReceiver
+from evener.ps.blobs.blob_stream import StreamWriter
+from evener.ps.blobs.blob_transfer import BlobReceiver
+from evener.ps.collective.rank_messages import RankJob, decode_rank_job
 from evener.ps.messages import BlobChunk, FetchBlob, RunRejected, Send
-from evener.ps.rank_messages import RankJob, decode_rank_job
 from evener.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat, StateLayout

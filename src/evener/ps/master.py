@@ -14,14 +14,14 @@ from typing import Any
 
 from evener.errors import Interrupted, first_line
 from evener.heartbeat import is_due
-from evener.ps.audit import trace_of
+from evener.ps.access.audit import trace_of
+from evener.ps.access.quotas import connection_limits
 from evener.ps.config import MasterConfig
 from evener.ps.directions import ToMaster
 from evener.ps.effects import Effects
 from evener.ps.handlers import Handlers
 from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join
 from evener.ps.nodes import Nodes
-from evener.ps.quotas import connection_limits
 from evener.ps.scheduler import Scheduler
 from evener.wire.errors import BadFrame
 from evener.wire.identity import Address

@@ -11,11 +11,13 @@ from types import TracebackType
 
 from evener.errors import InvalidInput, NodeLost
 from evener.events import RunEvent, decode_events
-from evener.ps.blob import Blob
-from evener.ps.blob_transfer import BlobSender
+from evener.ps.access.invitation_messages import Invite, Invited, RevokeInvitation
+from evener.ps.blobs.blob import Blob
+from evener.ps.blobs.blob_transfer import BlobSender
+from evener.ps.collective.rank_messages import RankJob, SubmitRanks, encode_rank_part
 from evener.ps.config import StateDir
 from evener.ps.directions import ToCommand
-from evener.ps.examination_messages import (
+from evener.ps.examination.examination_messages import (
     Examination,
     ExamineNodes,
     NodesExamined,
@@ -23,7 +25,6 @@ from evener.ps.examination_messages import (
     decode_part,
     encode_part,
 )
-from evener.ps.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
     AssignNodes,
@@ -42,7 +43,6 @@ from evener.ps.messages import (
     SubmitRun,
     WatchRun,
 )
-from evener.ps.rank_messages import RankJob, SubmitRanks, encode_rank_part
 from evener.ps.results import RunResult
 from evener.ps.status import ClusterStatus, decode_status
 from evener.record import Event

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from evener.history import NodeWork
 from evener.profile import DeviceProfile
 from evener.ps import membership
+from evener.ps.access.quotas import MOST_NAMES
 from evener.ps.node_state import Decided, NodeState, Occurrence, OpenRound, Transition
-from evener.ps.quotas import MOST_NAMES
 from evener.ps.status import NodeStatus
 from evener.sync.worker_record import WorkerRecord
 

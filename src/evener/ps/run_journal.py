@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from evener.events import RunEvent
 from evener.history import Entry, History, NodeWork
-from evener.ps.quotas import MOST_EVENTS
+from evener.ps.access.quotas import MOST_EVENTS
 from evener.record import Epoch, Event, Validation
 from evener.sync.messages import Update
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evener.errors import first_line
-from evener.ps.collective_run import CollectiveRun
+from evener.ps.collective.collective_run import CollectiveRun
 from evener.ps.config import MasterConfig
 from evener.ps.nodes import Nodes
 from evener.ps.status import ClusterStatus, InvitationStatus, RunStatus

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted
 from evener.history import History
+from evener.ps.access.audit import AuditLog, trace_of
 from evener.ps.active_run import ActiveRun
-from evener.ps.audit import AuditLog, trace_of
-from evener.ps.blob_transfer import BlobSender
+from evener.ps.blobs.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer, unfinished
+from evener.ps.collective.rank_scheduler import RankScheduler
 from evener.ps.config import MasterConfig
 from evener.ps.job import Job, Submission, Submissions
 from evener.ps.merges import merge_of
@@ -31,7 +32,6 @@ from evener.ps.messages import (
     StopRun,
 )
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.rank_scheduler import RankScheduler
 from evener.ps.results import load_result
 from evener.ps.run_status import busy_with, set_aside_sentence, status_of
 from evener.ps.training_run import TrainingRun, run_of

@@ -9,9 +9,9 @@ from evener.doctor.finding import Finding, faults, found
 from evener.doctor.machine_checks import check_machine
 from evener.doctor.peers import PeerFacts, check_peers
 from evener.errors import InvalidInput
-from evener.ps.blob import Blob
-from evener.ps.examination_messages import MOST_CODE_BYTES, Examination, ExaminedNode, TaskQuestion
-from evener.ps.examinations import MASTER, is_of_this_machine
+from evener.ps.blobs.blob import Blob
+from evener.ps.examination.examination_messages import MOST_CODE_BYTES, Examination, ExaminedNode, TaskQuestion
+from evener.ps.examination.examinations import MASTER, is_of_this_machine
 from evener.ps.master_client import MasterClient
 from evener.ps.status import NodeStatus
 from evener.tasks.imports import files_needed

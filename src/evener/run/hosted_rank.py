@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from evener.launch.processes import ELASTIC_RANK_MODULES, LocalProcess, LocalProcesses
-from evener.ps.rank_session import Ending, Host, RankSetup
+from evener.ps.collective.rank_session import Ending, Host, RankSetup
 from evener.run.rank_task import RankTask
 
 _LOOK_SECONDS = 0.2

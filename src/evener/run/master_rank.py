@@ -21,7 +21,7 @@ from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
 from evener.launch.rank_environment import RankEnvironment, run_rank
 from evener.launch.rank_heartbeat import RankHeartbeat
-from evener.ps.rank_messages import RankPlace, decode_rank_place
+from evener.ps.collective.rank_messages import RankPlace, decode_rank_place
 from evener.run.config import RunConfig
 from evener.run.rank import train_rank
 from evener.run.rank_task import RankTask

@@ -11,7 +11,7 @@ from evener.doctor.facts import MachineFacts, is_loopback
 from evener.doctor.machine_checks import SHARED
 from evener.doctor.peers import DataFacts
 from evener.ps.config import default_cache
-from evener.ps.examination_messages import TaskQuestion
+from evener.ps.examination.examination_messages import TaskQuestion
 from evener.run.options import JoinConfig
 from evener.run.task_look import look_at_task
 from evener.wire.identity import Address

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evener.errors import MissingExtra
-from evener.ps.engine import EngineSetup, ModelBackend, TaskEngine
+from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.task import Task, ThinTask
 from evener.tasks.load import has_thin_task, import_file, is_path, load_task, load_thin_task, thin_twin
 
@@ -104,7 +104,7 @@ def _reference(setup: EngineSetup) -> str:
 
 
 def _thin_backend(task: ThinTask, seed: int, precision: str) -> ModelBackend:
-    from evener.ps.thin_backend import ThinBackend
+    from evener.ps.node.thin_backend import ThinBackend
 
     return ThinBackend(task, seed, precision)
 
@@ -112,7 +112,7 @@ def _thin_backend(task: ThinTask, seed: int, precision: str) -> ModelBackend:
 def _torch_backend(task: Task, seed: int, precision: Any, device: str) -> ModelBackend:
     import torch
 
-    from evener.ps.torch_backend import TorchBackend
+    from evener.ps.node.torch_backend import TorchBackend
     from evener.run.context import Arithmetic
 
     return TorchBackend(task, seed, Arithmetic(precision, torch.device(device)), device)

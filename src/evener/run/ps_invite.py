@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from evener.ps.invitation_messages import Invite, RevokeInvitation
+from evener.ps.access.invitation_messages import Invite, RevokeInvitation
 from evener.run.console import open_console
 from evener.run.options import InviteConfig
 from evener.run.ps_master import invitations_table, open_master

@@ -18,14 +18,14 @@ from evener.launch.processes import LocalProcess, LocalProcesses
 from evener.ps.config import MasterConfig, StateDir, versions_here
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
-from evener.ps.node import Node
-from evener.ps.worker_session import NodeConfig
+from evener.ps.node.node import Node
+from evener.ps.node.worker_session import NodeConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.ps_node import connector
 from evener.wire.identity import Address, Identity, Token, make_identity
 
-_PRELOAD = ["torch", "evener.ps.torch_backend", "evener.run.ps_local", "evener.run.context"]
-_PRELOAD_THIN = ["evener.ps.thin_backend", "evener.run.ps_local"]
+_PRELOAD = ["torch", "evener.ps.node.torch_backend", "evener.run.ps_local", "evener.run.context"]
+_PRELOAD_THIN = ["evener.ps.node.thin_backend", "evener.run.ps_local"]
 _START_SECONDS = 60.0
 _MEASURE_SECONDS = 0.2
 _PAUSE_SECONDS = 0.05

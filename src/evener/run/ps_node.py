@@ -29,13 +29,13 @@ from evener.cores import keep_to_quota
 from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
 from evener.host import version_of
 from evener.profile import ClusterProfile, DeviceProfile
-from evener.ps.acceptance import Acceptance
 from evener.ps.config import default_cache, versions_here
 from evener.ps.directions import ToNode
 from evener.ps.messages import Header
-from evener.ps.node import Node
-from evener.ps.reconnecting_client import Dial
-from evener.ps.worker_session import NodeConfig
+from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.node import Node
+from evener.ps.node.reconnecting_client import Dial
+from evener.ps.node.worker_session import NodeConfig
 from evener.run.hosted_rank import host_of
 from evener.run.node_look import look_here
 from evener.run.options import JoinConfig

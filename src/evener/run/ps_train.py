@@ -20,11 +20,11 @@ from evener.data.shares import round_table
 from evener.errors import InvalidInput, NodeLost, error_of
 from evener.events import Phase
 from evener.launch.nodes import relative_shares
-from evener.ps.blob import Blob, whole_folder
-from evener.ps.engine import ModelBackend
-from evener.ps.examination_messages import MOST_CODE_BYTES, TaskQuestion
+from evener.ps.blobs.blob import Blob, whole_folder
+from evener.ps.examination.examination_messages import MOST_CODE_BYTES, TaskQuestion
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
+from evener.ps.node.engine import ModelBackend
 from evener.ps.status import NodeStatus
 from evener.ps.system import System, read_system
 from evener.record import Event, TrainRecord

@@ -34,9 +34,9 @@ from evener.report.figures import timeline_figure
 from evener.run.checkpoint import write_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context, require_same_material
-from evener.run.elastic_divided import DividedElasticLoop
-from evener.run.elastic_replicated import ReplicatedElasticLoop
-from evener.run.elastic_start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
+from evener.run.elastic.divided import DividedElasticLoop
+from evener.run.elastic.replicated import ReplicatedElasticLoop
+from evener.run.elastic.start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
 from evener.run.loop import Loop
 from evener.run.needed import require_needed, slowest_line
 from evener.run.planning import candidate_strategies, make_plan

@@ -2,8 +2,8 @@
 
 pack code and data -> submit -> watch -> record and weights
 
-The master starts the ranks and holds their generations (`ps/collective_run.py`); each of them is one as on local nodes
-(`run/rank.py`).
+The master starts the ranks and holds their generations (`ps/collective/collective_run.py`); each of them is one as on
+local nodes (`run/rank.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from evener.atomic import atomic_write
 from evener.errors import error_of
 from evener.events import Phase
 from evener.plan import is_of_teams
-from evener.ps.rank_messages import RankJob
-from evener.ps.rank_session import WEIGHTS
+from evener.ps.collective.rank_messages import RankJob
+from evener.ps.collective.rank_session import WEIGHTS
 from evener.record import TrainRecord
 from evener.report.tables import summary
 from evener.run.config import RunConfig

@@ -25,9 +25,9 @@ from evener.errors import Interrupted, InvalidFile, MissingFile, NonFiniteLoss, 
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.pace import Pace
-from evener.ps.engine import enough_samples
+from evener.ps.node.engine import enough_samples
+from evener.ps.node.thin_backend import ThinBackend
 from evener.ps.results import weights_of
-from evener.ps.thin_backend import ThinBackend
 from evener.record import Epoch, Validation
 from evener.run.config import RunConfig, require_samples
 from evener.tasks.load import load_thin_task

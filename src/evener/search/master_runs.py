@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from evener.errors import EvenerError, InvalidInput, NodeLost, error_of
 from evener.events import RunEvent, decode_events
 from evener.launch.nodes import LocalNode
-from evener.ps.blob import Blob
-from evener.ps.engine import ModelBackend
+from evener.ps.blobs.blob import Blob
 from evener.ps.job import Job
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header, RunEvents, RunFinished, RunRejected, StopRun
+from evener.ps.node.engine import ModelBackend
 from evener.ps.status import NodeStatus, RunStatus
 from evener.record import Epoch
 from evener.run.config import RunConfig

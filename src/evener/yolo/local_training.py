@@ -1,8 +1,8 @@
 """A training of Ultralytics as a `Task`: model, loss, data, optimiser and schedule, without its loop.
 
 Nodes of a master train by themselves, each its share of every epoch, and the master merges what they have come to. The
-loop is that of `evener.ps.engine`; what it computes is Ultralytics' own: its trainer is set up as for one process, and
-its parts are used one by one. Every batch of a node is a step: gradients are not accumulated over several.
+loop is that of `evener.ps.node.engine`; what it computes is Ultralytics' own: its trainer is set up as for one process,
+and its parts are used one by one. Every batch of a node is a step: gradients are not accumulated over several.
 """
 
 from __future__ import annotations

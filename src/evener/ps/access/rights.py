@@ -1,0 +1,47 @@
+"""Whose token allows which message, and which are written into the audit log."""
+
+from __future__ import annotations
+
+from evener.ps import messages as m
+from evener.ps.access.invitation_messages import Invite, RevokeInvitation
+from evener.ps.collective.rank_messages import SubmitRanks
+from evener.ps.examination.examination_messages import ExamineNodes
+from evener.ps.messages import Header
+from evener.wire.identity import Role
+
+_NODES: tuple[Role, ...] = ("node", "admin")
+_SUBMITTERS: tuple[Role, ...] = ("submitter", "admin")
+_MAY: dict[type[Header], tuple[Role, ...]] = {
+    m.GetStatus: _SUBMITTERS,
+    m.SubmitRun: _SUBMITTERS,
+    SubmitRanks: _SUBMITTERS,
+    m.BlobChunk: _SUBMITTERS,
+    m.WatchRun: _SUBMITTERS,
+    m.StopRun: _SUBMITTERS,
+    m.AssignNodes: _SUBMITTERS,
+    ExamineNodes: _SUBMITTERS,
+    m.ExpelNode: ("admin",),
+    m.ForgetNode: ("admin",),
+    m.ShutDown: ("admin",),
+    Invite: ("admin",),
+    RevokeInvitation: ("admin",),
+}
+"""Whose token allows a message; what is not here, is a node's."""
+AUDITED: dict[type[Header], str] = {
+    m.SubmitRun: "submitted",
+    SubmitRanks: "submitted",
+    m.StopRun: "asked to stop",
+    m.AssignNodes: "assigned nodes",
+    ExamineNodes: "had the nodes looked at",
+    m.ExpelNode: "asked to expel",
+    m.ForgetNode: "forgot",
+    m.ShutDown: "ended",
+    Invite: "invited",
+    RevokeInvitation: "revoked",
+}
+"""What the audit log calls the acts of commands."""
+
+
+def may_send(role: Role, kind: type[Header]) -> bool:
+    """Whether a token of `role` allows messages of a kind."""
+    return role in _MAY.get(kind, _NODES)

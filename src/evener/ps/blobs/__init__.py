@@ -1,0 +1,1 @@
+"""Files that travel: code, data sets and checkpoints, known by the hash of their contents."""

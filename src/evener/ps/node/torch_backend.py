@@ -1,0 +1,218 @@
+"""The backend of PyTorch tasks, on a CPU or a GPU; on nodes, this and `torch_state` alone import PyTorch.
+
+Random transforms look as they do where nodes meet in collectives: samples do not depend on who computes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load as load_weights
+from safetensors.torch import save_model
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from evener.data.loader import collect, labels_of, seed_all, split_batch, to_device
+from evener.errors import InvalidInput
+from evener.parallel.parallel_model import require_scalar
+from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
+from evener.ps.server_optimizer import server_optimizer
+from evener.sync.layout import Flat, flat_of
+from evener.sync.protocol import Outer
+from evener.task import Task
+from evener.tracer.nested import call
+
+Settings = dict[str, Any]
+"""Of one group of parameters in one step: `lr`, `momentum`, `betas`, as far as the optimiser has them."""
+
+_SCHEDULED = ("lr", "momentum", "betas")
+_KINDS: dict[type[Optimizer], str] = {SGD: "SGD", Adam: "Adam", AdamW: "AdamW"}
+
+
+class Precision(Protocol):
+    """Which numbers are computed with."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, operations choose their type."""
+        ...
+
+    def prepare_model(self, model: nn.Module) -> nn.Module:
+        """The model on its device, with weights of the right type."""
+        ...
+
+    def prepare(self, value: Any) -> Any:
+        """`value` with tensors of the right type."""
+        ...
+
+
+class TorchBackend:
+    """A task's model and data on one device; see `ModelBackend`.
+
+    Args:
+        task: to be computed.
+        seed: of the first weights and of random transforms.
+        precision: of computing.
+        device: that computes.
+    """
+
+    def __init__(self, task: Task, seed: int, precision: Precision, device: str = "cpu") -> None:
+        self._task, self._seed, self._precision, self._device = task, seed, precision, torch.device(device)
+        self.name = task.name
+        train: Any = task.train_data()
+        self._train, self.num_samples = train, len(train)
+        self.has_accuracy, self.clips_gradient = task.correct is not None, task.clip_norm is not None
+        seed_all(seed)
+        self.model = precision.prepare_model(task.model())
+        self.layout = layout_of_model(self.model)
+        self.normalises = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        is_cuda = self._device.type == "cuda"
+        self.synchronise: Callable[[], None] | None = torch.cuda.synchronize if is_cuda else None
+
+    @property
+    def num_validation(self) -> int:
+        """See `ModelBackend`."""
+        return 0 if self._validation is None else len(self._validation)
+
+    def labels(self) -> NDArray[Any]:
+        """See `ModelBackend`."""
+        return np.asarray(self._task.labels()) if self._task.labels else labels_of(self._train)
+
+    def initial_weights(self) -> Flat:
+        """See `ModelBackend`."""
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in shared_state(self.model).items()}
+        return flat_of(self.layout, arrays)
+
+    def server_optimizer(self, num_steps: int) -> Outer:
+        """See `ModelBackend`."""
+        optimizer = _optimizer_of(self._task, self.model.parameters())
+        groups = [{name: _number(value) for name, value in group.items()} for group in optimizer.param_groups]
+        kind, schedule = type(optimizer), _schedule_of(self._task, self.model, num_steps)
+        return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule)
+
+    def write_weights(self, data: bytes, path: Path) -> None:
+        """See `ModelBackend`; as the model itself would, with all names of tensors that it shares."""
+        self.model.load_state_dict(load_weights(data), strict=False)
+        save_model(self.model, str(path))
+
+    def prepare(self, num_steps: int) -> None:
+        """See `ModelBackend`."""
+        self._state = TorchState(self.model, self.layout)
+        self._optimizer = _optimizer_of(self._task, self.model.parameters())
+        self._schedule = _schedule_of(self._task, self.model, num_steps)
+
+    def set_training(self, is_training: bool) -> None:
+        """See `ModelBackend`."""
+        self.model.train(is_training)
+
+    def load(self, weights: Flat) -> None:
+        """See `ModelBackend`."""
+        self._state.load(weights)
+
+    def save(self, into: Flat) -> None:
+        """See `ModelBackend`."""
+        self._state.save(into)
+
+    def save_gradients(self, into: Flat) -> None:
+        """See `ModelBackend`."""
+        self._state.save_gradients(into)
+
+    def backward(self, indices: NDArray[np.int64], epoch: int, seeds: tuple[int, ...]) -> Tensor:
+        """See `ModelBackend`."""
+        inputs, targets = self._batch(self._train, indices, epoch)
+        seed_all(*seeds, device=self._device)
+        self._state.zero_gradients()
+        with self._precision.autocast():
+            loss = require_scalar(self._task.loss(call(self.model, inputs), targets))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)
+        return loss.detach().double()
+
+    def step(self, number: int) -> None:
+        """See `ModelBackend`; the last settings of the schedule hold for all later steps."""
+        settings = self._schedule[min(number, len(self._schedule) - 1)]
+        for group, values in zip(self._optimizer.param_groups, settings, strict=True):
+            for name, value in values.items():
+                if isinstance(group[name], Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
+        self._optimizer.step()
+
+    @torch.no_grad()
+    def evaluate(self, first: int, stop: int) -> tuple[float, float]:
+        """See `ModelBackend`."""
+        inputs, targets = self._batch(self._validation, np.arange(first, stop, dtype=np.int64), 0)
+        with self._precision.autocast():
+            outputs = call(self.model, inputs)
+            loss = self._task.loss(outputs, targets)
+        sums = torch.stack((loss.double() * (stop - first), self._correct(outputs, targets).double()))
+        loss_sum, num_correct = sums.tolist()
+        return loss_sum, num_correct
+
+    def close(self) -> None:
+        """See `ModelBackend`."""
+        self._optimizer.state.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @cached_property
+    def _validation(self) -> Any:
+        return self._task.validation_data() if self._task.validation_data else None
+
+    def _batch(self, dataset: Any, indices: NDArray[np.int64], epoch: int) -> tuple[Any, Any]:
+        inputs, targets = split_batch(collect(dataset, indices, self._seed, epoch))
+        prepare = self._precision.prepare
+        return prepare(to_device(inputs, self._device)), prepare(to_device(targets, self._device))
+
+    def _correct(self, outputs: Any, targets: Any) -> Tensor:
+        if self._task.correct is None:
+            return torch.zeros((), device=self._device)
+        if callable(self._task.correct):
+            return torch.as_tensor(self._task.correct(outputs, targets), device=self._device).detach()
+        right: Tensor = (outputs.argmax(1) == targets).sum()
+        return right
+
+
+def _optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The task's optimiser, or the one that tasks without have."""
+    return task.optimizer(parameters) if task.optimizer else SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Settings]]:
+    """The settings of every group in every step of a run of `num_steps`; one step's if they never change.
+
+    Raises:
+        InvalidInput: the schedule follows something that is not known beforehand.
+    """
+    optimizer = _optimizer_of(task, model.parameters())
+    if task.scheduler is None:
+        return [_settings(optimizer)]
+    scheduler, steps = task.scheduler(optimizer, num_steps), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimiser makes no steps is what is meant here
+        for _ in range(num_steps):
+            steps.append(_settings(optimizer))
+            try:
+                scheduler.step()
+            except TypeError as error:
+                rule = "a schedule has to be known before the run with --agreement"
+                raise InvalidInput(f"{rule}: {type(scheduler).__name__} is not") from error
+    return steps
+
+
+def _settings(optimizer: Optimizer) -> list[Settings]:
+    return [{name: _number(group[name]) for name in _SCHEDULED if name in group} for group in optimizer.param_groups]
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, Tensor) else value

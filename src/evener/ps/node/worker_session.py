@@ -1,0 +1,185 @@
+"""A node's part in one run, from the job that it is sent until its release.
+
+    Prepare -> fetch code and data -> make the engine -> Ready
+    ServerReply with a lease -> work -> Contribution -> ServerReply with a lease -> ...
+    Validate -> Validated
+
+Over a new connection everything that was not answered is sent again; the master states again what it had said. So both
+sides may say things twice, and a lease is worked on once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from evener.profile import DeviceProfile
+from evener.ps.blobs.blob_transfer import BlobReceiver
+from evener.ps.collective.rank_session import Host
+from evener.ps.config import Versions
+from evener.ps.examination.node_examination import Look, look_at_machine
+from evener.ps.job import Job
+from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
+from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.engine import Build, EngineSetup, NodeEngine
+from evener.schema import summable
+from evener.sync.compression import as_bytes
+from evener.sync.layout import Flat
+from evener.sync.messages import Lease, Push
+from evener.sync.worker import WorkerReplica
+from evener.wire.frame import Buffer
+
+
+class NodeConfig(NamedTuple):
+    """What a node is and has.
+
+    Attributes:
+        name: of the node.
+        device: that computes.
+        speed: 1, or the fraction to which it is slowed down.
+        data: folder of its own data; None if it has none.
+        cache: folder of what is sent to it.
+        versions: of what runs on it.
+        measure: the profile of its device; takes a few seconds.
+        build: makes engines.
+        key: by which a master knows it again; empty for none.
+        is_named: whether its user chose its name.
+        accepts: whose runs it takes part in.
+        look: gives the facts of its machine, for the doctor.
+        host: how it has ranks that work together with those of other nodes; None: not at all.
+    """
+
+    name: str
+    device: str
+    speed: float
+    data: Path | None
+    cache: Path
+    versions: Versions
+    measure: Callable[[], DeviceProfile]
+    build: Build
+    key: str = ""
+    is_named: bool = True
+    accepts: Acceptance = Acceptance()
+    look: Look = look_at_machine
+    host: Host | None = None
+
+
+class SendToMaster(Protocol):
+    """Sends to the master."""
+
+    def __call__(self, header: Header, *buffers: Buffer) -> None:
+        """Send a frame."""
+        ...
+
+
+class WorkerSession:
+    """What a node does for one job; close it.
+
+    Args:
+        job: see `Job`.
+        config: of the node.
+        send: see above.
+        between_steps: called between local steps; raises if the run is over.
+    """
+
+    def __init__(self, job: Job, config: NodeConfig, send: SendToMaster, between_steps: Callable[[], None]) -> None:
+        self.job, self._config, self._send, self._between_steps = job, config, send, between_steps
+        self._blobs = BlobReceiver(config.cache / "blobs")
+        self._engine: NodeEngine | None = None
+        self._replica: WorkerReplica | None = None
+        self._leases: deque[Lease] = deque()
+        self._unanswered: dict[int, tuple[Push, memoryview]] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether code, data and engine are there."""
+        return self._replica is not None
+
+    @property
+    def can_work(self) -> bool:
+        """Whether there is something to do now."""
+        replica = self._replica
+        return bool(self._leases) and replica is not None and len(replica.underway) < self.job.agreement.depth
+
+    def start(self) -> None:
+        """Ask for what is not here; make the engine if nothing is missing. Raises what the task's own code raises."""
+        self._fetch(self._blobs.request(self.job.blobs))
+        self._make_engine_if_complete()
+
+    def on_chunk(self, chunk: BlobChunk, data: memoryview) -> None:
+        """Keep a piece of a blob; make the engine if it was the last one. Raises as `start`, and OSError."""
+        self._fetch(self._blobs.receive(chunk, data))
+        self._make_engine_if_complete()
+
+    def on_reply(self, reply: ServerReply, image: memoryview | None) -> None:
+        """Take in what the server answers."""
+        answer, replica = reply.answer, self._replica
+        if replica is None:
+            return
+        if answer.answers is not None:
+            self._unanswered.pop(answer.answers, None)
+        replica.take(answer, image)
+        if answer.is_anew:
+            self._leases.clear()
+        if answer.lease is not None and not self._knows(replica, answer.lease.number):
+            self._leases.append(answer.lease)
+
+    def work(self) -> None:
+        """Do what the oldest lease says, and send it."""
+        assert self._replica is not None
+        push, image = self._replica.work(self._leases.popleft())
+        self._unanswered[push.number] = push, image
+        self._send(Contribution(run=self.job.run, push=push), image)
+
+    def validate(self, asked: Validate, weights: memoryview) -> None:
+        """Send what the weights make of a slice of the validation data."""
+        if self._engine is None:
+            return
+        loss, correct = self._engine.validate(Flat(self.job.layout, as_bytes(weights)), asked.first, asked.size)
+        self._send(Validated(run=self.job.run, number=asked.number, loss=summable(loss), correct=correct))
+
+    def resend(self) -> None:
+        """Ask and send again, over a new connection, what was not answered; the master names the leases that hold."""
+        self._fetch(self._blobs.resume())
+        for push, image in self._unanswered.values():
+            self._send(Contribution(run=self.job.run, push=push), image)
+
+    def drop_leases(self) -> None:
+        """Forget what there was to do: others do it."""
+        self._leases.clear()
+
+    def close(self) -> None:
+        """The run is over."""
+        self._blobs.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _fetch(self, fetches: list[FetchBlob]) -> None:
+        for fetch in fetches:
+            self._send(fetch)
+
+    def _make_engine_if_complete(self) -> None:
+        if self.is_ready or not self._blobs.is_complete:
+            return
+        self._engine = self._config.build(self._engine_setup())
+        unit_seconds = self._engine.unit_seconds()
+        self._replica = WorkerReplica(self._engine, self.job.agreement)
+        self._send(Ready(run=self.job.run, unit_seconds=unit_seconds))
+
+    def _engine_setup(self) -> EngineSetup:
+        """The node's own data come before those that the command named; what was sent with the job, before both."""
+        job, config = self.job, self._config
+        shared = Path(job.data_dir) if job.data_dir else None
+        return EngineSetup(
+            job=job,
+            code=self._blobs.path_of(job.code) if job.code else None,
+            data=self._blobs.path_of(job.data) if job.data else shared and (config.data or shared),
+            device=config.device,
+            speed=config.speed,
+            between_steps=self._between_steps,
+        )
+
+    def _knows(self, replica: WorkerReplica, number: int) -> bool:
+        return number in replica.underway or any(lease.number == number for lease in self._leases)

@@ -1,0 +1,49 @@
+"""A node's user says whose runs it takes part in; the others go on without it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from evener.ps.job import Job
+from evener.ps.node.acceptance import Acceptance
+from support.agreements import SYNC
+from support.linear_engine import job, weights
+from support.master_in_threads import Stand, plane
+
+BUILT_IN = replace(job(SYNC), task="digits", submitter="alice")
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "allowed", "refused"),
+    [
+        (Acceptance(), [BUILT_IN, job(SYNC)], []),
+        (
+            Acceptance(built_in_only=True),
+            [BUILT_IN],
+            [replace(BUILT_IN, code="0" * 64), replace(BUILT_IN, task="/home/ada/task.py"), job(SYNC)],
+        ),
+        (Acceptance(submitters=frozenset({"alice"})), [BUILT_IN], [job(SYNC), replace(BUILT_IN, submitter="admin")]),
+    ],
+    ids=["all", "built-in", "submitters"],
+)
+def test_what_is_not_allowed_is_refused_with_the_option_or_the_names(
+    acceptance: Acceptance, allowed: list[Job], refused: list[Job]
+) -> None:
+    for one in allowed:
+        assert acceptance.objection(one) == ""
+    for one in refused:
+        reason = acceptance.objection(one)
+        assert "--built-in-only" in reason or "the tasks of alice, not of" in reason
+
+
+def test_a_run_goes_on_without_a_node_that_does_not_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    with plane("a") as ps:
+        monkeypatch.setattr(Stand, "accepts", Acceptance(submitters=frozenset({"alice"})))
+        picky = ps.join("picky")
+        record, _ = ps.run(job(SYNC), weights())
+        assert [event.message for event in record.events if event.kind == "left out"] == [
+            "node picky cannot take part: its user lets it run the tasks of alice, not of admin"
+        ]
+        assert any("does not take part in linear" in sentence for sentence in picky.said)
+        assert picky.mood.made == 0

@@ -1,0 +1,149 @@
+"""One engine over both backends: NumPy computes what PyTorch does, lease by lease, for one job that both serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from evener.errors import InvalidInput, InvalidValue, MissingExtra
+from evener.ps.job import Job
+from evener.ps.node.engine import EngineSetup, NodeEngine, enough_samples
+from evener.ps.node.thin_backend import ThinBackend
+from evener.run.ps_backends import build_engine, build_thin_engine, build_torch_engine
+from evener.sync.layout import Flat, flat_of
+from evener.sync.messages import Lease, SampleRange
+from evener.sync.protocol import Sgd, SyncProtocol, Workload
+from evener.tasks.load import load_thin_task
+
+OPTIONS = {"channels": "4", "blocks": "1"}
+TRAIN, VALIDATION = 1438, 359
+
+
+def backend(precision: str = "fp64") -> ThinBackend:
+    return ThinBackend(load_thin_task("digits", None, OPTIONS), 0, precision)
+
+
+def job(task: str = "digits", precision: str = "fp64", samples: int = TRAIN) -> Job:
+    return Job(
+        run="one",
+        task=task,
+        title=task,
+        options=OPTIONS if task == "digits" else {},
+        precision=precision,
+        protocol="average",
+        agreement=SyncProtocol(batch=16, outer=Sgd(learning_rate=1.0), contribution="delta", local_steps=3),
+        workload=Workload(num_samples=samples, num_epochs=2, seed=4),
+        layout=backend(precision).layout,
+        num_validation=VALIDATION,
+    )
+
+
+def setup(wanted: Job) -> EngineSetup:
+    return EngineSetup(job=wanted, code=None, data=None, device="cpu", speed=1.0, between_steps=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def engines() -> tuple[NodeEngine, NodeEngine]:
+    return build_thin_engine(setup(job())), build_torch_engine(setup(job()))
+
+
+def weights() -> Flat:
+    """Random ones: those that the task begins with leave half of its gradients zero."""
+    layout, random = job().layout, np.random.default_rng(1)
+    return flat_of(layout, {entry.name: 0.1 * random.standard_normal(entry.shape) for entry in layout.entries})
+
+
+def lease(steps: int, samples: int) -> Lease:
+    portion = SampleRange(epoch=1, ranges=((7, samples - 5), (300, 5)))
+    return Lease(number=3, version=0, samples=portion, num_steps=steps)
+
+
+def test_gradients_are_equal(engines: tuple[NodeEngine, NodeEngine]) -> None:
+    losses, found = [], []
+    for engine in engines:
+        into = Flat(engine.layout)
+        engine.load(weights())
+        losses.append(engine.gradient(lease(1, 20), into))
+        found.append(into.parameters[0])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)  # inputs are float32 in both
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-8)
+
+
+def test_local_steps_are_equal(engines: tuple[NodeEngine, NodeEngine]) -> None:
+    losses, found = [], []
+    for engine in engines:
+        into = Flat(engine.layout)
+        engine.load(weights())
+        losses.append(engine.local_steps(lease(3, 40), into))
+        found.append(into.parameters[0])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-3, atol=1e-5)  # AdamW divides by small roots
+    assert not np.allclose(found[0], weights().parameters[0], atol=1e-4)
+
+
+def test_validation_is_equal_and_leaves_the_model_alone(engines: tuple[NodeEngine, NodeEngine]) -> None:
+    sums = []
+    for engine in engines:
+        other, before, after = weights(), Flat(engine.layout), Flat(engine.layout)
+        other.parameters[0][:] *= 2
+        engine.load(weights())
+        engine.gradient(lease(1, 20), before)
+        sums.append(engine.validate(other, 10, 50))
+        engine.gradient(lease(1, 20), after)
+        np.testing.assert_array_equal(before.memory, after.memory)
+    assert sums[0] == pytest.approx(sums[1], rel=1e-6)
+
+
+def test_where_pytorch_is_missing_the_thin_engine_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    engine = build_engine(setup(job()))
+    assert isinstance(engine._backend, ThinBackend)
+
+
+def test_a_task_without_a_thin_twin_says_what_to_do() -> None:
+    with pytest.raises(MissingExtra, match=r"synthetic has no thin twin, so this node needs PyTorch: pip install"):
+        build_thin_engine(setup(job("synthetic")))
+
+
+def test_other_data_than_those_of_the_run_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"there are 1438 training samples here and 1400 where"):
+        build_thin_engine(setup(job(samples=1400)))
+
+
+def test_half_precision_needs_pytorch() -> None:
+    with pytest.raises(InvalidValue, match=r"--precision must be fp32 or fp64 without PyTorch, got 'bf16'"):
+        backend("bf16")
+
+
+def test_another_model_than_that_of_the_run_is_refused() -> None:
+    wanted = job()
+    with pytest.raises(InvalidInput, match="the task's model has other arrays here than where the run was submitted"):
+        build_thin_engine(setup(replace(wanted, options={"channels": "5", "blocks": "1"})))
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["thin", "torch"])
+def test_its_time_for_a_sample_is_measured_and_leaves_the_model_alone(
+    engines: tuple[NodeEngine, NodeEngine], number: int
+) -> None:
+    engine, before, after = engines[number], Flat(job().layout), Flat(job().layout)
+    engine.load(weights())
+    engine.gradient(lease(1, 20), before)
+    assert 0 < engine.unit_seconds() < 1
+    engine.gradient(lease(1, 20), after)
+    np.testing.assert_array_equal(before.memory, after.memory)
+
+
+def test_only_a_lone_sample_of_a_network_that_normalises_is_taken_twice() -> None:
+    one, two = np.array([7]), np.array([7, 9])
+    assert enough_samples(one, normalises=True).tolist() == [7, 7]
+    assert enough_samples(one, normalises=False).tolist() == [7]
+    assert enough_samples(two, normalises=True).tolist() == [7, 9]
+
+
+def test_it_reads_mnist_where_it_is_told(tmp_path: Path) -> None:
+    wanted = job("mnist")
+    with pytest.raises(InvalidInput, match=f"MNIST is not in {tmp_path}"):
+        build_thin_engine(setup(wanted)._replace(data=tmp_path))

@@ -1,0 +1,76 @@
+"""The backend of thin tasks: what the server has to do to do as their optimisers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evener import autodiff as ad
+from evener.errors import InvalidInput
+from evener.ps.node.thin_backend import ThinBackend
+from evener.sync.protocol import Adam, Sgd
+from evener.task import ThinTask
+
+
+def thin(optimizer: Any, rate: Any = None) -> Any:
+    made = ThinTask(
+        model=lambda: ad.nn.Linear(2, 2),
+        loss=ad.functional.mse_loss,
+        train_data=lambda: (np.zeros(0), np.zeros(0)),
+        optimizer=optimizer,
+        rate=rate,
+    )
+    return ThinBackend(made, 0, "fp32").server_optimizer(4)
+
+
+def test_the_server_does_as_the_thin_optimiser_would() -> None:
+    assert thin(lambda p: ad.optim.SGD(p, lr=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)) == Sgd(
+        learning_rate=0.5, momentum=0.9, is_nesterov=True, weight_decay=0.1
+    )
+    assert thin(lambda p: ad.optim.Adam(p, lr=0.5)) == Adam(learning_rate=0.5)
+    assert thin(lambda p: ad.optim.AdamW(p, lr=0.5, weight_decay=0.1)) == Adam(
+        learning_rate=0.5, weight_decay=0.1, is_decoupled=True
+    )
+
+
+def test_a_rate_becomes_one_number_a_step_and_is_never_zero() -> None:
+    found = thin(lambda p: ad.optim.SGD(p, lr=2.0), rate=lambda step, steps: step / steps)
+    assert found.learning_rate[1:] == (0.5, 1.0, 1.5)
+    assert 0 < found.learning_rate[0] < 1e-300
+
+
+def test_what_the_server_cannot_do_is_a_sentence() -> None:
+    class Own(ad.optim.SGD):
+        pass
+
+    with pytest.raises(InvalidInput, match="does not know Own; with --agreement average"):
+        thin(lambda p: Own(p, lr=0.1))
+    with pytest.raises(InvalidInput, match="does not know groups of parameters with settings of their own"):
+        thin(lambda p: ad.optim.SGD([{"params": [one], "lr": 0.1 * n} for n, one in enumerate(p, 1)]))
+    assert thin(lambda p: ad.optim.SGD([{"params": [one]} for one in p], lr=0.1)) == Sgd(learning_rate=0.1)
+
+
+def test_inputs_without_targets_are_refused() -> None:
+    task = ThinTask(
+        model=lambda: ad.nn.Linear(2, 2),
+        loss=ad.functional.mse_loss,
+        train_data=lambda: (np.zeros(3), np.zeros(2)),
+        optimizer=lambda parameters: ad.optim.SGD(parameters, lr=0.1),
+    )
+    with pytest.raises(InvalidInput, match="3 inputs and 2 targets in its training data"):
+        ThinBackend(task, 0, "fp32")
+
+
+def test_what_is_random_follows_the_seeds_alone() -> None:
+    task = ThinTask(
+        model=lambda: ad.nn.Sequential(ad.nn.Linear(8, 8), ad.nn.Dropout(0.5)),
+        loss=ad.functional.mse_loss,
+        train_data=lambda: (np.ones((4, 8), np.float32), np.ones((4, 8), np.float32)),
+        optimizer=lambda parameters: ad.optim.SGD(parameters, lr=0.1),
+    )
+    backend, indices = ThinBackend(task, 0, "fp32"), np.arange(4)
+    losses = [backend.backward(indices, 0, seeds) for seeds in [(1, 2), (1, 3), (2, 2), (1, 2)]]
+    assert losses[0] == losses[3]
+    assert len(set(losses)) == 3

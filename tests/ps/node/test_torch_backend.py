@@ -1,0 +1,111 @@
+"""PyTorch's backend: leases that nobody would choose, and schedules that a server cannot follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import TensorDataset
+
+from evener.data.loader import seed_all
+from evener.errors import InvalidInput, InvalidValue
+from evener.ps.job import Job
+from evener.ps.node.engine import EngineSetup
+from evener.ps.node.torch_backend import TorchBackend
+from evener.ps.node.torch_state import layout_of_model
+from evener.run.context import Arithmetic
+from evener.run.ps_backends import build_torch_engine
+from evener.sync import protocol
+from evener.sync.layout import Flat
+from evener.sync.messages import Lease, SampleRange
+from evener.sync.protocol import Adam, Sgd, Workload
+from evener.task import Task
+from evener.tasks.load import load_task
+
+TINY = Path(__file__).parents[2] / "support_tasks" / "tiny.py"
+ALONE = Lease(number=1, version=0, samples=SampleRange(epoch=0, ranges=((5, 1),)), num_steps=1)
+
+
+def setup() -> EngineSetup:
+    """For a network with BatchNorm over single values a channel."""
+    task = load_task(str(TINY), None, {})
+    seed_all(0)
+    train: Any = task.train_data()
+    validation: Any = task.validation_data() if task.validation_data else ()
+    job = Job(
+        run="one",
+        task=TINY.name,
+        title="tiny",
+        protocol="average",
+        agreement=protocol.averaging(batch=8),
+        workload=Workload(num_samples=len(train), num_epochs=1, seed=0),
+        layout=layout_of_model(task.model()),
+        num_validation=len(validation),
+    )
+    return EngineSetup(job=job, code=TINY.parent, data=None, device="cpu", speed=1.0, between_steps=lambda: None)
+
+
+def test_a_lone_sample_is_learned_from_though_batch_norm_refuses_one() -> None:
+    engine = build_torch_engine(setup())
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
+    gradient = Flat(engine.layout)
+    assert np.isfinite(engine.gradient(ALONE, gradient))
+    assert np.any(gradient.parameters[0] != 0)
+    assert np.isfinite(engine.local_steps(ALONE, gradient))
+
+
+def task(**changes: Any) -> Task:
+    return Task(
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)),
+        loss=torch.nn.functional.mse_loss,
+        train_data=lambda: TensorDataset(torch.zeros(4, 2), torch.zeros(4, 1)),
+        **changes,
+    )
+
+
+def server(**changes: Any) -> Any:
+    arithmetic = Arithmetic("fp32", torch.device("cpu"))
+    return TorchBackend(task(**changes), 0, arithmetic).server_optimizer(3)
+
+
+def groups(model: Any) -> list[dict[str, Any]]:
+    return [{"params": [one]} for one in model]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_refused_with_what_to_do(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(
+        InvalidValue, match=f"dtype of weight must be float32, .* got '{name}'; hold what is trained as"
+    ):
+        layout_of_model(torch.nn.Linear(2, 1, dtype=dtype))
+
+
+def test_the_server_does_as_pytorch_s_optimiser_would() -> None:
+    assert server() == Sgd(learning_rate=0.1, momentum=0.9)
+    assert server(optimizer=lambda p: torch.optim.AdamW(groups(p), lr=0.5, weight_decay=0.1)) == Adam(
+        learning_rate=0.5, weight_decay=0.1, is_decoupled=True
+    )
+
+
+def test_a_schedule_becomes_one_rate_a_step() -> None:
+    found = server(scheduler=lambda optimizer, steps: LambdaLR(optimizer, lambda step: 1 - step / steps))
+    assert found.learning_rate == pytest.approx((0.1, 0.1 * 2 / 3, 0.1 / 3))
+
+
+def test_a_schedule_of_a_group_s_own_is_refused_though_the_groups_begin_alike() -> None:
+    def alone(optimizer: Any, _steps: int) -> LambdaLR:
+        return LambdaLR(optimizer, [lambda _: 1.0, *[lambda step: 1 / (step + 1)] * (len(optimizer.param_groups) - 1)])
+
+    with pytest.raises(InvalidInput, match="does not know groups of parameters with settings of their own"):
+        server(optimizer=lambda p: torch.optim.SGD(groups(p), lr=0.1), scheduler=alone)
+
+
+def test_a_schedule_that_is_not_known_beforehand_is_a_sentence() -> None:
+    with pytest.raises(InvalidInput, match="before the run with --agreement: ReduceLROnPlateau is not"):
+        server(scheduler=lambda optimizer, _: ReduceLROnPlateau(optimizer))

@@ -1,0 +1,167 @@
+"""A node's part in a run: leases in order and once, answers that free the way, everything unanswered said again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evener.profile import DeviceProfile
+from evener.ps.blobs.blob import Blob
+from evener.ps.config import Versions
+from evener.ps.messages import BlobChunk, Contribution, FetchBlob, Header, Ready, ServerReply, Validate, Validated
+from evener.ps.node.worker_session import NodeConfig, WorkerSession
+from evener.sync import protocol
+from evener.sync.messages import Answer, Lease, SampleRange
+from evener.sync.protocol import Sgd, SyncProtocol
+from support.linear_engine import BATCH, RATE, Mood, build, job, weights
+
+SYNC = protocol.synchronous(batch=BATCH, outer=Sgd(learning_rate=RATE))
+OVERLAPPED = replace(protocol.averaging(batch=BATCH, local_steps=1), is_overlapped=True)
+
+
+class Sent(list[tuple[Header, tuple[Any, ...]]]):
+    """What a session sends."""
+
+    def __call__(self, header: Header, *buffers: Any) -> None:
+        self.append((header, tuple(map(bytes, buffers))))
+
+    @property
+    def numbers(self) -> list[int]:
+        return [header.push.number for header, _ in self if isinstance(header, Contribution)]
+
+    @property
+    def images(self) -> list[bytes]:
+        return [buffers[0] for header, buffers in self if isinstance(header, Contribution)]
+
+
+def config(mood: Mood, cache: Path = Path()) -> NodeConfig:
+    profile = DeviceProfile(node="node", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+    return NodeConfig("node", "cpu", 1.0, None, cache, Versions("0", "3.11", ""), lambda: profile, build(mood))
+
+
+def session(agreement: SyncProtocol = SYNC) -> tuple[WorkerSession, Sent]:
+    """One that is ready."""
+    sent = Sent()
+    one = WorkerSession(job(agreement), config(Mood(seconds=0)), sent, lambda: None)
+    one.start()
+    assert one.is_ready
+    assert [header for header, _ in sent] == [Ready(run="linear-1", unit_seconds=1e-3)]
+    return one, sent
+
+
+def told(
+    lease: int | None = None, *, answers: int | None = None, brings: bool = False, **words: Any
+) -> tuple[ServerReply, memoryview | None]:
+    """What the server says, with the number of a lease, or with weights."""
+    leased = None if lease is None else Lease(number=lease, version=0, samples=portion(lease))
+    contents: Any = "weights" if brings else "nothing"
+    answer = Answer(version=0, answers=answers, contents=contents, lease=leased, **words)
+    return ServerReply(run="linear-1", answer=answer), weights().memory.data if brings else None
+
+
+def portion(number: int) -> SampleRange:
+    return SampleRange(epoch=0, ranges=((BATCH * (number % 5), BATCH),))
+
+
+def test_a_lease_is_worked_on_once_though_it_is_told_twice() -> None:
+    own, sent = session()
+    assert not own.can_work
+    own.on_reply(*told(1, brings=True))
+    own.on_reply(*told(1))
+    assert own.can_work
+    own.work()
+    assert sent.numbers == [1]
+    own.on_reply(*told(1))
+    assert not own.can_work
+
+
+def test_without_overlap_the_answer_is_awaited_before_the_next_lease() -> None:
+    own, _ = session()
+    own.on_reply(*told(1, brings=True))
+    own.work()
+    own.on_reply(*told(2))
+    assert not own.can_work
+    own.on_reply(*told(answers=1, verdict="applied", brings=True))
+    assert own.can_work
+
+
+def test_with_overlap_two_contributions_are_under_way_and_go_in_the_order_of_their_leases() -> None:
+    own, sent = session(OVERLAPPED)
+    own.on_reply(*told(1, brings=True))
+    own.on_reply(*told(2))
+    own.on_reply(*told(3))
+    for _ in range(2):
+        assert own.can_work
+        own.work()
+    assert sent.numbers == [1, 2]
+    assert not own.can_work
+
+
+def test_what_was_not_answered_is_said_again_with_the_same_bytes() -> None:
+    own, sent = session(OVERLAPPED)
+    own.on_reply(*told(1, brings=True))
+    own.on_reply(*told(2))
+    for _ in range(2):
+        own.work()
+    own.on_reply(*told(answers=1, verdict="applied"))
+    own.resend()
+    assert sent.numbers == [1, 2, 2]
+    assert sent.images[2] == sent.images[1]
+
+
+def test_leases_from_before_a_break_are_void_when_the_server_begins_anew() -> None:
+    own, sent = session()
+    own.on_reply(*told(1, brings=True))
+    own.on_reply(*told(7, is_anew=True))
+    own.work()
+    assert sent.numbers == [7]
+    own.on_reply(*told(answers=7, verdict="applied"))
+    assert not own.can_work
+
+
+def test_who_is_benched_forgets_its_leases() -> None:
+    own, _ = session()
+    own.on_reply(*told(1, brings=True))
+    own.drop_leases()
+    assert not own.can_work
+
+
+@pytest.mark.parametrize(("first", "size"), [(0, 21), (5, 3)])
+def test_a_slice_of_validation_is_computed_with_the_weights_that_come_along(first: int, size: int) -> None:
+    own, sent = session()
+    own.validate(Validate(run="linear-1", number=4, first=first, size=size), weights().memory.data)
+    found, _ = sent[-1]
+    assert isinstance(found, Validated)
+    assert (found.run, found.number) == ("linear-1", 4)
+    assert found.loss is not None
+    assert found.loss > 0
+    assert 0 <= found.correct <= size
+
+
+def test_code_is_fetched_before_the_engine_is_made_and_asked_for_again_over_a_new_connection(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "task.py").write_text("task = 1\n")
+    code, mood, sent = Blob(tmp_path / "code", ["task.py"]), Mood(), Sent()
+    own = WorkerSession(replace(job(SYNC), code=code.digest), config(mood, tmp_path), sent, lambda: None)
+    own.start()
+    own.on_reply(*told(1, brings=True))
+    assert (own.is_ready, own.can_work, mood.made) == (False, False, 0)
+    first = [header for header, _ in sent]
+    assert all(isinstance(header, FetchBlob) for header in first)
+    own.resend()
+    assert [header for header, _ in sent] == 2 * first
+    chunk = BlobChunk(digest=code.digest, offset=0, total=code.num_bytes)
+    own.on_chunk(chunk, memoryview(code.read(0, code.num_bytes)))
+    assert (own.is_ready, mood.code) == (True, tmp_path / "blobs" / code.digest)
+    own.close()
+
+
+def test_before_the_engine_is_made_a_session_may_be_closed(tmp_path: Path) -> None:
+    own = WorkerSession(replace(job(SYNC), code=64 * "0"), config(Mood(), tmp_path), Sent(), lambda: None)
+    own.start()
+    own.close()
+    assert not own.is_ready
+    assert not list((tmp_path / "blobs").iterdir())
