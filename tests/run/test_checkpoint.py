@@ -7,70 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from evener.comm.joining import join_group
 from evener.errors import InvalidFile, MissingFile, TrainingFailed
-from evener.parallel.optimizer import ModelOptimizer
-from evener.parallel.parallel_model import Criterion
-from evener.parallel.replicated import ReplicatedModel
-from evener.run.checkpoint import Checkpoint, Checkpoints, CheckpointState, save_weights
-
-
-def state(step: int) -> CheckpointState:
-    return CheckpointState(task="t", step=step, seed=1, batch_size=4, accumulate=1, samples=9, precision="fp32")
-
-
-_OPTIMIZERS: dict[str, Any] = {
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-}
-
-
-class Material:
-    """A model, an optimiser and a schedule, some steps on."""
-
-    def __init__(self, steps: int, optimizer: str = "Adam") -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-        self.model[2].bias = self.model[2].bias
-        self.optimizer = _OPTIMIZERS[optimizer](self.model.parameters())
-        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.1, total_steps=20)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        for _ in range(steps):
-            self.step()
-
-    @property
-    def joint(self) -> ReplicatedModel:
-        alone = join_group(rank=0, nodes=["n0"], device=torch.device("cpu"), store=None, patience=1)
-        return ReplicatedModel(self.model, alone, Criterion(loss=nn.MSELoss(), autocast=nullcontext, scale=abs))
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        self.model(torch.arange(12.0).view(4, 3)).square().sum().backward()
-        self.optimizer.step()
-        self.scheduler.step()
-
-    def save(self, folder: Path, step: int) -> Path:
-        weights, optimizer = self.joint.gather_weights(), self.optimizer.state_dict()
-        made = Checkpoint.of(state(step), weights, optimizer, self.scheduler, self.scaler)
-        return Checkpoints(folder).write(made)
-
-    def load(self, folder: Path) -> int:
-        checkpoints = Checkpoints(folder)
-        path, found = checkpoints.latest()
-        optimizer = ModelOptimizer(lambda _: self.optimizer, self.joint.held())
-        checkpoints.load(path, found, self.joint, optimizer, self.scheduler, self.scaler)
-        return found.step
+from evener.run.checkpoint import Checkpoint, Checkpoints, save_weights
+from support.checkpoint_material import Material, state
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "RMSprop", "SGD"])
@@ -170,7 +116,7 @@ def test_tied_weights_are_written_under_both_names(tmp_path: Path) -> None:
 _WRITER = """
 import sys; sys.path[:0] = {path!r}
 from pathlib import Path
-from test_checkpoint import Material
+from support.checkpoint_material import Material
 material, folder, step = Material(1), Path(sys.argv[1]), 0
 while True:
     step += 1
@@ -182,7 +128,7 @@ while True:
 
 @pytest.mark.parametrize("after", [0.0, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.003, 0.01, 0.02, 0.05))])
 def test_killed_at_any_moment_the_last_good_one_is_there(tmp_path: Path, after: float) -> None:
-    code = _WRITER.format(path=[str(Path(__file__).parent), *sys.path])
+    code = _WRITER.format(path=sys.path)
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         for _ in range(3):

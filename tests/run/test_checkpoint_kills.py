@@ -14,7 +14,7 @@ _NURSERY = """
 import os, random, signal, sys, time; sys.path[:0] = {path!r}
 from pathlib import Path
 from evener.run.checkpoint import Checkpoints
-from test_checkpoint import Material
+from support.checkpoint_material import Material
 
 folder, draw, last = Path(sys.argv[1]), random.Random(7), 0
 checkpoints, material = Checkpoints(folder), Material(1)
@@ -45,7 +45,7 @@ for _ in range({kills}):
 
 
 def test_a_sound_checkpoint_is_there_whenever_its_writer_is_killed(tmp_path: Path) -> None:
-    code = _NURSERY.format(path=[str(Path(__file__).parent), *sys.path], kills=KILLS)
+    code = _NURSERY.format(path=sys.path, kills=KILLS)
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=110, check=False
     )

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
-from test_schedules import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 
 from evener.errors import InvalidFile, InvalidValue, MissingFile
 from evener.sync.layout import ArraySpec, Flat, StateLayout
@@ -21,6 +20,7 @@ from evener.sync.parameter_server import ParameterServer
 from evener.sync.protocol import Adam, Sgd, SyncProtocol, Workload, synchronous
 from evener.sync.snapshot import load_snapshot, save_snapshot
 from support.numpy_engine import NumpyEngine, Problem
+from support.server_hall import AGREEMENTS, EPOCHS, SAMPLES, SECONDS, Hall
 from support.stepped_server import SteppedServer, run_stepped
 
 AGREEMENT = synchronous(batch=24, outer=Adam(learning_rate=0.05))
