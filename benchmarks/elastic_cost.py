@@ -1,6 +1,6 @@
 """What it costs a step that the run could go on without a node: --elastic against --no-elastic, nobody is lost.
 
-    python benchmarks/elastic_cost.py [--nodes 1,1] [--rounds 40] [--seconds 2] [--width 32] [--json]
+    python benchmarks/elastic_cost.py [--nodes 1,1] [--strategy data] [--rounds 40] [--seconds 2] [--width 32] [--json]
 
 Both runs are started as a user types them, and take turns: while one computes, all processes of the other are stopped.
 So whatever else the machine does meets both, and beats and threads are counted in the run that has them. Told is how
@@ -35,6 +35,8 @@ def main() -> None:
     """Both runs side by side, in turn."""
     parser = parser_of(__doc__)
     parser.add_argument("--nodes", default="1,1", help="speeds of the local nodes")
+    parser.add_argument("--strategy", default="data", help="data, or how the model is divided")
+    parser.add_argument("--replicas", help="nodes of each, where the model is divided in several")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each run in each round")
     parser.add_argument("--width", type=int, default=32, help="channels of the model")
@@ -97,7 +99,11 @@ def stopped(folder: Path, words: Namespace) -> Iterator[StoppedRun]:
     counts = folder / "counts"
     counts.mkdir(parents=True)
     options = ["--option", f"counts={counts}", "--option", f"width={words.width}"]
-    nodes = ["--local-nodes", words.nodes, "--strategy", "data", "--shares", words.nodes, "--patience", "60"]
+    nodes = ["--local-nodes", words.nodes, "--strategy", words.strategy, "--patience", "60"]
+    if words.strategy == "data":
+        nodes += ["--shares", words.nodes]
+    if words.replicas:
+        nodes += ["--replicas", words.replicas]
     command = [sys.executable, "-m", "evener", "train", str(TASK), *options, *nodes, _WAYS[folder.name]]
     process = subprocess.Popen(
         [*command, "--output", str(folder / "run")], stdout=subprocess.DEVNULL, start_new_session=True
