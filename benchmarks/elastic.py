@@ -31,6 +31,8 @@ from evener.record import TrainRecord
 from evener.schema import read_noun
 
 _KNOWN = re.compile(r"([\d.]+) s after that was known; ([\d.]+) s lost")
+_LONG = 0.5
+"""Seconds until nodes compute again that are too many."""
 _CALM_EPOCHS = 10
 """Of the run whose speed the storm's is compared with."""
 
@@ -130,10 +132,13 @@ def show_speed(results: Results, calm: TrainRecord, record: TrainRecord) -> None
     if told:
         known, all_lost = [one for one, _ in told], [other for _, other in told]
         results.add(
-            "computing again {middle:.3f} s after a loss was known (median of {losses}), {worst:.3f} s at most",
+            "computing again {middle:.3f} s after a loss was known (median of {losses}), {worst:.3f} s at most, "
+            "{late} times later than {long} s",
             middle=median(known),
             losses=len(known),
             worst=max(known),
+            late=sum(one > _LONG for one in known),
+            long=_LONG,
         )
         results.add("{middle:.2f} s lost by a loss (median)", middle=median(all_lost), all=sum(all_lost))
     own, other = (one.steps[-1].step / one.seconds for one in (record, calm))
