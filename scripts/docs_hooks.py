@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from evener.cli.app import app
+from evener.cli.app import app_of
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "<!-- commands -->"
@@ -35,6 +35,6 @@ def _link(found: re.Match[str]) -> str:
 
 
 def _commands() -> str:
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(app_of())
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="evener")
     return text.partition("\n")[2]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from evener.cli.app import app
+from evener.cli.app import app_of
 from evener.cli.fields import with_default_port
 from evener.experiments import abci, gpipe, nfnn, scattered, strategies
 from evener.program import calling, script
@@ -67,7 +67,7 @@ def test_the_options_of_every_command_are_taken(line: str, tmp_path: Path, monke
     (tmp_path / "DIR").mkdir()
     for name in ("my_task.py", "my_search.py", "train.py", "bccd.yaml"):
         (tmp_path / name).touch()
-    result = CliRunner().invoke(app, with_default_port(shlex.split(line)[1:]))
+    result = CliRunner().invoke(app_of(), with_default_port(shlex.split(line)[1:]))
     assert result.exit_code == 0, result.output
     assert len(asked) == 1
 

@@ -14,7 +14,7 @@ from msgspec.structs import fields
 from typer.testing import CliRunner
 
 from evener import __version__
-from evener.cli.app import app
+from evener.cli.app import app_of
 from evener.cli.help import EXAMPLES, PLAN, TRAIN, Panels
 from evener.run.config import RunConfig
 from evener.run.options import PlanConfig
@@ -34,12 +34,12 @@ def test_every_example_has_options_that_the_command_takes(command: str, line: st
     words = shlex.split(line)
     given = words[words.index("evener") + 1 :]
     assert given[0] == command
-    known = {name for one in typer.main.get_command(app).commands[command].params for name in one.opts}  # type: ignore[attr-defined]
+    known = {name for one in typer.main.get_command(app_of()).commands[command].params for name in one.opts}  # type: ignore[attr-defined]
     assert {word for word in given if word.startswith("--")} <= known
 
 
 def test_help_shows_headings_and_examples_within_80_columns() -> None:
-    shown = CliRunner().invoke(app, ["train", "--help"], terminal_width=80, env={"COLUMNS": "80"}).stdout
+    shown = CliRunner().invoke(app_of(), ["train", "--help"], terminal_width=80, env={"COLUMNS": "80"}).stdout
     for heading in TRAIN:
         assert f" {heading} " in shown
     assert EXAMPLES["train"][0] in shown
@@ -63,14 +63,14 @@ def test_help_shows_the_options_of_the_task_that_was_typed(
 ) -> None:
     (tmp_path / "my_task.py").write_text("def task(width: int = 64, *, name: str): pass")
     monkeypatch.chdir(tmp_path)
-    shown = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).stdout
+    shown = CliRunner().invoke(app_of(), words, env={"COLUMNS": "80"}).stdout
     assert "Options of my_task.py, each as --option NAME=VALUE" in shown
     assert "width=  <int>  [default: 64]" in shown
     assert "name=   <str>  [required]" in shown
 
 
 def test_help_without_a_task_shows_none() -> None:
-    assert "--option NAME=VALUE" not in CliRunner().invoke(app, ["train", "--help"]).stdout
+    assert "--option NAME=VALUE" not in CliRunner().invoke(app_of(), ["train", "--help"]).stdout
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_help_without_a_task_shows_none() -> None:
 )
 def test_the_shell_completes_commands_options_and_choices(typed: str, offered: set[str]) -> None:
     words = {"_EVENER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
-    result = CliRunner().invoke(app, [], prog_name="evener", env=words)
+    result = CliRunner().invoke(app_of(), [], prog_name="evener", env=words)
     assert set(result.stdout.split()) == offered

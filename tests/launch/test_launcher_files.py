@@ -16,12 +16,12 @@ import pytest
 import typer
 import yaml
 
-from evener.cli.app import app
+from evener.cli.app import app_of
 from support.documented import ROOT
 
 FOLDER = ROOT / "examples" / "launchers"
 MANIFESTS = sorted((FOLDER / "kubernetes").glob("*.yaml"))
-_GROUP = typer.main.get_command(app)
+_GROUP = typer.main.get_command(app_of())
 assert isinstance(_GROUP, typer.core.TyperGroup)
 _COMMANDS = _GROUP.commands
 

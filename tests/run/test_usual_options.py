@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from evener.cli.app import app
+from evener.cli.app import app_of
 from evener.errors import InvalidFile, InvalidInput
 from evener.program import calling
 from evener.run.config import RunConfig
@@ -31,7 +31,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asks:
     def ask(text: str, *words: str, task: str = "my_task.py") -> RunConfig:
         (tmp_path / FILE).write_text(text)
         monkeypatch.chdir(tmp_path)
-        result = CliRunner().invoke(app, ["train", task, *words])
+        result = CliRunner().invoke(app_of(), ["train", task, *words])
         if result.exception is not None:
             raise result.exception
         return configs[-1]
@@ -81,7 +81,7 @@ def test_a_search_takes_what_it_knows_of_training_and_a_table_of_its_own(
     text = 'epochs = 3\nworkers = 2\noutput = "x"\n[option]\nwidth = 16\n[tune]\ntrials = 9\nseed = 4\njoin = false\n'
     (tmp_path / FILE).write_text(text)
     for words in ((), ("--trials", "5", "--join", "--option", "width=8")):
-        result = CliRunner().invoke(app, ["tune", "my_task.py", "--vary", "lr=0.1,0.2", *words])
+        result = CliRunner().invoke(app_of(), ["tune", "my_task.py", "--vary", "lr=0.1,0.2", *words])
         assert result.exception is None, result.output
     usual, typed = configs
     assert (usual.epochs, usual.trials, usual.seed, usual.join, usual.option) == (3, 9, 4, False, {"width": "16"})
@@ -89,7 +89,7 @@ def test_a_search_takes_what_it_knows_of_training_and_a_table_of_its_own(
     assert usual.usual == "epochs=3, trials=9, seed=4, join=False, option.width=16 (from evener.toml)"
     assert (typed.trials, typed.join, typed.option) == (5, True, {"width": "8"})
     (tmp_path / FILE).write_text("[tune]\ntrails = 9\n")
-    failed = CliRunner().invoke(app, ["tune", "my_task.py", "--vary", "lr=0.1,0.2"])
+    failed = CliRunner().invoke(app_of(), ["tune", "my_task.py", "--vary", "lr=0.1,0.2"])
     assert "evener.toml line 2: evener tune has no option 'trails', did you mean 'trials'?" in str(failed.exception)
 
 

@@ -3,51 +3,58 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from evener import __version__
 from evener.cli import commands
-from evener.cli.experiments import experiment
-from evener.cli.fields import command_of, with_default_port
-from evener.cli.help import PLAN, TRAIN, TUNE, epilog
+from evener.cli.fields import Usual, command_of, with_default_port
+from evener.cli.help import PLAN, TRAIN, TUNE, Panels, epilog
 from evener.cli.task_help import OF_TASKS, TaskCommand
 from evener.errors import EvenerError, Interrupted, MissingExtra
 from evener.run.usual_options import usual_options
 from evener.search.options import TuneConfig
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(context_settings={"ignore_unknown_options": True})(command_of(commands.run))
 
-for _command in (
-    command_of(commands.train, TRAIN, usual_options),
-    command_of(commands.tune, TUNE, partial(usual_options, kind=TuneConfig, command="tune")),
-    command_of(commands.yolo),
-    command_of(commands.plan, PLAN),
-    commands.catalogue,
-    command_of(commands.benchmark),
-    command_of(commands.trace),
-    commands.report,
-    commands.dashboard,
-    commands.init,
-    command_of(commands.demo),
-    command_of(commands.doctor),
-    commands.version,
-    command_of(commands.up),
-    command_of(commands.join),
-    command_of(commands.nodes),
-    command_of(commands.invite),
-    command_of(commands.stop),
-    command_of(commands.down),
-):
-    app.command(epilog=epilog(_command.__name__), cls=TaskCommand if _command.__name__ in OF_TASKS else None)(_command)
-app.add_typer(experiment, name="experiment")
+class _Command(NamedTuple):
+    """One of `evener`'s; see `command_of`."""
+
+    run: Callable[..., None]
+    panels: Panels | None = None
+    usual: Usual | None = None
+
+    @property
+    def function(self) -> Callable[..., None]:
+        return self.run if self.run in _SIMPLE else command_of(self.run, self.panels, self.usual)
+
+
+_SIMPLE = (commands.catalogue, commands.report, commands.dashboard, commands.init, commands.version)
+"""Their options are their own parameters."""
+_COMMANDS = (
+    _Command(commands.run),
+    _Command(commands.train, TRAIN, usual_options),
+    _Command(commands.tune, TUNE, partial(usual_options, kind=TuneConfig, command="tune")),
+    _Command(commands.yolo),
+    _Command(commands.plan, PLAN),
+    _Command(commands.catalogue),
+    _Command(commands.benchmark),
+    _Command(commands.trace),
+    _Command(commands.report),
+    _Command(commands.dashboard),
+    _Command(commands.init),
+    _Command(commands.demo),
+    _Command(commands.doctor),
+    _Command(commands.version),
+    _Command(commands.up),
+    _Command(commands.join),
+    _Command(commands.nodes),
+    _Command(commands.invite),
+    _Command(commands.stop),
+    _Command(commands.down),
+)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -59,15 +66,43 @@ def _print_version(is_asked: bool) -> None:
 _Version = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version of Evener.")
 
 
-@app.callback()
 def evener(version: Annotated[bool, _Version] = False) -> None:
     """Trains one PyTorch model on uneven machines."""
+
+
+def app_of(first: str = "") -> typer.Typer:
+    """The command line: of the command that is typed `first` alone, or of all, as for `--help` and mistakes.
+
+    The options of all take a MB, which a node would keep as long as it lives.
+    """
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(evener)
+    chosen = [one for one in _COMMANDS if one.run.__name__ == first]
+    for one in chosen or _COMMANDS:
+        _add(app, one)
+    if not chosen:
+        from evener.cli.experiments import experiment
+
+        app.add_typer(experiment, name="experiment")
+    return app
+
+
+def _add(app: typer.Typer, one: _Command) -> None:
+    name = one.run.__name__
+    settings: dict[str, Any] = {"context_settings": {"ignore_unknown_options": True}} if one.run is commands.run else {}
+    cls = TaskCommand if name in OF_TASKS else None
+    app.command(epilog=epilog(name), cls=cls, **settings)(one.function)
 
 
 def main() -> None:
     """Run the command line; errors of Evener are one sentence and an exit code."""
     try:
-        code = app(with_default_port(sys.argv[1:]), standalone_mode=False)
+        words = with_default_port(sys.argv[1:])
+        code = app_of(next(iter(words), ""))(words, standalone_mode=False)
     except EvenerError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:
