@@ -91,6 +91,10 @@ class Machine:
         """Limit its link from now on, as `Host` does."""
         self.link.limit(mbit if up_mbit is None else up_mbit, mbit)
 
+    def carry(self, mtu: int) -> None:
+        """Have its link carry packets of so many bytes."""
+        self.link.carry(mtu)
+
 
 class Hosts(dict[str, Machine]):
     """The machines by name."""

@@ -98,6 +98,11 @@ class Link:
         _shape(self.namespace.name, "eth0", up_mbit)
         _shape(f"{self.name}.{_SWITCH}", self._port, down_mbit)
 
+    def carry(self, mtu: int) -> None:
+        """Let packets of up to so many bytes through, at both of its ends."""
+        run("ip", "-n", f"{self.name}.{_SWITCH}", "link", "set", "dev", self._port, "mtu", str(mtu))
+        run("ip", "-n", self.namespace.name, "link", "set", "dev", "eth0", "mtu", str(mtu))
+
     @property
     def _port(self) -> str:
         return f"port{self.number}"

@@ -172,7 +172,7 @@ def cluster(build: fixture.Build, folder: Path, plant: Callable[[Place], None]) 
     usual = {**USUAL, "PYTHONPATH": f"{Path(evener.__file__).parents[1]}{os.pathsep}{folder / 'modules'}"}
     with build(Host(name="hub"), Host(name="ada"), Host(name="bob")) as hosts:
         for machine in hosts.values():
-            inside(machine, *["ip", "link", "set", "dev", "eth0", "mtu", "9000"])
+            machine.carry(mtu=9000)
         for name in ("ada", "bob"):
             write_data(folder / f"data-{name}")
             (folder / f"cache-{name}").mkdir()
