@@ -2,7 +2,7 @@
 
     sum_bucket     of DistributedDataParallel's buckets: every rank has the whole model (`replicated.py`)
     ReplicaSums    likewise, where ranks may use different weights
-    ReplicaMeans   likewise, in a program that calls `backward()` itself, however often
+    ReplicaMeans   likewise, in a program that calls `backward()` itself (`replica_means.py`)
     GradientSums   of a model whose layers are divided (`divided.py`)
 
 The loss is a sum: a rank's loss is the sum over its samples divided by the number of samples of the *whole* batch.
@@ -12,9 +12,7 @@ Gradients then add up to those of one process, whatever the shares; nothing is a
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from evener.comm.exchange import Route
 from evener.comm.group import Group
 from evener.oracle.division.layout import holders, owners
 from evener.oracle.division.plan import ReplicaPlan
+from evener.parallel.bucket_sums import BucketSums
 from evener.parallel.gradient_buckets import (
     BUCKET_BYTES,
     DividedBucket,
@@ -44,105 +43,7 @@ def sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[Te
     return group.sum_later(bucket.buffer(), "gradients")
 
 
-class _BucketSums:
-    """Sums gradients in buckets while backward goes on, one bucket after the other: all ranks have the same ones."""
-
-    def __init__(self, world: Group, buckets: Sequence[GradientBucket], divided: Sequence[DividedBucket] = ()) -> None:
-        self._world, self._divided = world, divided
-        self._sums = True
-        self._started = False
-        self._launched = 0
-        self._missing: list[int] = []
-        self._arrange(buckets)
-        hooked: list[Any] = [weight for bucket in buckets for weight in bucket.weights]
-        hooked += [weight for bucket in divided for weight in bucket.weights]
-        arrived = _weakly(self._arrived)
-        for weight in hooked:
-            weight.register_post_accumulate_grad_hook(arrived)
-
-    def _arrange(self, buckets: Sequence[GradientBucket]) -> None:
-        """From now on these are the buckets."""
-        self._buckets = buckets
-        self._bucket_of = {id(weight): i for i, bucket in enumerate(buckets) for weight in bucket.weights}
-
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Inside, gradients stay on this rank: for all but the last micro-batch of a step."""
-        self._sums = False
-        try:
-            yield
-        finally:
-            self._sums = True
-
-    def _arrived(self, weight: Tensor) -> None:
-        """A weight's gradient is complete on this rank."""
-        if not self._sums:
-            return
-        if not self._started:
-            self._start()
-        bucket = self._bucket_of.get(id(weight))
-        if bucket is not None:
-            self._missing[bucket] -= 1
-        while self._launched < len(self._buckets) and self._missing[self._launched] == 0:
-            self._launch()
-
-    @property
-    def has_started(self) -> bool:
-        """Whether a backward pass has begun whose gradients are not complete."""
-        return self._started
-
-    def begin(self) -> None:
-        """A backward pass begins; of a rank that has no part of any weight, no gradient would tell."""
-        if self._sums and not self._started:
-            self._start()
-
-    def _start(self) -> None:
-        self._started, self._launched = True, 0
-        self._missing = [len(bucket.weights) for bucket in self._buckets]
-
-    def _finish_with_backward(self) -> None:
-        """Everything is complete before the `backward()` returns that goes on now."""
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: self.finish() if self._started else None)
-
-    def _launch(self) -> None:
-        self._world.timer.break_for_others()
-        self._buckets[self._launched].start()
-        self._launched += 1
-
-    def forget(self) -> None:
-        """The step was not finished: the next gradient that arrives is the first of another."""
-        self._started, self._sums = False, True
-        for bucket in self._buckets:
-            bucket.forget()
-
-    def finish(self) -> None:
-        """Wait for all buckets, then sum what is divided."""
-        if not self._started:
-            self._start()
-        while self._launched < len(self._buckets):
-            self._launch()
-        self._started = False
-        with self._world.waiting("gradients"):
-            for bucket in self._buckets:
-                bucket.finish()
-        for divided in self._divided:
-            divided.sum()
-
-
-def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """`method`, without keeping its object: Python's collector cannot free a weight whose hook refers back to it."""
-    known = WeakMethod(method)
-
-    def call(weight: Tensor) -> None:
-        living = known()
-        assert living is not None, "weights are trained that outlived the model they are of"
-        living(weight)
-
-    return call
-
-
-class GradientSums(_BucketSums):
+class GradientSums(BucketSums):
     """Completes the gradients of a model's weights before `backward()` returns.
 
     Whole weights travel in buckets, from those used last in the forward pass to those used first, while backward goes
@@ -216,7 +117,7 @@ class GradientSums(_BucketSums):
         return buckets, divided
 
 
-class ReplicaSums(_BucketSums):
+class ReplicaSums(BucketSums):
     """Sums gradients of replicas that may use different weights in a step, or some of them never; call `finish`.
 
     Args:
@@ -229,69 +130,6 @@ class ReplicaSums(_BucketSums):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         largest = min(BUCKET_BYTES, most * sum(parameter.nbytes for parameter in trained))
         super().__init__(world, flagged_buckets(trained, world, largest=largest))
-
-
-class ReplicaMeans(_BucketSums):
-    """Averages gradients of replicas that a program of the user's trains: complete whenever `backward()` returns.
-
-    Before it is added to what is there, a gradient is multiplied by the rank's `weight`: by p n / N for n of N samples
-    on p ranks, the means are those of the whole batch. What all ranks have alike stays as it is, so it does not matter
-    how often a step calls `backward()`, nor whether weights are penalised. Weights may be frozen and thawed.
-
-    Args:
-        model: on every rank.
-        world: the ranks.
-        weight: of this rank's part of the batch that is computed now.
-        completed: called when gradients are complete.
-
-    Attributes:
-        watch: if set, it is called when a rank's own gradients are complete (False), which are not sent before, and
-            when the means are (True).
-    """
-
-    def __init__(
-        self, model: nn.Module, world: Group, weight: Callable[[], float], completed: Callable[[], None]
-    ) -> None:
-        self._trainable: list[Any] = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
-        self._weight, self._completed = weight, completed
-        self.watch: Callable[[bool], None] | None = None
-        super().__init__(world, ())
-        for parameter in self._trainable:
-            is_trained = parameter.requires_grad
-            parameter.requires_grad_(True)  # a frozen one takes no hook
-            parameter.register_hook(self._weighed)
-            parameter.register_post_accumulate_grad_hook(self._arrived)
-            parameter.requires_grad_(is_trained)
-
-    def _weighed(self, gradient: Tensor) -> Tensor:
-        """What is not there counts as zeros, also if it is no number."""
-        weight = self._weight()
-        return gradient if weight == 1 else gradient * weight if weight else torch.zeros_like(gradient)
-
-    def own_gradients(self) -> Tensor:
-        """This rank's gradients, unweighted, in one piece of float64; zeros where there is none."""
-        weight = self._weight()
-        found = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._trainable]
-        flat = torch.cat([grad.detach().double().cpu().flatten() for grad in found])
-        return flat / weight if weight else flat
-
-    def _start(self) -> None:
-        trained = [parameter for parameter in self._trainable if parameter.requires_grad]
-        if len(trained) != len(self._bucket_of) or any(id(weight) not in self._bucket_of for weight in trained):
-            self._arrange(flagged_buckets(trained, self._world, averaged=True))
-        super()._start()
-        if self.watch is not None:
-            self._missing = [len(self._trainable) + 1] * len(self._buckets)
-        self._finish_with_backward()
-
-    def finish(self) -> None:
-        """Besides, the user's hooks on gradients are run."""
-        if self.watch is not None:
-            self.watch(False)
-        super().finish()
-        if self.watch is not None:
-            self.watch(True)
-        self._completed()
 
 
 def clip_gradients(

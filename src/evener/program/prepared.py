@@ -19,10 +19,10 @@ from evener.comm.group import Group
 from evener.data.alike import require_alike
 from evener.errors import InvalidInput
 from evener.parallel.gradient_hooks import GradientHooks
-from evener.parallel.gradient_sums import ReplicaMeans
 from evener.parallel.norms import GroupBatchNorm, synchronise_batch_norm
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.refusals import refuse_lazy
+from evener.parallel.replica_means import ReplicaMeans
 from evener.parallel.shared_statistics import SharedStatistics, needs_sharing
 
 

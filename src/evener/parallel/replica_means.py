@@ -1,0 +1,78 @@
+"""Means of gradients over replicas, in a program of the user's that calls `backward()` itself, however often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evener.comm.group import Group
+from evener.parallel.bucket_sums import BucketSums
+from evener.parallel.gradient_buckets import (
+    flagged_buckets,
+)
+
+
+class ReplicaMeans(BucketSums):
+    """Averages gradients of replicas that a program of the user's trains: complete whenever `backward()` returns.
+
+    Before it is added to what is there, a gradient is multiplied by the rank's `weight`: by p n / N for n of N samples
+    on p ranks, the means are those of the whole batch. What all ranks have alike stays as it is, so it does not matter
+    how often a step calls `backward()`, nor whether weights are penalised. Weights may be frozen and thawed.
+
+    Args:
+        model: on every rank.
+        world: the ranks.
+        weight: of this rank's part of the batch that is computed now.
+        completed: called when gradients are complete.
+
+    Attributes:
+        watch: if set, it is called when a rank's own gradients are complete (False), which are not sent before, and
+            when the means are (True).
+    """
+
+    def __init__(
+        self, model: nn.Module, world: Group, weight: Callable[[], float], completed: Callable[[], None]
+    ) -> None:
+        self._trainable: list[Any] = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
+        self._weight, self._completed = weight, completed
+        self.watch: Callable[[bool], None] | None = None
+        super().__init__(world, ())
+        for parameter in self._trainable:
+            is_trained = parameter.requires_grad
+            parameter.requires_grad_(True)  # a frozen one takes no hook
+            parameter.register_hook(self._weighed)
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+            parameter.requires_grad_(is_trained)
+
+    def _weighed(self, gradient: Tensor) -> Tensor:
+        """What is not there counts as zeros, also if it is no number."""
+        weight = self._weight()
+        return gradient if weight == 1 else gradient * weight if weight else torch.zeros_like(gradient)
+
+    def own_gradients(self) -> Tensor:
+        """This rank's gradients, unweighted, in one piece of float64; zeros where there is none."""
+        weight = self._weight()
+        found = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._trainable]
+        flat = torch.cat([grad.detach().double().cpu().flatten() for grad in found])
+        return flat / weight if weight else flat
+
+    def _start(self) -> None:
+        trained = [parameter for parameter in self._trainable if parameter.requires_grad]
+        if len(trained) != len(self._bucket_of) or any(id(weight) not in self._bucket_of for weight in trained):
+            self._arrange(flagged_buckets(trained, self._world, averaged=True))
+        super()._start()
+        if self.watch is not None:
+            self._missing = [len(self._trainable) + 1] * len(self._buckets)
+        self._finish_with_backward()
+
+    def finish(self) -> None:
+        """Besides, the user's hooks on gradients are run."""
+        if self.watch is not None:
+            self.watch(False)
+        super().finish()
+        if self.watch is not None:
+            self.watch(True)
+        self._completed()
