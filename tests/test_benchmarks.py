@@ -14,6 +14,7 @@ from support.benchmarks import FOLDER, NAMES, benchmark
 
 SMALLEST = (
     "ddp_parity --blocks 2 --steps 2 --batch 8",
+    "dashboard --nodes 4 --steps 200 --seconds 1",
     "elastic_cost --rounds 1 --seconds 0.5 --width 8",
     "merging --rounds 1 --workers 2",
     "oracle_live --networks plain --nodes 1,1 --strategies data,pipeline --steps 2",
