@@ -1,11 +1,11 @@
 """The live page: how soon it shows a long run, what it costs the machine, and what writing the log costs the run.
 
-    python benchmarks/dashboard.py [--nodes 64] [--steps 100000] [--seconds 20] [--json]
+    python benchmarks/dashboard.py [--nodes 64] [--steps 100000] [--apart 1] [--seconds 20] [--json]
 
-`replay` is from the file of a run that is over to the message that a page is sent; `log` is what a step costs the
-process that writes it. With `evener[browser]` and a Chromium: from asking for the page to its first paint and to the
-first figures of the run, and which part of a core the page's process takes while one browser watches ten steps a second
-of three nodes, at the priority that it gives itself.
+The log of a long run, whose steps are so many seconds `--apart`: what it costs the run's process a step, and how long it
+takes from its file to the message that a page is sent. With `evener[browser]` and a Chromium: how long from asking for
+the page to its first paint and to the first figures of a run, and which part of a core the page's process takes while
+one browser watches ten steps a second of three nodes, at the low priority that it gives itself.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--nodes", type=int, default=64, help="of the run that is replayed")
     parser.add_argument("--steps", type=int, default=100_000, help="of the run that is replayed")
+    parser.add_argument("--apart", type=float, default=1.0, help="seconds between steps of that run")
     parser.add_argument("--seconds", type=float, default=20.0, help="for which a browser watches")
     words = parser.parse_args()
     with open_results(words) as results, tempfile.TemporaryDirectory(prefix="evener-") as place:
@@ -95,7 +96,7 @@ def show_log(results: Results, folder: Path, words: Namespace) -> None:
     """Write a long run, as if it had taken its time; what a step costs."""
     folder.mkdir()
     ticks = count()
-    log = EventLog(folder / EVENTS_FILE, results.say, lambda: next(ticks) * _STEP_SECONDS)
+    log = EventLog(folder / EVENTS_FILE, results.say, lambda: next(ticks) * words.apart)
     log.add(plan_of(words.nodes))
     begin = time.process_time()
     for step in islice(steps_of(words.nodes), words.steps):

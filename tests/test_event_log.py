@@ -29,6 +29,12 @@ def written(path: Path, events: list[RunEvent]) -> None:
     log.close()
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log is a large one."""
+    monkeypatch.setattr("evener.event_tail._SMALL", 0)
+
+
 def read(path: Path) -> list[RunEvent]:
     return [event for moment in EventTail(path).read() for event in moment.events]
 
@@ -71,6 +77,7 @@ def test_steps_before_another_plan_are_not_summed_with_those_after_it(tmp_path: 
     assert [getattr(event, "step", 0) for event in read(path)] == [2, 0, 4]
 
 
+@pytest.mark.usefixtures("large")
 def test_who_comes_late_reads_chapters_and_then_lines(tmp_path: Path) -> None:
     path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=400)
     notes = [Event(step=100, kind="joined", message="node eve joined", nodes=("eve",))]
@@ -83,6 +90,12 @@ def test_who_comes_late_reads_chapters_and_then_lines(tmp_path: Path) -> None:
     assert steps[-1].step == 400
     assert [step.step for step in steps] == sorted(step.step for step in steps)
     assert [event for event in found if isinstance(event, Event)] == notes
+
+
+def test_who_comes_late_reads_every_line_of_a_small_log(tmp_path: Path) -> None:
+    path, record = tmp_path / EVENTS_FILE, fake_run(num_steps=400)
+    written(path, [record.plan, *record.steps])
+    assert [event.step for event in read(path) if isinstance(event, Step)] == list(range(1, 401))
 
 
 def test_who_follows_reads_every_line_once(tmp_path: Path) -> None:
@@ -118,6 +131,7 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert [getattr(event, "kind", "") for event in read(path)] == ["", "damaged line", "damaged line"]
 
 
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("back", [lambda at: at, lambda at: at + 1, lambda at: -1, lambda at: 10], ids="=>-<")
 def test_a_chapter_that_names_no_earlier_chapter_ends_the_reading(tmp_path: Path, back: Callable[[int], int]) -> None:
     path = tmp_path / EVENTS_FILE

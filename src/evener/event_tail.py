@@ -3,8 +3,8 @@
     a line:    {"time": when, "events": [[kind, event], ...]}             what happened in a moment, its steps summed
     a chapter: {"back": where the last one is, "time": ..., "events": ..}  that of the 64 lines since, its steps summed
 
-Who comes late reads the chapters, from the last one backwards, and the lines after them: 100,000 lines are 1,600
-chapters. Who follows reads lines, and skips chapters.
+Who comes late reads the chapters of a large file, from the last one backwards, and the lines after them: 100,000 lines
+are 1,600 chapters. Who follows, or reads a small file, reads lines, and skips chapters.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from evener.schema import NOT_DECODED
 
 EVENTS_FILE = "events.jsonl"
 _MARK = b'{"back":'
+_SMALL = 1 << 22
+"""Bytes of a file that is read line by line within half a second: every moment is a point of its curves."""
 
 
 class LogLine(msgspec.Struct):
@@ -62,7 +64,7 @@ class EventTail:
         if not self._path.exists():
             return []
         found: list[Moment] = []
-        if self._offset == 0:
+        if self._offset == 0 and self._path.stat().st_size > _SMALL:
             found, self._offset = _chapters(self._path)
         with self._path.open("rb") as file:
             file.seek(self._offset)
