@@ -2,10 +2,10 @@
 
     python benchmarks/dashboard.py [--nodes 64] [--steps 100000] [--apart 1] [--seconds 20] [--json]
 
-The log of a long run, whose steps are so many seconds `--apart`: what it costs the run's process a step, and how long it
-takes from its file to the message that a page is sent. With `evener[browser]` and a Chromium: how long from asking for
-the page to its first paint and to the first figures of a run, and which part of a core the page's process takes while
-one browser watches ten steps a second of three nodes, at the low priority that it gives itself.
+The log of a long run whose steps are `--apart` seconds apart: what it costs the run a step, and how long it takes from
+its file to the message that a page is sent. With `evener[browser]` and a Chromium: how long from asking for the page to
+its first paint and to the first figures of a run, and which part of a core the page's process takes while one browser
+watches ten steps a second of three nodes, at the low priority that it gives itself.
 """
 
 from __future__ import annotations
