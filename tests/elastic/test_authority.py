@@ -22,6 +22,13 @@ def founded() -> Authority:
     return authority
 
 
+def computing() -> Authority:
+    """Likewise, who compute."""
+    authority = founded()
+    authority.hear(0, beat(1, holds=1))
+    return authority
+
+
 def processes(generation: Generation | None) -> list[int]:
     """Of a generation, by rank."""
     assert generation is not None
@@ -85,7 +92,7 @@ def test_who_was_given_up_never_comes_back() -> None:
 
 
 def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
-    authority = founded()
+    authority = computing()
     authority.arrive(7, Hello(node="d"), 1.0)
     assert authority.decide(1.0 + JOIN_SECONDS / 2) is None
     authority.arrive(8, Hello(node="e"), 1.0 + JOIN_SECONDS / 2)
@@ -95,6 +102,16 @@ def test_newcomers_wait_for_each_other_and_then_for_a_step_to_end() -> None:
     assert second is not None
     assert (second.is_urgent, second.joined) == (False, ("d", "e"))
     assert [one.since for one in second.participants] == [1, 1, 1, 2, 2]
+
+
+def test_who_comes_before_a_newcomer_has_met_the_others_waits_until_it_has() -> None:
+    authority = computing()
+    authority.arrive(7, Hello(node="d"), 1.0)
+    assert processes(authority.decide(2.0)) == [0, 1, 2, 7]
+    authority.arrive(8, Hello(node="e"), 2.0)
+    assert authority.decide(9.0) is None  # those who compute would go past the place where 7 waits for them
+    authority.hear(0, beat(2, holds=2))
+    assert processes(authority.decide(9.1)) == [0, 1, 2, 7, 8]
 
 
 def test_a_loss_takes_waiting_newcomers_along() -> None:
@@ -115,7 +132,7 @@ def test_a_newcomer_that_dies_before_it_is_in_changes_nothing() -> None:
 
 
 def test_the_state_is_gone_when_all_are_who_were_given_it() -> None:
-    authority = founded()
+    authority = computing()
     authority.arrive(7, Hello(node="d"), 0.0)
     authority.decide(1.0)
     for process in range(3):
@@ -135,7 +152,7 @@ def test_who_never_met_anybody_with_the_state_cannot_hold_it() -> None:
     assert processes(authority.decide(0.0)) == [7]
     assert not authority.may_have_state
     authority.arrive(8, Hello(node="e"), 1.0)
-    assert processes(authority.decide(2.0)) == [7, 8]
+    assert authority.decide(2.0) is None
     assert not authority.may_have_state
 
 

@@ -155,6 +155,7 @@ def test_one_who_was_given_the_state_has_the_patience_to_say_so(monkeypatch: pyt
     world.ranks[0].has_ended = True
     world.elastic.govern()
     third = world.started[0]
+    world.ranks[1].said.append(encode_message(Beat(count=1, step=3, holds=2)))
     third.said.append(encode_message(Hello(node="a")))
     world.elastic.govern()
     assert world.ranks[1].generations()[-1] == [1]

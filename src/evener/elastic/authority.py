@@ -1,7 +1,8 @@
 """Decides who takes part in an elastic run. Pure: time is an argument, and a generation comes out, or none.
 
 A process that has ended, or has been silent for the patience, is given up at once and for good: the next generation is
-without it. One that has come waits a moment, so that several come in one generation, and is taken in after a step.
+without it. One that has come waits a moment, so that several come in one generation, and is taken in after a step. Who
+comes later waits until that generation has begun: nobody may wait there for those who go to the next one at once.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Authority:
         stays = [one for one in present if one.process not in self._lost]
         number = self.generation.number + 1
         gone = [one for one in present if one.process in self._lost]
-        new = self._newcomers(now, is_urgent=bool(gone))
+        new = self._newcomers(now, is_urgent=bool(gone)) if gone or self.is_settled else []
         if not gone and not new:
             return None
         joined = [Participant(process=p, node=self._processes[p].hello.node, since=number) for p in new]
