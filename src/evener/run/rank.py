@@ -27,6 +27,7 @@ from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
+from evener.parallel.replicated import ReplicatedModel
 from evener.plan import WHOLE_MODEL, Plan, Rejected
 from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import can_draw, png
@@ -68,7 +69,8 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
     if training.group.is_leader:
         env.notify(training.plan)
     if env.line is not None and not why:
-        leave_word(training)
+        uses_all = isinstance(training.model, ReplicatedModel) and training.model.uses_all
+        leave_word(env, training.group, training.plan, uses_all=uses_all)
         run_elastic(context, training, config, env.line)
         return
     if config.elastic and training.group.is_leader:

@@ -14,7 +14,6 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.copies import FAULT_SECONDS
 from evener.pace import StepSeconds
-from evener.parallel.replicated import ReplicatedModel
 from evener.plan import WHOLE_MODEL, Assignment, Plan
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, make_context
@@ -31,7 +30,7 @@ _LEFT = "elastic/left"
 _decode_reference = msgspec.json.Decoder(StepSeconds | None).decode
 
 
-class _Left(Part, frozen=True, kw_only=True):
+class Left(Part, frozen=True, kw_only=True):
     """What ranks that come later need to know.
 
     Attributes:
@@ -62,16 +61,25 @@ def why_fixed(training: Training, config: RunConfig) -> str:
     return next((words for words, is_so in reasons.items() if is_so), "")
 
 
-def leave_word(training: Training) -> None:
+def leave_word(env: RankEnvironment, group: Group, plan: Plan, *, uses_all: bool) -> None:
     """Leave what ranks that come later need to know; all ranks call this."""
-    store, group, model = training.context.env.store, training.group, training.model
     rows = group.all_gather_bytes(msgspec.json.encode(group.timer.pace.reference))
     found = {name: _decode_reference(row) for name, row in zip(group.nodes, rows, strict=True)}
-    if group.is_leader and store is not None:
-        uses_all = isinstance(model, ReplicatedModel) and model.uses_all
+    if group.is_leader and env.store is not None:
         references = {name: one for name, one in found.items() if one is not None}
-        left = _Left(plan=training.plan, uses_all=uses_all, references=references)
-        store.set(_LEFT, msgspec.json.encode(left).decode())
+        left = Left(plan=plan, uses_all=uses_all, references=references)
+        env.store.set(_LEFT, msgspec.json.encode(left).decode())
+
+
+def late_group(env: RankEnvironment) -> tuple[Group, Left]:
+    """The group of a rank that comes when the run has begun, in which it is alone as yet; and what was left for it."""
+    assert env.store is not None
+    left = msgspec.json.decode(env.store.get(_LEFT), type=Left)
+    alone = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
+    timer = StepTimer(env.device, env.node.speed_at(0))
+    timer.pace.reference = left.references.get(env.node.name)
+    return Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True), left
 
 
 def with_copies(training: Training, config: RunConfig) -> Training:
@@ -123,11 +131,5 @@ def late_context(env: RankEnvironment, config: RunConfig, task: Task | None) -> 
         config: of the run.
         task: of the run, if it is known; None: the one that `config` names.
     """
-    assert env.store is not None
-    left = msgspec.json.decode(env.store.get(_LEFT), type=_Left)
-    alone = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
-    timer = StepTimer(env.device, env.node.speed_at(0))
-    timer.pace.reference = left.references.get(env.node.name)
-    group = Group(rank=0, size=1, device=env.device, nodes=[env.node.name], timer=timer, is_elastic=True)
+    group, left = late_group(env)
     return replace(make_context(env, group, config, task), uses_all=left.uses_all), left.plan

@@ -1,6 +1,7 @@
 """States of a training between ranks, over the mesh (`held_state` says what they are).
 
 send_state, take_state    from one that holds the whole to one that does not
+send_large, take_large    likewise, of any state
 share_states              parts from all who have some to all
 """
 
@@ -21,19 +22,28 @@ _PIECE = 2**20
 
 def send_state(held: HeldState, mesh: Mesh, rank: int) -> None:
     """Send `held` to a rank."""
-    data = held.encode()
+    send_large(held.encode(), mesh, rank)
+
+
+def take_state(mesh: Mesh, source: int) -> HeldState:
+    """What rank `source` sends."""
+    return HeldState.decode(take_large(mesh, source))
+
+
+def send_large(data: bytes, mesh: Mesh, rank: int) -> None:
+    """Send `data` to a rank, in pieces."""
     mesh.send_to(rank, msgspec.json.encode(len(data)))
     for start in range(0, len(data), _PIECE):
         mesh.send_to(rank, data[start : start + _PIECE])
 
 
-def take_state(mesh: Mesh, source: int) -> HeldState:
-    """What rank `source` sends."""
+def take_large(mesh: Mesh, source: int) -> bytearray:
+    """What rank `source` sends in pieces."""
     size = msgspec.json.decode(mesh.receive_from(source), type=Amount)
     data = bytearray()
     while len(data) < size:
         data += mesh.receive_from(source)
-    return HeldState.decode(data)
+    return data
 
 
 def share_states(own: Sequence[bytes], group: Group) -> list[HeldState]:
