@@ -22,13 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from evener.comm.joining import leave_group
 from evener.data.sampler import permutation
+from evener.history import History
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.ps.node.torch_backend import TorchBackend
-from evener.run.context import Arithmetic, join_world
-from evener.yolo.rank import alone
-from support.yolo_trainers import clocked, exact, redivided, spoiled, watched
+from evener.run.context import Arithmetic
+from evener.yolo.rank import alone, join
+from support.yolo_trainers import Fault, clocked, exact, redivided, spoiled, struck, watched
 
 needs_ultralytics = pytest.mark.skipif(
     importlib.util.find_spec("ultralytics") is None, reason="pip install 'evener[ultralytics]'"
@@ -36,6 +37,17 @@ needs_ultralytics = pytest.mark.skipif(
 OBJECTS = (5, 0, 1, 9, 2, 3, 4, 1)
 """On the images, again and again: uneven, one of them has none."""
 SIZE = 64
+SETTINGS: dict[str, Any] = {
+    "epochs": 3,
+    "batch": 8,
+    "nbs": 8,
+    "imgsz": 64,
+    "close_mosaic": 1,
+    "warmup_epochs": 1,
+    "optimizer": "SGD",
+    "seed": 1,
+}
+"""Of trainings that are compared: each batch a step."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +67,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         fitness: of every epoch where validation is left out; other ranks than the leader would do better every time.
         save_seconds: that a checkpoint takes longer.
         later_seconds: of an image on every rank, by which batches are divided from the third one on, if any.
+        faults: that strike ranks; there are others then that go on, and processes that come in the place of the dead.
     """
 
     model: str
@@ -70,6 +83,17 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     fitness: float = 0.0
     save_seconds: float = 0.0
     later_seconds: tuple[float, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest difference of a tensor, relative to its own largest value."""
+    worst = 0.0
+    for name, value in wanted.items():
+        if value.is_floating_point():
+            difference = (found[name].double() - value.double()).abs().max()
+            worst = max(worst, float(difference / value.double().abs().max().clamp(min=1e-6)))
+    return worst
 
 
 def train(case: Case, ranks: int) -> list[dict[str, Any]]:
@@ -77,14 +101,16 @@ def train(case: Case, ranks: int) -> list[dict[str, Any]]:
     Path(case.out).mkdir(parents=True)
     memory = case.memory or [None] * ranks
     nodes = [LocalNode(name=f"n{i}", threads=1, memory_bytes=memory[i]) for i in range(ranks)]
-    run_local(train_case, nodes, case, patience=60, on_event=lambda _: None)
-    return [torch.load(Path(case.out) / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
+    is_elastic = bool(case.faults)
+    run_local(train_case, nodes, case, patience=60, on_event=lambda _: None, is_elastic=is_elastic)
+    files = [Path(case.out) / f"{rank}.pt" for rank in range(ranks)]
+    return [torch.load(file, weights_only=True) for file in files if file.exists() or not is_elastic]
 
 
 def train_case(env: RankEnvironment, case: Case) -> None:
     import torchvision_operators  # noqa: F401
 
-    group = join_world(env)
+    group, left = join(env)
     with alone():
         from ultralytics import YOLO
 
@@ -98,24 +124,27 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         base = exact(base, case.fitness, env.rank) if case.dtype == "float64" else base
         if case.spoiled_epoch is not None and env.rank == group.size - 1:
             base = spoiled(base, case.spoiled_epoch)
-        seat = Seat(env, group, case.shares)
+        seat = Seat(env, group, case.shares, left=left)
+        seat.folder = Path(case.out) / "run0" if case.faults else None
         plain = partial(in_order_of_nodes, base, is_backwards=case.is_backwards)
         kind = plain() if case.is_plain else even_trainer(base, seat)
         spans: list[float] = []
         steps: list[torch.Tensor] = []
         kind = watched(kind, steps) if case.keeps_steps else kind
+        kind = struck(kind, case.faults, Path(case.out)) if case.faults else kind
         kind = redivided(kind, case.later_seconds) if case.later_seconds else kind
         trainer = clocked(kind, case.save_seconds, spans)(
             overrides={
                 "model": case.model,
                 "device": "cpu",
                 "plots": False,
-                "save_dir": f"{case.out}/run{env.rank}",
+                "save_dir": f"{case.out}/run{env.rank}{'late' if seat.is_late else ''}",
                 **case.settings,
             }
         )
         trainer.train()
     model = trainer.model if case.is_plain else trainer.model.module
+    history = History() if case.is_plain else seat.work.history
     found = {
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
         "ema": {name: value.clone() for name, value in trainer.ema.ema.state_dict().items()},
@@ -125,12 +154,15 @@ def train_case(env: RankEnvironment, case: Case) -> None:
         "epochs": trainer.epoch + 1,
         "steps": steps,
         "epoch_seconds": sum(spans),
-        "step_seconds": sum(step.seconds for step in seat.history.steps()),
-        "shares": [assignment.samples for assignment in seat.plan.assignments] if seat.plan else [],
+        "step_seconds": sum(step.seconds for step in history.steps()),
+        "shares": [assignment.samples for assignment in seat.work.plan.assignments] if seat.work.plan else [],
+        "samples": sum(step.samples for step in history.steps()),
+        "events": [event.message for event in history.events],
     }
     torch.save(found, Path(case.out) / f"{env.rank}.pt")
-    group.barrier()
-    leave_group()
+    seat.together(group.barrier)
+    if not case.faults:
+        leave_group()
 
 
 class LocalCase(msgspec.Struct, frozen=True, kw_only=True):

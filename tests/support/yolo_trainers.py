@@ -2,16 +2,86 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import msgspec
 import torch
 
+from evener.errors import NodeLost
 from evener.oracle.apportion import Worker
 
 KEPT = 500
 """Numbers of every weight, in a training that keeps its steps."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What happens to a node, once.
+
+    Attributes:
+        node: its name.
+        batch: of the training, from 1.
+        where: killed before the batch is computed, before the optimiser's step, or in the validation that follows it;
+            or `torn`: `node` has the sums of gradients, and takes them for lost with `victim`, which is killed.
+        victim: see there.
+    """
+
+    node: str
+    batch: int
+    where: Literal["forward", "update", "validate", "torn"]
+    victim: str = ""
+
+
+def struck(base: Any, faults: Sequence[Fault], folder: Path) -> Any:
+    """The trainer `base` of nodes, to which `faults` happen; what has happened is kept in `folder`."""
+
+    class Struck(base):  # type: ignore[misc]
+        def _setup_train(self) -> None:
+            (folder / f"{self.seat.env.node.name}.pid").write_text(str(os.getpid()))
+            super()._setup_train()
+            if (gradients := self.model.gradients) is not None:
+                finish = gradients.finish
+                gradients.finish = lambda number: self._torn(finish, number)
+
+        def _comes(self, where: str) -> bool:
+            node, part = self.seat.env.node.name, self.train_loader.part
+            for index, fault in enumerate(faults):
+                mark = folder / f"fault{index}"
+                if (fault.node, fault.batch, fault.where) == (node, part.step, where) and not mark.exists():
+                    mark.touch()
+                    self.victim = fault.victim
+                    return True
+            return False
+
+        def _die(self, where: str) -> None:
+            if self._comes(where):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def _torn(self, finish: Any, number: int) -> None:
+            last = self.model.gradients.last
+            finish(number)
+            if self._comes("torn"):
+                self.model.gradients.last = last
+                os.kill(int((folder / f"{self.victim}.pid").read_text()), signal.SIGKILL)
+                raise NodeLost("as it seems")
+
+        def preprocess_batch(self, batch: Any) -> Any:
+            self._die("forward")
+            return super().preprocess_batch(batch)
+
+        def optimizer_step(self) -> None:
+            self._die("update")
+            super().optimizer_step()
+
+        def _validated(self) -> Any:
+            self._die("validate")
+            return super()._validated()
+
+    return Struck
 
 
 def spoiled(base: Any, epoch: int) -> type:
@@ -52,7 +122,7 @@ def redivided(base: Any, seconds: Sequence[float]) -> Any:
     class Redivided(base):  # type: ignore[misc]
         def _setup_train(self) -> None:
             super()._setup_train()
-            self.seat.division.change(3, [Worker(unit_seconds=one) for one in seconds])
+            self.seat.work.division.change(3, [Worker(unit_seconds=one) for one in seconds])
 
     return Redivided
 

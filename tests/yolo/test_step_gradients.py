@@ -18,9 +18,11 @@ BATCHES = 7
 """Of an epoch."""
 
 
-def gradients_of(accumulate: int, warm_up: int, model: nn.Module | None = None) -> StepGradients:
+def gradients_of(
+    accumulate: int, warm_up: int, model: nn.Module | None = None, *, is_elastic: bool = False
+) -> StepGradients:
     device = torch.device("cpu")
-    group = Group(rank=0, size=1, device=device, nodes=["n0"], timer=StepTimer(device))
+    group = Group(rank=0, size=1, device=device, nodes=["n0"], timer=StepTimer(device), is_elastic=is_elastic)
     trainer: Any = SimpleNamespace(
         accumulate=accumulate, train_loader=range(BATCHES), _get_warmup_iterations=lambda batches: warm_up
     )
@@ -34,11 +36,11 @@ def steps_of_the_loop(gradients: StepGradients, numbers: range, accumulate: int,
         gradients.begin(number)
         if warm_up and number <= warm_up:
             now = max(1, int(np.interp(number, [0, warm_up], [1, accumulate]).round()))
-        if number - last >= now:
+        assert gradients.is_due == (number - last >= now)
+        if gradients.is_due:
             gradients.finish(number)
             last = number
             found.append(number)
-        gradients.end()
     return found
 
 
@@ -68,6 +70,26 @@ def test_gradients_of_batches_without_a_step_stay_and_add_up() -> None:
         model(torch.ones(1, 2)).sum().backward()
         if number == 1:
             gradients.finish(number)
-        gradients.end()
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[2.0, 2.0]]
+
+
+def test_gradients_that_are_summed_at_the_end_of_an_epoch_are_not_summed_again() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    gradients = gradients_of(BATCHES + 2, 0, model, is_elastic=True)
+    completed = []
+    for number in range(BATCHES + 2):
+        if gradients.begin(number):
+            completed.append(number)
+        model(torch.ones(1, 2)).sum().backward()
+        if number in completed:
+            gradients.finish(number)
+        if number == BATCHES - 1:
+            assert model.weight.grad is None
+        if number == BATCHES:  # a rank is lost: this batch is done again, and those of the epoch before are not
+            gradients.forget()
+            gradients.begin(number)
+            model(torch.ones(1, 2)).sum().backward()
+    assert completed == [BATCHES - 1, BATCHES + 1]
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[BATCHES + 2.0] * 2]

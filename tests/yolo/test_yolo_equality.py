@@ -9,31 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from support.yolo_cases import Case, draw_classes, draw_detection, needs_ultralytics, train
+from support.yolo_cases import SETTINGS, Case, draw_classes, draw_detection, needs_ultralytics, off, train
 
 pytestmark = needs_ultralytics
 
-SETTINGS: dict[str, Any] = {
-    "epochs": 3,
-    "batch": 8,
-    "nbs": 8,
-    "imgsz": 64,
-    "close_mosaic": 1,
-    "warmup_epochs": 1,
-    "optimizer": "SGD",
-    "seed": 1,
-}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-
-
-def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
-    """The largest difference of a tensor, relative to its own largest value."""
-    worst = 0.0
-    for name, value in wanted.items():
-        if value.is_floating_point():
-            difference = (found[name].double() - value.double()).abs().max()
-            worst = max(worst, float(difference / value.double().abs().max().clamp(min=1e-6)))
-    return worst
 
 
 def assert_equal(

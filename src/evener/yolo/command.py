@@ -69,7 +69,8 @@ def _require_ultralytics() -> None:
 
 
 def _on_local_nodes(config: YoloConfig) -> TrainRecord | None:
-    return _shown(config, partial(launch, yolo_rank, without=_without))
+    is_elastic = config.elastic and not config.stationary
+    return _shown(config, partial(launch, yolo_rank, is_elastic=is_elastic, without=_without))
 
 
 def _without(config: YoloConfig, kept: Sequence[int], event: Event) -> YoloConfig | None:

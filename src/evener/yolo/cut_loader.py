@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from evener.comm.step_timing import StepTimer
-from evener.data.loader import open_batches
+from evener.data.loader import collect, open_batches
 from evener.data.sampler import MicroBatch, Sampler
 from evener.memory import usable_memory
 
@@ -31,6 +33,7 @@ class CutLoader:
         epoch: that comes now, from 0; None where all epochs are alike: each is loaded anew.
         timer: of this rank, for a training; begins to time forward and backward with every batch.
         draws_from_all: whether mosaics choose among all images, or among those that this rank has loaded lately.
+        done: the last step, from 1, that is not computed here any more; something stands for its images.
 
     Attributes:
         dataset: of it.
@@ -51,6 +54,7 @@ class CutLoader:
         epoch: Callable[[], int] | None = None,
         timer: StepTimer | None = None,
         draws_from_all: bool = True,
+        done: Callable[[], int] = int,
     ) -> None:
         self.dataset, self.batch_size = plain.dataset, plain.batch_size
         self.sampler, self.num_workers = range(len(plain.dataset)), plain.num_workers
@@ -58,7 +62,7 @@ class CutLoader:
         self.collate = plain.collate_fn
         self._plain, self._make_sampler, self._seed, self._epoch, self._timer = plain, sampler, seed, epoch, timer
         self._batches: Iterator[tuple[MicroBatch, Any]] | None = None
-        self._next, self._draws_from_all = 1, draws_from_all
+        self._next, self._draws_from_all, self._done = 1, draws_from_all, done
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -68,15 +72,26 @@ class CutLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of the epoch that comes now."""
         first = self._epoch() * len(self) + 1 if self._epoch is not None else 1
-        if self._batches is None or self._next != first or self._epoch is None:
-            self._open(first)
+        if self._next != first or self._epoch is None:
+            self._batches = None
+        for step in range(first, first + len(self)):
+            yield self._any(step) if self._epoch is not None and step <= self._done() else self.read(step)
+
+    def read(self, step: int) -> Any:
+        """This rank's part of the batch of `step`, from 1."""
+        if self._batches is None or self._next != step:
+            self._open(step)
         assert self._batches is not None
-        for _ in range(len(self)):
-            self._time("io")
-            self.part, batch = next(self._batches)
-            self._next += 1
-            self._time("fb")
-            yield batch
+        self._time("io")
+        self.part, batch = next(self._batches)
+        self._next += 1
+        self._time("fb")
+        return batch
+
+    def _any(self, step: int) -> Any:
+        """Some image; only that it is the turn of `step` matters."""
+        (self.part,) = self._make_sampler().step(step)
+        return collect(self.dataset, np.zeros(1, dtype=np.int64), self._seed, 0, self.collate)
 
     def reset(self) -> None:
         """The data set has changed: what was loaded ahead is not used."""

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +16,12 @@ from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.launch.rank_environment import RankEnvironment
-from evener.record import TrainRecord
+from evener.plan import Plan
+from evener.record import NodeSummary, TrainRecord
 from evener.run.context import join_world
+from evener.run.elastic.start import late_group
 from evener.run.rank import node_summaries
+from evener.yolo.run_folder import own_folder
 from evener.yolo.seat import Seat
 from evener.yolo.words import YoloConfig
 
@@ -29,12 +31,20 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 def yolo_rank(env: RankEnvironment, config: YoloConfig) -> None:
     """One rank's whole way; the leader emits plan, batches and record through the env."""
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
-        group = join_world(env, preflight=config.preflight)
-        config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
+        group, left = join(env, preflight=config.preflight)
+        if left is None:
+            config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
         with alone():
-            _train(env, group, config)
-        group.barrier()
+            _train(env, group, config, left)
         leave_group()
+
+
+def join(env: RankEnvironment, *, preflight: bool = True) -> tuple[Group, Plan | None]:
+    """All ranks; or this one alone, and the plan of the run, if that has begun without it."""
+    if env.line is not None and env.line.is_late:
+        group, left = late_group(env)
+        return group, left.plan
+    return join_world(env, preflight=preflight), None
 
 
 @contextlib.contextmanager
@@ -47,33 +57,26 @@ def alone() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _train(env: RankEnvironment, group: Group, config: YoloConfig) -> None:
+def _train(env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | None) -> None:
+    """From the words to the record; `left` is the plan of a run that has begun without this rank."""
     from evener.yolo.settings import read_training
     from evener.yolo.trainer import even_trainer
 
-    if not group.is_leader:
+    seat = Seat(env, group, config.shares, is_stationary=config.stationary, left=left)
+    if not group.is_leader or seat.is_late:
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
-    model, settings, _ = read_training(config.words)
-    seat = Seat(env, group, config.shares, is_stationary=config.stationary)
-    with _folder(seat.keeps_files, settings["save_dir"]) as folder:
-        settings |= {"save_dir": folder, "device": _device(env)}
+    model, settings, folder = read_training(config.words)
+    with own_folder(group, folder, is_first_here=seat.is_first_here, is_late=seat.is_late) as own:
+        seat.folder = folder
         begin = time.time()
+        settings |= {"save_dir": str(own), "device": _device(env)}
         model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
-    seat.history.wall_seconds = time.time() - begin
-    seat.history.events[:0] = config.lost
+    seat.work.history.wall_seconds = time.time() - begin
+    seat.work.history.events[:0] = config.lost
     record = _record(seat, model, begin - config.started)
     if group.is_leader:
         env.notify(record)
-
-
-@contextlib.contextmanager
-def _folder(keeps_files: bool, save_dir: str) -> Iterator[str]:
-    """Where a rank writes: the folder of the run, or one that is gone afterwards."""
-    if keeps_files:
-        yield save_dir
-        return
-    with tempfile.TemporaryDirectory(prefix="evener-yolo-") as folder:
-        yield folder
+    seat.together(group.barrier)
 
 
 def _device(env: RankEnvironment) -> str:
@@ -83,10 +86,11 @@ def _device(env: RankEnvironment) -> str:
 
 def _record(seat: Seat, model: Any, startup: float) -> TrainRecord:
     """The record of the run; all ranks call this."""
-    history, plan, args = seat.history, seat.plan, model.trainer.args
+    history, plan, args = seat.work.history, seat.work.plan, model.trainer.args
     assert plan is not None
+    nodes = seat.together(lambda: msgspec.to_builtins(list(node_summaries(seat.group, plan, history))))
     return history.record(
-        list(node_summaries(seat.group, plan, history)),
+        msgspec.convert(nodes, list[NodeSummary]),
         task=f"{args.task} {args.model}",
         plan=plan,
         seed=args.seed,

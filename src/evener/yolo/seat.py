@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from torch import nn
 
 from evener.comm.group import Group
-from evener.comm.traffic import Traffic
-from evener.data.loader import Loader
-from evener.data.sampler import Division, MicroBatch, Sampler, ShuffledSampler, StationarySampler
-from evener.data.shares import class_balanced_shares
-from evener.errors import InvalidInput
-from evener.history import History
+from evener.data.sampler import MicroBatch
+from evener.errors import NodeLost
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker
-from evener.oracle.rebalance import Balance
 from evener.plan import Plan
 from evener.record import Validation
-from evener.run.monitor import Monitor
+from evener.run.elastic.start import leave_word
 from evener.run.step import StepResult
-from evener.run.training import division_workers
 from evener.yolo.cut_loader import spare_bytes
-from evener.yolo.fingerprint import differing
-from evener.yolo.image_classes import image_classes
-from evener.yolo.shares import share_plan
+from evener.yolo.generations import Generations
+from evener.yolo.image_shares import ImageShares
 
 
 class Seat:
@@ -39,28 +32,35 @@ class Seat:
         group: all ranks.
         shares: `measured`, `equal`, or relative ones.
         is_stationary: whether every rank keeps to a class-balanced part of the images.
+        left: the plan of a run that has begun without this rank; None of one that begins with it.
 
     Attributes:
-        division: of batches among the ranks.
-        plan: who does how much; there once the training begins.
-        history: of the training.
+        work: which images each rank computes.
+        folder: of the run, in which the leader writes; None: each rank keeps to its own.
+        generations: of a run that goes on without ranks that are gone; None: this one does not.
+        is_late: whether the run has begun without this rank.
+        is_first_here: whether this rank works for the others of its machine, where one has to.
     """
 
-    def __init__(self, env: RankEnvironment, group: Group, shares: str, *, is_stationary: bool = False) -> None:
+    def __init__(
+        self,
+        env: RankEnvironment,
+        group: Group,
+        shares: str,
+        *,
+        is_stationary: bool = False,
+        left: Plan | None = None,
+    ) -> None:
         self.env, self.group, self.is_stationary = env, group, is_stationary
-        self.division = Division([Worker(unit_seconds=1.0)] * group.size)
-        self.plan: Plan | None = None
-        self.history = History()
-        self._shares = shares
-        self._monitor: Monitor | None = None
+        self.work = ImageShares(env, group, shares, is_stationary=is_stationary, left=left)
+        self.folder: Path | None = None
+        self.generations: Generations | None = None
+        self.is_late = left is not None
         self._step = 1
         hosts = [node.host for node in env.nodes]
-        self._is_first_here = hosts.index(env.node.host) == env.rank
-
-    @property
-    def keeps_files(self) -> bool:
-        """Whether this rank writes into the folder of the run: one rank of every machine does."""
-        return self._is_first_here
+        self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
+        all_can_leave = all(node.device == "cpu" for node in env.nodes)  # collectives of GPUs cannot be left
+        group.is_elastic = env.line is not None and len(env.nodes) > 1 and all_can_leave and not is_stationary
 
     def spare_bytes(self, workers: int) -> int:
         """Of main memory, that each process which loads images may keep some in; there are `workers` besides a rank."""
@@ -71,10 +71,10 @@ class Seat:
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         """Inside, one rank of every machine works before the others."""
-        if not self._is_first_here:
+        if not self.is_first_here:
             self.group.barrier()
         yield
-        if self._is_first_here:
+        if self.is_first_here:
             self.group.barrier()
 
     def common_precision(self, wanted: Any) -> Any:
@@ -96,69 +96,87 @@ class Seat:
         Raises:
             InvalidInput: the ranks would train different things.
         """
-        if sentence := differing(self.group, trainer, model):
-            raise InvalidInput(sentence)
-        loader, batch_size = trainer.train_loader, trainer.train_loader.batch_size
-        self.plan = share_plan(self.env, self.group, trainer, model, batch_size, self._shares)
-        is_balanced = self._shares == "measured" and self.group.size > 1 and not self.is_stationary
-        workers = division_workers(self.plan, is_balanced)
-        self.division.change(1, workers)
-        self._monitor = Monitor(
-            self.env,
-            self.group,
-            division=self.division,
-            balance=Balance(workers=workers, shares=self.plan.replica_samples) if is_balanced else None,
-            lead=Loader.lead(loader.num_workers),
-            advice=None,  # Ultralytics goes back to its last checkpoint
-        )
-        self.history = self._monitor.history
-        self.group.traffic = Traffic()  # what was sent to measure belongs to no batch
-        if self.group.is_leader:
-            self.env.notify(self.plan)
-        self._monitor.start(trainer.start_epoch * len(loader) + 1)
+        self.work.begin(trainer, model, lambda: self.generations is not None and self.generations.is_followed)
+        if not self.group.is_elastic:
+            return
+        if not self.is_late:
+            assert self.work.plan is not None
+            leave_word(self.env, self.group, self.work.plan, uses_all=False)
+        self.generations = Generations(self.env, self.group, self.work, trainer, is_late=self.is_late)
 
-    def train_sampler(self, dataset: Any, batch_size: int, seed: int) -> Sampler:
-        """Which images of `dataset` this rank takes, batch by batch; the training has begun."""
-        if not self.is_stationary:
-            return ShuffledSampler(
-                count=len(dataset),
-                batch_size=batch_size,
-                accumulate=1,
-                seed=seed,
-                rank=self.group.rank,
-                division=self.division,
-            )
-        assert self.plan is not None
-        shares = [assignment.samples for assignment in self.plan.assignments]
-        parts = class_balanced_shares(image_classes(dataset), shares, seed)
-        return StationarySampler(parts=parts, batch_size=batch_size, accumulate=1, seed=seed, rank=self.group.rank)
+    def together(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns, plain values, which all ranks do; again, by those who are left, if one is gone."""
+        if self.generations is None:
+            return work()
+        while True:
+            try:
+                found = work()
+            except (RuntimeError, NodeLost) as error:
+                told = self.generations.go_on(error)
+                if told is None:
+                    continue
+                found = msgspec.msgpack.decode(told)
+            self.generations.ended(msgspec.msgpack.encode(found, enc_hook=float))
+            return found
+
+    def fence(self) -> None:
+        """Return when this rank was certainly not given up; before it changes weights."""
+        if self.generations is not None:
+            self.generations.fence()
 
     def begin_epoch(self) -> None:
         """Its batches begin now: what was saved since the last one is no part of theirs."""
-        assert self._monitor is not None
+        if self.generations is not None:
+            self.generations.begins_epoch()
         self.group.timer.discard()
-        self._monitor.restart_clock()
+        self.work.monitor.restart_clock()
+
+    def restart_epoch(self, done: int) -> None:
+        """The loop does an epoch again, after so many batches."""
+        if self.generations is not None:
+            self.generations.restarts(done)
 
     def begin_batch(self, step: int) -> None:
         """Batch `step` of the training, from 1, is computed now."""
         self._step = step
         self.env.at_step(step)
+        if self.generations is not None:
+            self.generations.at_batch(step)
         self.group.timer.pace.speed = self.env.node.speed_at(step)
 
     def end_batch(self, step: int, result: StepResult) -> bool:
         """Report it; whether a rank was asked to stop."""
-        assert self._monitor is not None
-        self._monitor.add(step, result)
-        return self._monitor.is_stopping
+        monitor, generations = self.work.monitor, self.generations
+        if generations is None:
+            monitor.add(step, result)
+        elif step > generations.reported:
+            generations.reported = step
+            self._hear(lambda: monitor.add(step, result))
+            if monitor.is_leaving and generations.batch == step:
+                generations.admit()
+        return monitor.is_stopping
 
     def end_epoch(self) -> None:
         """Hear of all batches so far."""
-        assert self._monitor is not None
-        self._monitor.settle()
+        self._hear(self.work.monitor.settle)
+
+    def _hear(self, hear: Callable[[], None]) -> None:
+        """Hear of batches from the others; of those whose reports are lost with a rank, nobody hears."""
+        try:
+            hear()
+        except (RuntimeError, NodeLost) as error:
+            if self.generations is None:
+                raise
+            self.generations.go_on(error)
+
+    def end_training(self) -> None:
+        """All batches are computed."""
+        if self.generations is not None:
+            self.generations.is_over = True
 
     def sizes_now(self, count: int) -> Sequence[int]:
         """Images for every rank of `count` that are computed without gradients."""
-        return self.division.parts(self._step, count)
+        return self.work.division.parts(self._step, count)
 
     def end_validation(self, begin: float, part: MicroBatch, metrics: dict[str, float]) -> None:
         """Record a validation.
@@ -168,8 +186,8 @@ class Seat:
             part: the last one of training before it.
             metrics: by name.
         """
-        assert self._monitor is not None
         loss = sum(value for name, value in metrics.items() if name.startswith("val/"))
         seconds = time.perf_counter() - begin
         accuracy = metrics.get("metrics/accuracy_top1")
-        self._monitor.emit(Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds))
+        found = Validation(step=part.step, epoch=part.epoch, loss=loss, accuracy=accuracy, seconds=seconds)
+        self.work.monitor.emit(found)

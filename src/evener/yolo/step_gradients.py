@@ -1,7 +1,11 @@
 """Gradients of a step of Ultralytics' loop: summed over the ranks while the last batch of the step goes backward.
 
-The loop steps when so many batches have gone by since its last step; how many rises while it warms up. It looks after
-the backward pass of a batch whether it steps, and ranks have to know before, to let gradients travel meanwhile.
+The loop steps when so many batches have gone by since its last step; how many rises while it warms up. Ranks have to
+know before the backward pass of a batch whether a step follows, to let gradients travel meanwhile; so it is reckoned
+here, and the loop is told.
+
+In a run that goes on without some ranks, gradients are summed at the end of an epoch, too: what the batches of an epoch
+have added is then known to all, and none of an earlier epoch has to be done again.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from evener.comm.group import Group
 from evener.parallel.gradient_sums import ReplicaSums
@@ -26,35 +31,59 @@ class StepGradients:
         model: whose weights are trained.
         group: the ranks.
         trainer: of Ultralytics, set up, which has made no step.
+
+    Attributes:
+        is_due: whether the optimiser steps after this batch.
+        last: batch of the training, from 0, after which it stepped last; -1: none.
+        summed: gradients that are complete and wait for a step, one a weight; empty if there are none.
     """
 
     def __init__(self, model: nn.Module, group: Group, trainer: Any) -> None:
         self._sums = ReplicaSums(model, group, _MOST)
+        self._weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._sums_every = len(trainer.train_loader) if group.is_elastic else 0
         self._warm_up = trainer._get_warmup_iterations(len(trainer.train_loader))
         self._batches = trainer.accumulate
-        self._last, self._is_due = -1, False
+        self.last, self.is_due = -1, False
+        self.summed: list[Tensor | None] = []
         self._keeping = ExitStack()
 
-    def begin(self, number: int) -> None:
-        """Batch `number` of the training, from 0, is computed now; without a step after it, gradients stay here."""
+    def begin(self, number: int) -> bool:
+        """Batch `number`, from 0, is computed now; whether `finish` is to follow, or gradients stay on each rank."""
         self._keeping.close()
-        self._is_due = number - self._last >= self._batches_of_step(number)
-        if not self._is_due:
+        self.is_due = number - self.last >= self._batches_of_step(number)
+        completes = self.is_due or (self._sums_every > 0 and (number + 1) % self._sums_every == 0)
+        if not completes:
             self._keeping.enter_context(self._sums.accumulating())
+        return completes
 
+    @torch.no_grad()
     def finish(self, number: int) -> None:
-        """The optimiser steps after batch `number`: let all gradients be the sums over the ranks."""
-        assert self._is_due, "the loop steps where it was not expected to"
+        """Let all gradients be the sums over the ranks; they stay where they are if the optimiser steps now."""
         self._sums.finish()
-        self._last, self._is_due = number, False
+        for weight, summed in zip(self._weights, self.summed, strict=False):
+            if summed is not None:
+                weight.grad = summed if weight.grad is None else weight.grad + summed
+        self.summed = []
+        if self.is_due:
+            self.last = number
+        else:
+            self.summed = [weight.grad for weight in self._weights]
+            self._clear()
 
-    def end(self) -> None:
-        """The batch is over."""
-        assert not self._is_due, "the loop does not step where it was expected to"
+    def forget(self) -> None:
+        """What was computed since gradients were complete is done again."""
+        self._keeping.close()
+        self._sums.forget()
+        self._clear()
 
     def restart(self) -> None:
         """The loop does an epoch again, as if it had never stepped."""
-        self._last = -1
+        self.last, self.summed = -1, []
+
+    def _clear(self) -> None:
+        for weight in self._weights:
+            weight.grad = None
 
     def _batches_of_step(self, number: int) -> int:
         if not self._warm_up or number > self._warm_up:

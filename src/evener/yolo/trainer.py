@@ -8,10 +8,13 @@ of all ranks together, so that all ranks have the same weights and come to the s
     its loss         by the counts of all (`criteria`), with the statistics of all in BatchNorm (`even_model`)
     its gradient     summed over the ranks before the optimiser's step (`step_gradients`)
     a validation     of a part by each; the leader's metrics are everybody's (`validation`)
+
+Where a rank is lost, the others do that again with which they were busy (`generations`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from typing import Any
@@ -27,9 +30,9 @@ from evener.run.step import StepResult
 from evener.yolo.criteria import RankImages, share_criterion
 from evener.yolo.cut_loader import CutLoader, keep_images
 from evener.yolo.even_model import EvenModel
+from evener.yolo.run_folder import share_best, take_folder
 from evener.yolo.seat import Seat
 from evener.yolo.settings import in_a_sentence
-from evener.yolo.step_gradients import StepGradients
 from evener.yolo.validation import even_validator
 
 _NO_RETRY = 3
@@ -46,11 +49,9 @@ class EvenTrainer(BaseTrainer):
 
     Attributes:
         seat: this rank's place in the run.
-        gradients: over all ranks; None of one rank alone.
     """
 
     seat: Seat
-    gradients: StepGradients | None = None
     callbacks: Any
     model: Any
     amp: Any
@@ -73,8 +74,6 @@ class EvenTrainer(BaseTrainer):
         elif event == "on_train_batch_start":
             self._oom_retries = _NO_RETRY
             self.seat.begin_batch(self.train_loader.part.step)
-            if self.gradients is not None:
-                self.gradients.begin(self._batch_number())
         elif event == "on_train_batch_end":
             self._end_batch()
         elif event == "on_train_epoch_end":
@@ -106,11 +105,12 @@ class EvenTrainer(BaseTrainer):
             )
         return CutLoader(
             plain,
-            lambda: self.seat.train_sampler(plain.dataset, size, seed),
+            lambda: self.seat.work.train_sampler(plain.dataset, size, seed),
             seed=seed,
             epoch=lambda: self.epoch,
             timer=group.timer,
             draws_from_all=not self.seat.is_stationary,
+            done=self._done,
         )
 
     def get_validator(self) -> Any:
@@ -123,12 +123,14 @@ class EvenTrainer(BaseTrainer):
         self._agree_on_precision()
         model = unwrap_model(self.model)
         self.seat.begin(self, model)
-        if self.seat.group.size > 1:
+        if not self.seat.group.is_alone:
             if getattr(model, "criterion", None) is None:
                 model.criterion = model.init_criterion()
             model.criterion = share_criterion(model.criterion, lambda: self._images(self.train_loader))
-            self.gradients = StepGradients(model, self.seat.group, self)
-        self.model = EvenModel(model, self.seat.group, self.train_loader, self.args.seed)
+        self.model = EvenModel(model, self.seat.group, self, self.seat.generations)
+        if self.seat.generations is not None:
+            self.epoch = self.start_epoch
+            self.seat.generations.begin()
 
     def resume_training(self, ckpt: Any) -> None:
         """Take over what a checkpoint holds."""
@@ -152,19 +154,16 @@ class EvenTrainer(BaseTrainer):
         return super().preprocess_batch(batch)
 
     def optimizer_step(self) -> None:
-        """Sum the gradients over the ranks; clip them, make the step and move the averages as one process."""
+        """Clip the gradients of all ranks, make the step and move the averages as one process."""
         timer = self.seat.group.timer
-        timer.pause(before_update=True)
-        if self.gradients is not None:
-            self.gradients.finish(self._batch_number())
+        timer.pause()
+        self.seat.fence()
         timer.resume("wu")
         super().optimizer_step()
         timer.pause()
 
     def _end_batch(self) -> None:
         """Report the batch to the others, and hear how it went there."""
-        if self.gradients is not None:
-            self.gradients.end()
         part = self.train_loader.part
         loss = sum(self.loss_items.values()) / self.seat.group.size
         result = StepResult(epoch=part.epoch, samples=len(part.indices), total=part.total, loss=loss)
@@ -172,28 +171,34 @@ class EvenTrainer(BaseTrainer):
             kept = f"; go on with: evener yolo {self.args.task} train resume model={self.last}"
             raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{kept if self.last.exists() else ''}")
 
-    def _batch_number(self) -> int:
-        """Of the training, from 0."""
-        return int(self.train_loader.part.step) - 1
+    def _done(self) -> int:
+        """The last batch of the training, from 1, that is computed."""
+        return self.model.done if isinstance(self.model, EvenModel) else 0
 
     def _handle_nan_recovery(self, epoch: int) -> bool:
         """Whether the loss is no number, so that the epoch is done again: by all, for all know the loss of all."""
         is_again = bool(super()._handle_nan_recovery(epoch))
-        if is_again and self.gradients is not None:
-            self.gradients.restart()
+        if is_again:
+            done = epoch * len(self.train_loader)
+            self.model.restart(done)
+            self.seat.restart_epoch(done)
         return is_again
 
     def validate(self) -> Any:
         """(metrics, fitness) of the averaged weights: the leader's, on every rank."""
-        averaged, seat = self.ema.ema, self.seat
-        if seat.group.size > 1:
-            averaged.criterion = share_criterion(averaged.init_criterion(), lambda: self._images(self.test_loader))
         begin = time.perf_counter()
+        metrics, fitness, self.best_fitness = self.seat.together(self._validated)
+        self.seat.end_validation(begin, self.train_loader.part, metrics)
+        return metrics, fitness
+
+    def _validated(self) -> Any:
+        """(metrics, fitness, best fitness), the leader's; plain values."""
+        averaged = self.ema.ema
+        if not self.seat.group.is_alone:
+            averaged.criterion = share_criterion(averaged.init_criterion(), lambda: self._images(self.test_loader))
         own = *super().validate(), self.best_fitness
         averaged.criterion = None
-        metrics, fitness, self.best_fitness = seat.of_leader(own)
-        seat.end_validation(begin, self.train_loader.part, metrics)
-        return metrics, fitness
+        return self.seat.of_leader(own)
 
     def save_model(self) -> Any:
         """Write the checkpoints of an epoch; whoever is killed meanwhile leaves whole ones, to go on from."""
@@ -207,11 +212,6 @@ class EvenTrainer(BaseTrainer):
                 getattr(self, name).replace(path)
             setattr(self, name, path)
         return was_saved
-
-    def save_metrics(self, metrics: Any) -> None:
-        """Write the line of an epoch; the leader does."""
-        if self.seat.group.is_leader:
-            super().save_metrics(metrics)
 
     def plot_training_samples(self, batch: Any, ni: int) -> None:
         """Draw the leader's part of a batch."""
@@ -231,5 +231,16 @@ class EvenTrainer(BaseTrainer):
     def final_eval(self) -> None:
         """Validate the best weights, which every rank has in its own folder."""
         threads = torch.get_num_threads()
-        super().final_eval()
+        self.seat.end_training()
+        self.seat.together(self._evaluated)
         torch.set_num_threads(threads)
+
+    def _evaluated(self) -> None:
+        share_best(self)
+        super().final_eval()
+
+    def speak_for_all(self) -> None:
+        """This rank is the leader: if it was not, it writes into the folder of the run from now on."""
+        if self.seat.folder not in (None, self.save_dir):
+            logging.getLogger("ultralytics").setLevel(logging.INFO)
+            take_folder(self, self.seat.folder)

@@ -1,0 +1,136 @@
+"""Which images each rank computes now, and what is known of how long that takes: from the plan to the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from evener.comm.group import Group
+from evener.comm.traffic import Traffic
+from evener.data.loader import Loader
+from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
+from evener.data.shares import class_balanced_shares
+from evener.errors import InvalidInput
+from evener.history import History
+from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.apportion import Worker, apportion
+from evener.oracle.rebalance import Balance
+from evener.plan import Plan
+from evener.run.monitor import Monitor
+from evener.run.training import division_workers
+from evener.yolo.fingerprint import differing
+from evener.yolo.image_classes import image_classes
+from evener.yolo.shares import share_plan
+
+
+class ImageShares:
+    """The shares of a training; all ranks have one, and change it alike.
+
+    Args:
+        env: of the rank.
+        group: all ranks.
+        asked: `measured`, `equal`, or relative shares.
+        is_stationary: whether every rank keeps to a class-balanced part of the images.
+        left: the plan of a run that has begun without this rank; None of one that begins with it.
+
+    Attributes:
+        division: of batches among the ranks.
+        plan: who does how much; of all nodes, and as the run began.
+        monitor: of the batches; there once the training begins.
+    """
+
+    monitor: Monitor
+
+    def __init__(
+        self, env: RankEnvironment, group: Group, asked: str, *, is_stationary: bool, left: Plan | None
+    ) -> None:
+        self._env, self._group, self._asked, self._is_stationary = env, group, asked, is_stationary
+        self.division = Division([Worker(unit_seconds=1.0)] * group.size)
+        self.plan = left
+        self._costs: dict[str, Worker] = {}
+        self._present: list[str] = []
+
+    @property
+    def history(self) -> History:
+        """Of the training."""
+        return self.monitor.history
+
+    @property
+    def nodes(self) -> list[str]:
+        """All that the plan knows, whether they are there or not."""
+        assert self.plan is not None
+        return [one.node for one in self.plan.assignments]
+
+    def begin(self, trainer: Any, model: nn.Module, is_followed: Callable[[], bool]) -> None:
+        """Divide the batches of `trainer`, which has all that it needs.
+
+        Args:
+            trainer: of Ultralytics.
+            model: that it trains.
+            is_followed: whether this rank knows that other ranks are to take part.
+
+        Raises:
+            InvalidInput: the ranks would train different things.
+        """
+        if self.plan is None:
+            if sentence := differing(self._group, trainer, model):
+                raise InvalidInput(sentence)
+            size = trainer.train_loader.batch_size
+            self.plan = share_plan(self._env, self._group, trainer, model, size, self._asked)
+            if self._group.is_leader:
+                self._env.notify(self.plan)
+        workers = division_workers(self.plan, self._follows_speeds)
+        self._costs, self._present = dict(zip(self.nodes, workers, strict=True)), self.nodes
+        self.division.change(1, workers)
+        self.monitor = Monitor(
+            self._env,
+            self._group,
+            division=self.division,
+            balance=Balance(workers=workers, shares=self.plan.replica_samples) if self._follows_speeds else None,
+            lead=Loader.lead(trainer.train_loader.num_workers),
+            advice=None,  # Ultralytics goes back to its last checkpoint
+            is_followed=is_followed,
+        )
+        self._group.traffic = Traffic()  # what was sent to measure belongs to no batch
+        self.monitor.start(trainer.start_epoch * len(trainer.train_loader) + 1)
+
+    @property
+    def _follows_speeds(self) -> bool:
+        """Whether shares are by how fast the nodes turn out to be."""
+        return self._asked == "measured" and len(self._env.nodes) > 1 and not self._is_stationary
+
+    def costs(self) -> dict[str, Worker]:
+        """What images cost every node, as far as it is known now."""
+        if self.monitor.balance is not None:
+            self._costs |= dict(zip(self._present, self.monitor.balance.workers, strict=True))
+        return self._costs
+
+    def divide_among(self, nodes: Sequence[str], costs: Mapping[str, Worker]) -> None:
+        """Divide batches among `nodes`, the ranks of the group from now on, by what images cost them."""
+        assert self.plan is not None
+        self._costs, self._present = dict(costs), list(nodes)
+        workers = tuple(costs[node] for node in nodes)
+        shares = apportion(self.plan.batch_size, workers)
+        is_balanced = self._follows_speeds and len(nodes) > 1
+        self.division.change(1, workers)
+        balance = Balance(workers=workers, shares=shares) if is_balanced else None
+        self.monitor.regroup(self.division, balance, self.nodes, {})
+        self.monitor.restart_clock()
+
+    def train_sampler(self, dataset: Any, batch_size: int, seed: int) -> Sampler:
+        """Which images of `dataset` this rank takes, batch by batch; the training has begun."""
+        if not self._is_stationary:
+            return ShuffledSampler(
+                count=len(dataset),
+                batch_size=batch_size,
+                accumulate=1,
+                seed=seed,
+                rank=self._group.rank,
+                division=self.division,
+            )
+        assert self.plan is not None
+        shares = [assignment.samples for assignment in self.plan.assignments]
+        parts = class_balanced_shares(image_classes(dataset), shares, seed)
+        return StationarySampler(parts=parts, batch_size=batch_size, accumulate=1, seed=seed, rank=self._group.rank)

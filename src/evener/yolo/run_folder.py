@@ -1,0 +1,100 @@
+"""Who writes into the folder of a run, and what happens to it when that rank is gone.
+
+One rank of every machine writes its checkpoints and results there, the others into folders that are gone afterwards;
+where machines share a disk, the first one's rank alone. When the leader is gone, the next one goes on in its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from evener.atomic import atomic_write
+from evener.comm.group import Group
+from evener.run.checkpoint import apart
+
+
+@contextlib.contextmanager
+def own_folder(group: Group, folder: Path, *, is_first_here: bool, is_late: bool) -> Iterator[Path]:
+    """Where this rank writes: the folder of the run, or one that is gone afterwards; all ranks call this.
+
+    Args:
+        group: the ranks.
+        folder: of the run.
+        is_first_here: whether no other rank of this machine writes there.
+        is_late: whether the run has begun without this rank, which is alone as yet.
+    """
+    if not is_late:
+        is_shared = _sees_leaders(group, folder)
+        if group.is_leader or (is_first_here and not is_shared):
+            yield folder
+            return
+    with tempfile.TemporaryDirectory(prefix="evener-yolo-") as own:
+        yield Path(own)
+
+
+def _sees_leaders(group: Group, folder: Path) -> bool:
+    """Whether what the leader writes into `folder` is there on this rank's machine, too."""
+    mark = folder / f".{secrets.token_hex(8)}"
+    if group.is_leader:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    name = group.told_by_leader(mark.name.encode()).decode()
+    is_there = (folder / name).exists()
+    group.barrier()
+    if group.is_leader:
+        mark.unlink()
+    return is_there
+
+
+def take_folder(trainer: Any, folder: Path) -> None:
+    """Have `trainer` write into `folder` from now on, whose writer is gone; what it could not write is added."""
+    before, trainer.save_dir, trainer.wdir = trainer.save_dir, folder, folder / "weights"
+    for name in ("last", "best"):
+        own, path = getattr(trainer, name), trainer.wdir / f"{name}.pt"
+        if own.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, own.read_bytes())
+        setattr(trainer, name, path)
+    trainer.csv, trainer.args.save_dir, trainer.validator.save_dir = folder / "results.csv", str(folder), folder
+    _add_results(before / "results.csv", trainer.csv)
+
+
+def _add_results(own: Path, kept: Path) -> None:
+    """Add the lines of `own` to `kept` that it lacks; the first column is the epoch."""
+    head, *lines = own.read_text().splitlines() if own.exists() else [""]
+    known = [line.split(",")[0] for line in kept.read_text().splitlines()] if kept.exists() else []
+    new = [line for line in lines if line.split(",")[0] not in known]
+    with kept.open("a") as file:
+        file.writelines(f"{line}\n" for line in (new if known else [head, *new]) if line)
+
+
+def share_best(trainer: Any) -> None:
+    """Let all ranks have `best.pt`, of which those that came later may have none yet; all ranks call this."""
+    group: Group = trainer.seat.group
+    rows = group.all_gather_bytes(b"+" if trainer.best.exists() else b"")
+    if all(rows) or not any(rows):
+        return
+    giver = next(rank for rank, row in enumerate(rows) if row)
+    found = _weights_of(trainer.best) if group.rank == giver else b""
+    found = group.told_by(giver, found)
+    if not trainer.best.exists():
+        best = deepcopy(trainer.ema.ema)
+        best.load_state_dict(load(found))
+        words = {"epoch": -1, "ema": None, "model": best.half(), "train_args": vars(trainer.args)}
+        trainer.best.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(words, trainer.best)
+
+
+def _weights_of(checkpoint: Path) -> bytes:
+    """The weights of this rank's own checkpoint, without pickle."""
+    found = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    return save(apart((found["ema"] or found["model"]).float().state_dict()))
