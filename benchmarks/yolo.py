@@ -140,7 +140,8 @@ def evener_seconds(words: Sequence[str], speeds: str, batches: int) -> tuple[flo
 
     with tempfile.TemporaryDirectory() as folder:
         config = YoloConfig(words=(*words, f"save_dir={folder}/evener"))
-        run_local(evener_rank, parse_local_nodes(speeds), config, patience=120, on_event=keep)
+        nodes = parse_local_nodes(speeds)
+        run_local(evener_rank, nodes, config, patience=120, on_event=keep, is_elastic=len(nodes) > 1)
     steps = [step for step in records[0].steps if step.epoch > 0]
     shares = ":".join(str(assignment.samples) for assignment in records[0].plan.assignments)
     return median(sum(s.seconds for s in steps if s.epoch == one) / batches for one in {s.epoch for s in steps}), shares

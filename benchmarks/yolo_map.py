@@ -57,7 +57,8 @@ def evener_map(words: Sequence[str], speeds: str) -> float:
     """Through Evener on nodes of some speeds."""
     with tempfile.TemporaryDirectory() as folder:
         config = YoloConfig(words=(*words, f"save_dir={folder}/evener"))
-        run_local(evener_rank, parse_local_nodes(speeds), config, patience=_PATIENCE, on_event=lambda _: None)
+        nodes = parse_local_nodes(speeds)
+        run_local(evener_rank, nodes, config, patience=_PATIENCE, on_event=lambda _: None, is_elastic=len(nodes) > 1)
         return last_map(Path(folder) / "evener" / "results.csv")
 
 
