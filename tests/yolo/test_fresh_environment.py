@@ -39,7 +39,11 @@ def lines_of(page: str) -> list[str]:
 
 
 LINES = lines_of(PAGE.read_text())
-OF_THIS_MACHINE = [line for line in LINES if line.startswith("evener ") and ".yaml" in line and ".pt" not in line]
+OF_THIS_MACHINE = [
+    line
+    for line in LINES
+    if line.startswith("evener ") and ".yaml" in line and ".pt" not in line and "--home" not in line
+]
 """Commands for nodes of this machine, that nobody has to be asked for weights for."""
 
 

@@ -36,6 +36,7 @@ class _Hosted:
             place=msgspec.msgpack.encode(setup.place),
             process=setup.process,
             resumes=setup.resumes,
+            brings_program=job.brings_program,
         )
         self._started = threading.Event()
         self._one: LocalProcess | None = None

@@ -25,6 +25,7 @@ from evener.ps.collective.rank_messages import RankPlace, decode_rank_place
 from evener.run.config import RunConfig
 from evener.run.rank import train_rank
 from evener.run.rank_task import RankTask
+from evener.tasks.load import import_file
 
 _ABSENCE = 8
 """Patiences within which a lost master has to come back; for so long its nodes and commands look for it, too."""
@@ -66,7 +67,15 @@ def be_rank(parent: Parent, task: RankTask) -> None:
             patience=place.patience,
             on_lost=lambda sentence: env.end(NodeLost(sentence)),
         )
-    run_rank(env, train_rank, _config_of(task))
+    run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
+
+
+def _program(env: RankEnvironment, config: RunConfig, *, brings_program: bool) -> None:
+    """What a rank runs: that of Evener, or the one that the file of the task brings."""
+    if brings_program:
+        import_file(Path(config.task)).rank_program(env, config)
+    else:
+        train_rank(env, config)
 
 
 def _open_store(line: RankLine, secret: bytes) -> SignedStore:

@@ -17,6 +17,7 @@ class RankTask(Part, frozen=True, kw_only=True):
         place: its own among the ranks, as it travels.
         process: its number.
         resumes: whether it goes on from the checkpoint in its folder.
+        brings_program: whether the file `task` defines what a rank runs.
     """
 
     config: bytes
@@ -27,3 +28,4 @@ class RankTask(Part, frozen=True, kw_only=True):
     place: bytes
     process: int
     resumes: bool = False
+    brings_program: bool = False

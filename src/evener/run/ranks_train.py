@@ -41,17 +41,26 @@ def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
     Raises:
         EvenerError: what was asked for cannot be done; or the run ended before it was complete.
     """
-    record = _submit(config, to_stderr=as_json)
+    record = submit(config, to_stderr=as_json)
     if as_json:
         print_line(json.dumps(summary(record)))
 
 
-def _submit(config: RunConfig, *, to_stderr: bool) -> TrainRecord:
-    """Have nodes train; the record of the run, when its folder has all there is."""
+def submit(config: RunConfig, *, to_stderr: bool, brings_program: bool = False) -> TrainRecord:
+    """Have nodes train; the record of the run, when its folder has all there is.
+
+    Args:
+        config: what is asked for.
+        to_stderr: keep stdout free.
+        brings_program: whether the file of the task defines what a rank runs.
+
+    Raises:
+        EvenerError: as `train_on_nodes`.
+    """
     folder = run_folder(config.folder)
     asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
     blobs = blobs_of(config)
-    job = job_of(config, {what: blob.digest for what, blob in blobs.items()})
+    job = job_of(config, {what: blob.digest for what, blob in blobs.items()}, brings_program=brings_program)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))
@@ -72,12 +81,13 @@ def _submit(config: RunConfig, *, to_stderr: bool) -> TrainRecord:
     return view.record
 
 
-def job_of(config: RunConfig, digests: dict[str, str]) -> RankJob:
+def job_of(config: RunConfig, digests: dict[str, str], *, brings_program: bool = False) -> RankJob:
     """What the ranks have to do: what was asked for, without what only this machine needs to know.
 
     Args:
         config: what was asked for.
         digests: of `code` and `data`, where they travel.
+        brings_program: whether the file of the task defines what a rank runs.
     """
     goes_on = config.columns == 1 and not is_of_teams(config.strategy)
     told = replace(
@@ -98,5 +108,6 @@ def job_of(config: RunConfig, digests: dict[str, str]) -> RankJob:
         title=Path(config.task).stem,
         data_dir=str(config.data.resolve()) if config.data else "",
         config=msgspec.json.encode(told, enc_hook=str),
+        brings_program=brings_program,
         **digests,
     )

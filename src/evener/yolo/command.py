@@ -35,14 +35,17 @@ LICENCE = (
 
 def train(config: RunConfig, *, as_json: bool) -> None:
     """`evener train` of a model of Ultralytics."""
-    if config.agreement is None:
+    if config.agreement is None and not config.is_on_master:
         run(yolo_config(config), as_json=as_json)
         return
-    read_agreed_words(yolo_config(config).words)
+    (read_agreed_words if config.agreement else read_words)(yolo_config(config).words)
     _require_ultralytics()
-    from evener.yolo.local_run import train_on_nodes
+    if config.agreement:
+        from evener.yolo.local_run import train_on_nodes as train_on_master
+    else:
+        from evener.yolo.master_run import train_together as train_on_master
 
-    record = train_on_nodes(config, as_json=as_json, licence=LICENCE)
+    record = train_on_master(config, as_json=as_json, licence=LICENCE)
     if as_json:
         print_line(json.dumps(summary(record)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,50 @@ import msgspec
 from torch import nn
 
 from evener.comm.group import Group
+from evener.comm.signed_store import SignedStore
+from evener.errors import NotNeeded
+
+_LEFT = "yolo/data"
 
 
 def differing(group: Group, trainer: Any, model: nn.Module) -> str:
     """What a rank has otherwise than the leader, in a sentence; empty if all have the same. All ranks call this."""
+    own = {**_data(trainer), f"the weights {trainer.args.model}": _weights(model)}
+    rows = [msgspec.json.decode(row, type=dict[str, str]) for row in group.all_gather_bytes(msgspec.json.encode(own))]
+    found = (_difference(node, row, group.nodes[0], rows[0]) for node, row in zip(group.nodes, rows, strict=True))
+    return next(filter(None, found), "")
+
+
+def leave_data(store: SignedStore, node: str, trainer: Any) -> None:
+    """Leave what the data of `node` are for ranks that come later."""
+    store.set(_LEFT, msgspec.json.encode((node, _data(trainer))).decode())
+
+
+def require_same_data(store: SignedStore, node: str, trainer: Any) -> None:
+    """Raises NotNeeded: `node`, which comes when the run has begun, has other data, or another Ultralytics."""
+    first, theirs = msgspec.json.decode(store.get(_LEFT), type=tuple[str, dict[str, str]])
+    if sentence := _difference(node, _data(trainer), first, theirs):
+        raise NotNeeded(sentence)
+
+
+def _data(trainer: Any) -> dict[str, str]:
+    """By what is said of it: something that is the same where the data and Ultralytics are."""
     installed = version("ultralytics")
-    own = {
+    return {
         f"Ultralytics {installed}": installed,
         f"{len(trainer.train_loader.dataset)} images to train with": _names(trainer.train_loader.dataset),
         f"{len(trainer.test_loader.dataset)} images to validate with": _names(trainer.test_loader.dataset),
-        f"the weights {trainer.args.model}": _weights(model),
     }
-    rows = [msgspec.json.decode(row, type=dict[str, str]) for row in group.all_gather_bytes(msgspec.json.encode(own))]
-    for node, row in zip(group.nodes, rows, strict=True):
-        for (mine, value), (theirs, other) in zip(rows[0].items(), row.items(), strict=True):
-            if value != other:
-                return (
-                    f"node {node} has {theirs}, node {group.nodes[0]} has {mine}, and they differ: "
-                    "give all nodes the same files and versions"
-                )
+
+
+def _difference(node: str, own: Mapping[str, str], first: str, theirs: Mapping[str, str]) -> str:
+    """In a sentence; empty if there is none."""
+    for (words, value), (their_words, other) in zip(own.items(), theirs.items(), strict=True):
+        if value != other:
+            return (
+                f"node {node} has {words}, node {first} has {their_words}, and they differ: "
+                "give all nodes the same files and versions"
+            )
     return ""
 
 

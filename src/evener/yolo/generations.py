@@ -153,7 +153,8 @@ class Generations:
         ]
         agreement = agree([Standing(step=_place(row)) for row in rows])
         best = rows[agreement.source]
-        self._work.divide_among(generation.nodes, best.costs)
+        new = {node: row.costs[node] for node, row in zip(generation.nodes, rows, strict=True)}
+        self._work.divide_among(generation.nodes, {**new, **best.costs})
         if own.completed == best.completed:
             self._trainer.model.take_back(self.batch)
         for giver, taker in agreement.gifts:

@@ -15,14 +15,15 @@ from evener.data.shares import class_balanced_shares
 from evener.errors import InvalidInput
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
-from evener.oracle.apportion import Worker, apportion
+from evener.oracle.apportion import Worker, apportion, weights_to_workers
 from evener.oracle.rebalance import Balance
 from evener.plan import Plan
+from evener.run.elastic.plan import came, with_nodes
 from evener.run.monitor import Monitor
 from evener.run.training import division_workers
 from evener.yolo.fingerprint import differing
 from evener.yolo.image_classes import image_classes
-from evener.yolo.shares import share_plan
+from evener.yolo.shares import cost_here, share_plan
 
 
 class ImageShares:
@@ -83,6 +84,8 @@ class ImageShares:
                 self._env.notify(self.plan)
         workers = division_workers(self.plan, self._follows_speeds)
         self._costs, self._present = dict(zip(self.nodes, workers, strict=True)), self.nodes
+        if self._env.node.name not in self._costs:
+            self._costs[self._env.node.name] = self._own_cost(trainer, model)
         self.division.change(1, workers)
         self.monitor = Monitor(
             self._env,
@@ -96,10 +99,21 @@ class ImageShares:
         self._group.traffic = Traffic()  # what was sent to measure belongs to no batch
         self.monitor.start(trainer.start_epoch * len(trainer.train_loader) + 1)
 
+    def _own_cost(self, trainer: Any, model: nn.Module) -> Worker:
+        """What images cost this rank's node, which the run began without, measured while the others train.
+
+        Where the user named shares, it is to have as many as the others have on the average.
+        """
+        assert self.plan is not None
+        size, shares = self.plan.batch_size, self.plan.replica_samples
+        if not self._follows_speeds:
+            return weights_to_workers([*shares, sum(shares) / len(shares)], [None] * (len(shares) + 1))[-1]
+        return cost_here(self._env, trainer, model, size, -(-size // (len(shares) + 1)))
+
     @property
     def _follows_speeds(self) -> bool:
         """Whether shares are by how fast the nodes turn out to be."""
-        return self._asked == "measured" and len(self._env.nodes) > 1 and not self._is_stationary
+        return self._asked == "measured" and len(self.nodes) > 1 and not self._is_stationary
 
     def costs(self) -> dict[str, Worker]:
         """What images cost every node, as far as it is known now."""
@@ -110,6 +124,11 @@ class ImageShares:
     def divide_among(self, nodes: Sequence[str], costs: Mapping[str, Worker]) -> None:
         """Divide batches among `nodes`, the ranks of the group from now on, by what images cost them."""
         assert self.plan is not None
+        plan = with_nodes(self.plan, came(self.plan, costs))
+        if plan is not self.plan:
+            self.plan = plan
+            if self._group.is_leader:
+                self._env.notify(plan)
         self._costs, self._present = dict(costs), list(nodes)
         workers = tuple(costs[node] for node in nodes)
         shares = apportion(self.plan.batch_size, workers)

@@ -26,6 +26,7 @@ from ultralytics.models.yolo.segment.train import SegmentationTrainer
 
 from evener.task import Task
 from evener.yolo.averaged import AveragedNet, LossAndParts
+from evener.yolo.data_place import described_here
 from evener.yolo.local_data import LocalData
 from evener.yolo.local_schedule import WarmUpSchedule
 from evener.yolo.rank import alone
@@ -151,7 +152,7 @@ def _set_up(
     found = {**settings, "save_dir": str(folder), "device": "cpu", "amp": False, "workers": 0, "deterministic": False}
     found |= {"nbs": settings["batch"], "model": settings.get("model", architecture.get("yaml_file", "model.yaml"))}
     if data_dir is not None:
-        found["data"] = str(data_dir / settings["data"])
+        found["data"] = str(described_here(data_dir, settings["data"], folder))
     with alone(), _silence(), in_a_sentence():
         trainer = type(f"Local{base.__name__}", (base,), {"run_callbacks": _keep_silent})(overrides=found)
         trainer.model = trainer.get_model(cfg=architecture, weights=weights, verbose=False)

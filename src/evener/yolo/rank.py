@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -28,14 +28,20 @@ from evener.yolo.words import YoloConfig
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
-def yolo_rank(env: RankEnvironment, config: YoloConfig) -> None:
-    """One rank's whole way; the leader emits plan, batches and record through the env."""
+def yolo_rank(env: RankEnvironment, config: YoloConfig, leave: Callable[[Any], None] | None = None) -> None:
+    """One rank's whole way; the leader emits plan, batches and record through the env.
+
+    Args:
+        env: of the rank.
+        config: what is asked for; that of the first rank counts, unless files have other places here.
+        leave: called by the leader with Ultralytics' trainer when all is trained.
+    """
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
         group, left = join(env, preflight=config.preflight)
-        if left is None:
+        if left is None and not env.has_own_paths:
             config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
         with alone():
-            _train(env, group, config, left)
+            _train(env, group, config, left, leave)
         leave_group()
 
 
@@ -57,7 +63,9 @@ def alone() -> Iterator[None]:
         os.environ.update(kept)
 
 
-def _train(env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | None) -> None:
+def _train(
+    env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | None, leave: Callable[[Any], None] | None
+) -> None:
     """From the words to the record; `left` is the plan of a run that has begun without this rank."""
     from evener.yolo.settings import read_training
     from evener.yolo.trainer import even_trainer
@@ -71,6 +79,8 @@ def _train(env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | 
         begin = time.time()
         settings |= {"save_dir": str(own), "device": _device(env)}
         model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
+        if leave is not None and group.is_leader:
+            leave(model.trainer)
     seat.work.history.wall_seconds = time.time() - begin
     seat.work.history.events[:0] = config.lost
     record = _record(seat, model, begin - config.started)

@@ -20,6 +20,7 @@ from evener.record import Validation
 from evener.run.elastic.start import leave_word
 from evener.run.step import StepResult
 from evener.yolo.cut_loader import spare_bytes
+from evener.yolo.fingerprint import leave_data, require_same_data
 from evener.yolo.generations import Generations
 from evener.yolo.image_shares import ImageShares
 
@@ -60,7 +61,8 @@ class Seat:
         hosts = [node.host for node in env.nodes]
         self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
         all_can_leave = all(node.device == "cpu" for node in env.nodes)  # collectives of GPUs cannot be left
-        group.is_elastic = env.line is not None and len(env.nodes) > 1 and all_can_leave and not is_stationary
+        has_others = self.is_late or len(env.nodes) > 1
+        group.is_elastic = env.line is not None and has_others and all_can_leave and not is_stationary
 
     def spare_bytes(self, workers: int) -> int:
         """Of main memory, that each process which loads images may keep some in; there are `workers` besides a rank."""
@@ -95,13 +97,19 @@ class Seat:
 
         Raises:
             InvalidInput: the ranks would train different things.
+            NotNeeded: this one would, which comes when the run has begun.
         """
         self.work.begin(trainer, model, lambda: self.generations is not None and self.generations.is_followed)
         if not self.group.is_elastic:
             return
-        if not self.is_late:
-            assert self.work.plan is not None
+        assert self.work.plan is not None
+        assert self.env.store is not None
+        if self.is_late:
+            require_same_data(self.env.store, self.env.node.name, trainer)
+        else:
             leave_word(self.env, self.group, self.work.plan, uses_all=False)
+            if self.group.is_leader:
+                leave_data(self.env.store, self.env.node.name, trainer)
         self.generations = Generations(self.env, self.group, self.work, trainer, is_late=self.is_late)
 
     def together(self, work: Callable[[], Any]) -> Any:

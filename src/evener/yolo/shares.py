@@ -91,6 +91,11 @@ def _measure(env: RankEnvironment, group: Group, time_steps: TimeSteps, expected
     return tuple(worker_of(msgspec.json.decode(row[1:], type=TaskTiming)) for row in rows)
 
 
+def cost_here(env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, expected: int) -> Worker:
+    """What images cost this rank's node, up to `largest` of a batch; it may expect so many. Raises DoesNotFit."""
+    return worker_of(_time(env, trainer, model, largest, env.node.speed_at(0), MEASURE_SECONDS, expected))
+
+
 def _time(
     env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, speed: float, seconds: float, expected: int
 ) -> TaskTiming:

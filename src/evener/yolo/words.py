@@ -42,6 +42,8 @@ _AGREED = (
     "home", "master", "token", "token_file",
 )  # fmt: skip
 """Those of one whose nodes train by themselves between merges."""
+_TOGETHER = ("home", "master", "token", "token_file", "ship_data")
+"""Those of one whose nodes, a master's, train together."""
 _NOT_AGREED = {
     "freeze": "nodes are sent what is trained",
     "resume": "a master goes on by itself, when it is started again",
@@ -133,7 +135,7 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         "started",
         "usual",
         *_TAKEN,
-        *(_AGREED if config.agreement else ()),
+        *(_AGREED if config.agreement else _TOGETHER if config.is_on_master else ()),
     }
     for one in fields(RunConfig):
         given = getattr(config, one.name)

@@ -45,6 +45,7 @@ class RankJob(Part, frozen=True, kw_only=True):
         checkpoint: blob of the one to go on from, likewise.
         data_dir: where nodes without a `--data` of their own look for the data; empty if the task knows.
         config: what was asked for, as the ranks read it.
+        brings_program: whether the file defines `rank_program`, which is what a rank runs, instead of a task.
         submitter: who asked for it, as the master knows him.
     """
 
@@ -56,6 +57,7 @@ class RankJob(Part, frozen=True, kw_only=True):
     checkpoint: Digest = ""
     data_dir: Text = ""
     config: bytes
+    brings_program: bool = False
     submitter: Word = ""
 
     def __post_init__(self) -> None:

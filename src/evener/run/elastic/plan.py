@@ -7,12 +7,13 @@ node that the first plan does not name comes in the place of one that is gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import msgspec
 
 from evener.launch.nodes import LocalNode, relative_shares
+from evener.oracle.apportion import Worker
 from evener.plan import Assignment, Plan, Strategy
 from evener.run.planning import Rows, Shape, divide
 
@@ -63,6 +64,23 @@ def with_nodes(plan: Plan, came: Iterable[Assignment]) -> Plan:
         return plan
     ranked = (msgspec.structs.replace(one, rank=len(known) + place) for place, one in enumerate(new))
     return msgspec.structs.replace(plan, assignments=(*plan.assignments, *ranked))
+
+
+def came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
+    """Nodes of `costs` in the plan of a run that had begun without them, none of whose samples it has divided."""
+    return [
+        Assignment(
+            rank=0,
+            node=node,
+            device=plan.assignments[0].device,
+            samples=0,
+            fixed_seconds=cost.fixed_seconds,
+            sample_seconds=cost.unit_seconds,
+            max_samples=cost.most,
+            reason="came when the run had begun",
+        )
+        for node, cost in costs.items()
+    ]
 
 
 def _speeds(first: Plan, asked: str, came: Sequence[Assignment]) -> dict[str, float]:

@@ -27,12 +27,12 @@ from evener.oracle.apportion import Worker, apportion
 from evener.oracle.cost.topology import LinkCost
 from evener.oracle.rebalance import Balance
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import Assignment, Plan
+from evener.plan import Plan
 from evener.run.config import RunConfig
 from evener.run.elastic.healing import Giver, Taker
 from evener.run.elastic.held_state import HeldState
 from evener.run.elastic.loop import NO_STEP, ElasticLoop
-from evener.run.elastic.plan import with_nodes
+from evener.run.elastic.plan import came, with_nodes
 from evener.run.elastic.telling import add_untold
 from evener.run.loop import Loop
 from evener.run.needed import leave_present
@@ -167,7 +167,7 @@ class ReplicatedElasticLoop(ElasticLoop):
 
     def _know_nodes(self) -> None:
         """Have the plan of the whole run name all nodes that ever came; if there are new ones, it is told again."""
-        plan = with_nodes(self._plan, _came(self._plan, self._costs))
+        plan = with_nodes(self._plan, came(self._plan, self._costs))
         if plan is not self._plan:
             self._plan = plan
             if self._training.group.is_leader:
@@ -245,23 +245,6 @@ class ReplicatedElasticLoop(ElasticLoop):
 def _without(workers: Sequence[Worker], awaited: Mapping[int, Worker]) -> tuple[Worker, ...]:
     """What samples cost if those ranks have none."""
     return tuple(replace(one, most=0, least=0) if rank in awaited else one for rank, one in enumerate(workers))
-
-
-def _came(plan: Plan, costs: Mapping[str, Worker]) -> list[Assignment]:
-    """Nodes of `costs` in the plan of a run that had begun without them, none of whose samples it has divided."""
-    return [
-        Assignment(
-            rank=0,
-            node=node,
-            device=plan.assignments[0].device,
-            samples=0,
-            fixed_seconds=cost.fixed_seconds,
-            sample_seconds=cost.unit_seconds,
-            max_samples=cost.most,
-            reason="came when the run had begun",
-        )
-        for node, cost in costs.items()
-    ]
 
 
 def plan_of(plan: Plan, nodes: Sequence[str], workers: Sequence[Worker]) -> Plan:

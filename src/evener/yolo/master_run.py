@@ -1,0 +1,64 @@
+"""`evener train yolov8n.pt --master ADDRESS`: nodes of a master train together, to the weights of one process.
+
+words -> a program for every node -> run -> weights -> last.pt and best.pt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from evener.ps.collective.rank_session import WEIGHTS
+from evener.record import TrainRecord
+from evener.report.html import write_page
+from evener.run.config import RunConfig
+from evener.run.console import open_console
+from evener.run.ranks_train import submit
+from evener.yolo.data_place import described_here
+from evener.yolo.hosted import asked_of_ranks, write_checkpoints
+from evener.yolo.rank import alone
+from evener.yolo.settings import YoloTraining, in_a_sentence, read_training
+from evener.yolo.words import yolo_config
+
+_PROGRAM = Path(__file__).with_name("node_program.py")
+_CHOSEN_HERE = ("save_dir=", "project=", "name=", "exist_ok=")
+"""Words for the folder of the results, which is this machine's."""
+
+
+def train_together(config: RunConfig, *, as_json: bool, licence: str) -> TrainRecord:
+    """Train on the nodes of a master; the record, when everything is in the folder that Ultralytics chooses.
+
+    Raises:
+        EvenerError: what was asked for cannot be done; or the run ended before it was complete.
+    """
+    open_console(as_json).print(licence)
+    words = yolo_config(config).words
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        with alone(), in_a_sentence():
+            asked = read_training(words)
+        sent = tuple(word for word in words if not word.startswith(_CHOSEN_HERE))
+        told = replace(asked_of_ranks(config, sent, _PROGRAM), output=asked.folder)
+        record = submit(told, to_stderr=as_json, brings_program=True)
+        with alone(), in_a_sentence():
+            _write(asked)
+    write_page(asked.folder / "report.html", {asked.folder.name: record}, title=f"YOLO: {asked.folder.name}")
+    return record
+
+
+def _write(asked: YoloTraining) -> None:
+    """The files of Ultralytics, from what the first rank has left."""
+    file, kind = asked.folder / WEIGHTS, asked.model._smart_load("trainer")
+    settings = {**asked.settings, "task": asked.model.task, "save_dir": str(asked.folder), "device": "cpu"}
+    data = Path(str(settings.get("data", "")))
+    with tempfile.TemporaryDirectory(prefix="evener-yolo-") as own:
+        if data.is_file():
+            settings["data"] = str(described_here(data.resolve().parent, data.name, Path(own)))
+        trainer = kind(overrides={**settings, "model": asked.model.ckpt_path or asked.model.cfg})
+    trainer.setup_model()  # with the classes of the data
+    trainer.set_model_attributes()
+    write_checkpoints(trainer.model, vars(trainer.args), file, asked.folder)
+    file.unlink()
