@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,9 +50,18 @@ def nodes_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def trained(folder: Path, epochs: int, *options: str) -> subprocess.Popen[str]:
     """A training on two nodes that has ended its first epoch."""
+    return past_an_epoch(
+        folder, started(folder, "yolo", *words_of(folder, epochs), *options, "--patience", str(PATIENCE))
+    )
+
+
+def words_of(folder: Path, epochs: int) -> list[str]:
     data = draw_detection(folder / "data")
-    words = f"model=yolov8n.yaml data={data} imgsz=64 batch=4 plots=False epochs={epochs} project={folder} name=run"
-    process = started(folder, "yolo", "train", *words.split(), *options, "--patience", str(PATIENCE))
+    words = f"train model=yolov8n.yaml data={data} imgsz=64 batch=4 plots=False epochs={epochs}"
+    return [*words.split(), f"project={folder}", "name=run"]
+
+
+def past_an_epoch(folder: Path, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     wait_until((folder / "run" / "weights" / "last.pt").exists, process)
     return process
 
@@ -77,25 +87,69 @@ def test_a_killed_node_is_named_in_one_sentence_and_those_who_are_left_go_on_whe
     assert epochs_of(tmp_path) == list(range(1, 13))
 
 
-@pytest.mark.parametrize(("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
-def test_the_others_go_on_without_a_node_that_is_lost(tmp_path: Path, rank: int, how: signal.Signals) -> None:
-    process = trained(tmp_path, 14, "--local-nodes", "1,1,1", "--shares", "3,2,1", "--json")
-    begin = time.monotonic()
-    nodes_of(process)[rank].send_signal(how)
+def hear_of_a_loss(process: subprocess.Popen[str], begin: float) -> str:
+    """What is said up to that, which is said in time."""
     assert process.stderr is not None
     said: list[str] = []
     while not said or "node lost" not in said[-1]:
         said.append(process.stderr.readline())
         assert said[-1], said
     assert time.monotonic() - begin < PATIENCE + 5 + LATE
-    told = "".join(said) + process.communicate(timeout=LONGEST)[1]
+    return "".join(said)
+
+
+def assert_complete(folder: Path, process: subprocess.Popen[str], told: str, epochs: int) -> TrainRecord:
+    """The training ends with all that belongs to one; its record."""
+    told += process.communicate(timeout=LONGEST)[1]
     assert process.returncode == 0, told
     assert "Traceback" not in told
-    assert epochs_of(tmp_path) == list(range(1, 15))
-    record = msgspec.json.decode((tmp_path / "run" / "record.json").read_bytes(), type=TrainRecord)
+    assert epochs_of(folder) == list(range(1, epochs + 1))
+    read_by_plain_yolo(folder / "run" / "weights" / "last.pt", folder)
+    return msgspec.json.decode((folder / "run" / "record.json").read_bytes(), type=TrainRecord)
+
+
+@pytest.mark.parametrize(("rank", "how"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_the_others_go_on_without_a_node_that_is_lost(tmp_path: Path, rank: int, how: signal.Signals) -> None:
+    process = trained(tmp_path, 14, "--local-nodes", "1,1,1", "--shares", "3,2,1", "--json")
+    begin = time.monotonic()
+    nodes_of(process)[rank].send_signal(how)
+    record = assert_complete(tmp_path, process, hear_of_a_loss(process, begin), 14)
     assert (record.events[0].kind, record.events[0].nodes) == ("node lost", (f"node-{rank}",))
-    assert [node.name for node in record.nodes] == [f"node-{one}" for one in range(3) if one != rank]
-    read_by_plain_yolo(tmp_path / "run" / "weights" / "last.pt", tmp_path)
+    assert "2 nodes of 3 go on with step" in record.events[0].message
+    assert sum(step.samples for step in record.steps) == 14 * 8  # none was lost, or used twice
+
+
+PROGRAM = """
+import sys
+from evener.launch.nodes import parse_local_nodes
+from evener.launch.ranks import run_local
+from evener.yolo.command import _shown, _without
+from evener.yolo.rank import yolo_rank
+from evener.yolo.words import YoloConfig
+
+def perform(config, show):
+    run_local(yolo_rank, parse_local_nodes("1,1,1"), config, patience=5, on_event=show, without=_without)
+
+if __name__ == "__main__":
+    _shown(YoloConfig(words=tuple(sys.argv[1:]), shares="3,2,1", to_stderr=True), perform)
+"""
+"""As GPUs are started, whose collectives cannot be left."""
+
+
+def test_nodes_that_cannot_be_left_are_started_anew_from_the_last_epoch(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, **ENVIRONMENT, "YOLO_CONFIG_DIR": str(tmp_path)}
+    words = [sys.executable, str(script), *words_of(tmp_path, 14)]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    past_an_epoch(tmp_path, process)
+    begin = time.monotonic()
+    nodes_of(process)[1].kill()
+    record = assert_complete(tmp_path, process, hear_of_a_loss(process, begin), 14)
+    assert (record.events[0].kind, record.events[0].nodes) == ("node lost", ("node-1",))
+    assert [node.name for node in record.nodes] == ["node-0", "node-2"]
 
 
 def test_ctrl_c_ends_nodes_that_train_by_themselves(tmp_path: Path) -> None:

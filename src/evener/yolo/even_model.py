@@ -36,7 +36,7 @@ class EvenModel(nn.Module):
 
     Attributes:
         gradients: of all ranks; None of a rank that is alone.
-        done: the last batch of the training, from 1, that was computed.
+        done: the last batch of the training, from 1, that was computed, before this run began or in it.
         told: the loss of a batch and its parts, as the loop is told them.
     """
 
@@ -44,7 +44,7 @@ class EvenModel(nn.Module):
         super().__init__()
         self.module = module
         self.gradients = None if group.is_alone else StepGradients(module, group, trainer)
-        self.done = 0
+        self.done = trainer.start_epoch * len(trainer.train_loader)
         self.told: tuple[Tensor, dict[str, Tensor]] = torch.zeros(1), {}
         self._group, self._trainer, self._generations = group, trainer, generations
         self._shared = SharedStatistics(lambda _: group)
@@ -87,6 +87,7 @@ class EvenModel(nn.Module):
         """Batches up to `number`; those before it again, if somebody is gone who knew a part of what they gave."""
         for again in range(self.done + 1, number):
             self._pass(self._read(again))
+            batch = None  # what was loaded ahead is of the ranks before
         self._pass(self._read(number) if batch is None else batch)
 
     def _read(self, number: int) -> Any:

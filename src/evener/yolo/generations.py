@@ -95,7 +95,7 @@ class Generations:
     def begin(self) -> None:
         """Be a rank of the first generation, or of one that takes this rank in; the trainer is set up."""
         self._first_epoch = self._trainer.start_epoch
-        self.batch = self.reported = self._trainer.model.done = self._first_epoch * len(self._trainer.train_loader)
+        self.batch = self.reported = self._trainer.model.done
         self._ranks.start(self._founders)
         self.admit()
 
