@@ -128,7 +128,7 @@ class Seat:
             return found
 
     def fence(self) -> None:
-        """Return when this rank was certainly not given up; before it changes weights."""
+        """Return when this rank was certainly not given up; before it changes weights, or writes what others read."""
         if self.generations is not None:
             self.generations.fence()
 

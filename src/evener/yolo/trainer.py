@@ -202,6 +202,7 @@ class EvenTrainer(BaseTrainer):
 
     def save_model(self) -> Any:
         """Write the checkpoints of an epoch; whoever is killed meanwhile leaves whole ones, to go on from."""
+        self.seat.fence()
         whole = {name: getattr(self, name) for name in ("last", "best")}
         for name, path in whole.items():
             setattr(self, name, path.with_name(f".{path.name}"))
@@ -212,6 +213,11 @@ class EvenTrainer(BaseTrainer):
                 getattr(self, name).replace(path)
             setattr(self, name, path)
         return was_saved
+
+    def save_metrics(self, metrics: Any) -> None:
+        """Write the line of an epoch; each rank does, into its own folder."""
+        self.seat.fence()
+        super().save_metrics(metrics)
 
     def plot_training_samples(self, batch: Any, ni: int) -> None:
         """Draw the leader's part of a batch."""
@@ -236,6 +242,7 @@ class EvenTrainer(BaseTrainer):
         torch.set_num_threads(threads)
 
     def _evaluated(self) -> None:
+        self.seat.fence()
         share_best(self)
         super().final_eval()
 
