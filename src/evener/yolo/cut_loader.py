@@ -63,6 +63,7 @@ class CutLoader:
         self._plain, self._make_sampler, self._seed, self._epoch, self._timer = plain, sampler, seed, epoch, timer
         self._batches: Iterator[tuple[MicroBatch, Any]] | None = None
         self._next, self._draws_from_all, self._done = 1, draws_from_all, done
+        self._stand_in: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -89,9 +90,11 @@ class CutLoader:
         return batch
 
     def _any(self, step: int) -> Any:
-        """Some image; only that it is the turn of `step` matters."""
+        """Some image, the same one each time; only that it is the turn of `step` matters."""
         (self.part,) = self._make_sampler().step(step)
-        return collect(self.dataset, np.zeros(1, dtype=np.int64), self._seed, 0, self.collate)
+        if self._stand_in is None:
+            self._stand_in = collect(self.dataset, np.zeros(1, dtype=np.int64), self._seed, 0, self.collate)
+        return dict(self._stand_in)  # whoever prepares a batch changes it
 
     def reset(self) -> None:
         """The data set has changed: what was loaded ahead is not used."""
