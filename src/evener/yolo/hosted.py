@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from msgspec.structs import replace
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -25,6 +23,7 @@ from evener.run.checkpoint import apart
 from evener.run.config import RunConfig
 from evener.yolo.data_place import described_here
 from evener.yolo.rank import yolo_rank
+from evener.yolo.run_folder import read_weights, write_checkpoint
 from evener.yolo.words import YoloConfig
 
 KEPT = ("best", "last")
@@ -57,9 +56,7 @@ def leave_weights(trainer: Any, file: Path) -> None:
     for name in KEPT:
         path: Path = getattr(trainer, name)
         if path.exists():
-            found = torch.load(path, map_location="cpu", weights_only=False)  # this rank's own
-            weights = (found["ema"] or found["model"]).state_dict()
-            tensors |= {f"{name}.{key}": value for key, value in weights.items()}
+            tensors |= {f"{name}.{key}": value for key, value in read_weights(path).items()}
     lines = trainer.csv.read_text() if trainer.csv.exists() else ""
     atomic_write(file, save(apart(tensors), {_RESULTS: lines}))
 
@@ -74,29 +71,12 @@ def write_checkpoints(model: nn.Module, train_args: Mapping[str, Any], file: Pat
         folder: of the run.
     """
     with safe_open(file, framework="pt") as left:
-        (folder / "weights").mkdir(parents=True, exist_ok=True)
         for name in KEPT:
             prefix = f"{name}."
             names = [key for key in left.keys() if key.startswith(prefix)]  # noqa: SIM118 - it is no dict
             weights = {key.removeprefix(prefix): left.get_tensor(key) for key in names}
             if weights:
                 model.load_state_dict(weights)
-                words = {"epoch": -1, "ema": None, "model": model.half(), "train_args": dict(train_args)}
-                torch.save(words, folder / "weights" / f"{name}.pt")
+                write_checkpoint(model, train_args, folder / "weights" / f"{name}.pt")
         if lines := (left.metadata() or {}).get(_RESULTS):
             (folder / _RESULTS).write_text(lines)
-
-
-def asked_of_ranks(config: RunConfig, words: tuple[str, ...], program: Path) -> RunConfig:
-    """What is asked of the nodes: the file that they run, the words, and the folder of the description of the data."""
-    described = next((Path(word.removeprefix("data=")) for word in words if word.startswith("data=")), None)
-    is_file = described is not None and described.is_file()
-    if is_file:
-        assert described is not None
-        words = tuple(f"data={described.name}" if word.startswith("data=") else word for word in words)
-    return replace(
-        config,
-        task=str(program),
-        data=described.resolve().parent if is_file and described is not None else None,
-        option={"words": json.dumps(words)},
-    )

@@ -6,6 +6,7 @@ words -> a program for every node -> run -> weights -> last.pt and best.pt
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +20,7 @@ from evener.run.config import RunConfig
 from evener.run.console import open_console
 from evener.run.ranks_train import submit
 from evener.yolo.data_place import described_here
-from evener.yolo.hosted import asked_of_ranks, write_checkpoints
+from evener.yolo.hosted import write_checkpoints
 from evener.yolo.rank import alone
 from evener.yolo.settings import YoloTraining, in_a_sentence, read_training
 from evener.yolo.words import yolo_config
@@ -40,13 +41,22 @@ def train_together(config: RunConfig, *, as_json: bool, licence: str) -> TrainRe
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         with alone(), in_a_sentence():
             asked = read_training(words)
-        sent = tuple(word for word in words if not word.startswith(_CHOSEN_HERE))
-        told = replace(asked_of_ranks(config, sent, _PROGRAM), output=asked.folder)
-        record = submit(told, to_stderr=as_json, brings_program=True)
+        record = submit(_asked_of_ranks(config, words, asked.folder), to_stderr=as_json, brings_program=True)
         with alone(), in_a_sentence():
             _write(asked)
     write_page(asked.folder / "report.html", {asked.folder.name: record}, title=f"YOLO: {asked.folder.name}")
     return record
+
+
+def _asked_of_ranks(config: RunConfig, words: tuple[str, ...], folder: Path) -> RunConfig:
+    """What is asked of the nodes: the file that they run, the words, and the folder of the description of the data."""
+    sent = dict(word.split("=", 1) for word in words if "=" in word and not word.startswith(_CHOSEN_HERE))
+    data = Path(sent.get("data", ""))
+    if data.is_file():
+        sent["data"] = data.name
+    told = ["train", *(f"{key}={value}" for key, value in sent.items())]
+    place = data.resolve().parent if data.is_file() else None
+    return replace(config, task=str(_PROGRAM), data=place, option={"words": json.dumps(told)}, output=folder)
 
 
 def _write(asked: YoloTraining) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch import Tensor, nn
 
 from evener.atomic import atomic_write
 from evener.comm.group import Group
@@ -84,17 +85,22 @@ def share_best(trainer: Any) -> None:
     if all(rows) or not any(rows):
         return
     giver = next(rank for rank, row in enumerate(rows) if row)
-    found = _weights_of(trainer.best) if group.rank == giver else b""
+    found = save(apart(read_weights(trainer.best))) if group.rank == giver else b""
     found = group.told_by(giver, found)
     if not trainer.best.exists():
         best = deepcopy(trainer.ema.ema)
         best.load_state_dict(load(found))
-        words = {"epoch": -1, "ema": None, "model": best.half(), "train_args": vars(trainer.args)}
-        trainer.best.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(words, trainer.best)
+        write_checkpoint(best, vars(trainer.args), trainer.best)
 
 
-def _weights_of(checkpoint: Path) -> bytes:
-    """The weights of this rank's own checkpoint, without pickle."""
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint of Ultralytics that this rank wrote itself: it is a pickle."""
     found = torch.load(checkpoint, map_location="cpu", weights_only=False)
-    return save(apart((found["ema"] or found["model"]).float().state_dict()))
+    return dict((found["ema"] or found["model"]).state_dict())
+
+
+def write_checkpoint(model: nn.Module, train_args: Mapping[str, Any], path: Path) -> None:
+    """Write `model` as Ultralytics leaves it at the end of a training, in half precision; it is changed to that."""
+    words = {"epoch": -1, "ema": None, "model": model.half(), "train_args": dict(train_args)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(words, path)
