@@ -18,6 +18,7 @@ from evener.atomic import atomic_write
 from evener.errors import error_of
 from evener.events import Phase
 from evener.plan import is_of_teams
+from evener.ps.blobs.blob import Blob
 from evener.ps.collective.rank_messages import RankJob
 from evener.ps.collective.rank_session import WEIGHTS
 from evener.record import TrainRecord
@@ -46,21 +47,22 @@ def train_on_nodes(config: RunConfig, *, as_json: bool) -> None:
         print_line(json.dumps(summary(record)))
 
 
-def submit(config: RunConfig, *, to_stderr: bool, brings_program: bool = False) -> TrainRecord:
+def submit(config: RunConfig, *, to_stderr: bool, program: Blob | None = None) -> TrainRecord:
     """Have nodes train; the record of the run, when its folder has all there is.
 
     Args:
         config: what is asked for.
         to_stderr: keep stdout free.
-        brings_program: whether the file of the task defines what a rank runs.
+        program: files that are sent in place of the task's; the one named like it defines what a rank runs.
 
     Raises:
         EvenerError: as `train_on_nodes`.
     """
     folder = run_folder(config.folder)
     asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
-    blobs = blobs_of(config)
-    job = job_of(config, {what: blob.digest for what, blob in blobs.items()}, brings_program=brings_program)
+    blobs = blobs_of(config) | ({"code": program} if program is not None else {})
+    digests = {what: blob.digest for what, blob in blobs.items()}
+    job = job_of(config, digests, brings_program=program is not None)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
         view.console.quiet = config.quiet
         view(Phase(what="joining", detail="the master and its nodes"))

@@ -25,7 +25,7 @@ from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.unfinished import Asked
 from evener.yolo.rank import alone, yolo_rank
-from evener.yolo.words import YoloConfig, read_agreed_words, read_words, yolo_config
+from evener.yolo.words import YoloConfig, read_masters_words, read_words, yolo_config
 
 LICENCE = (
     "Ultralytics is under the AGPL-3.0, and so is what is made with it, models included, "
@@ -38,7 +38,7 @@ def train(config: RunConfig, *, as_json: bool) -> None:
     if config.agreement is None and not config.is_on_master:
         run(yolo_config(config), as_json=as_json)
         return
-    (read_agreed_words if config.agreement else read_words)(yolo_config(config).words)
+    read_masters_words(yolo_config(config).words, is_agreed=config.agreement is not None)
     _require_ultralytics()
     if config.agreement:
         from evener.yolo.local_run import train_on_nodes as train_on_master

@@ -31,6 +31,7 @@ from evener.elastic.elastic_group import ElasticGroup
 from evener.errors import NodeLost
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker
+from evener.record import Event
 from evener.run.elastic.loop import NO_STEP
 from evener.run.elastic.state_transfer import send_large, take_large
 from evener.run.elastic.telling import add_untold, tell_generation
@@ -75,6 +76,7 @@ class Generations:
         is_late: whether the run has begun without this rank.
 
     Attributes:
+        trainer: see above.
         batch: the last one, from 1, that complete gradients contain.
         reported: the last one that was told of, by any rank.
         is_over: whether nothing is left to be trained.
@@ -82,7 +84,7 @@ class Generations:
 
     def __init__(self, env: RankEnvironment, group: Group, work: ImageShares, trainer: Any, *, is_late: bool) -> None:
         assert env.line is not None
-        self._env, self._group, self._work, self._trainer = env, group, work, trainer
+        self._env, self._group, self._work, self.trainer = env, group, work, trainer
         self._ranks = ElasticGroup(env.line, group, env.address)
         self._founders = () if is_late else tuple(group.nodes)
         self._completed = NO_STEP if is_late else 0
@@ -92,10 +94,16 @@ class Generations:
         self._first_epoch = 0
         self._mark = time.perf_counter()
 
-    def begin(self) -> None:
-        """Be a rank of the first generation, or of one that takes this rank in; the trainer is set up."""
-        self._first_epoch = self._trainer.start_epoch
-        self.batch = self.reported = self._trainer.model.done
+    def begin(self, state: bytes) -> None:
+        """Be a rank of the first generation, or of one that takes this rank in; the trainer is set up.
+
+        Args:
+            state: of the checkpoint to go on from; empty for none.
+        """
+        self._first_epoch = self.trainer.start_epoch
+        self.batch = self.reported = self.trainer.model.done
+        if state:
+            self._go_on_from(state)
         self._ranks.start(self._founders)
         self.admit()
 
@@ -111,6 +119,15 @@ class Generations:
     def fence(self) -> None:
         """Return when this rank was certainly not given up; before it changes weights."""
         self._ranks.fence()
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether `batch` is the last one of its epoch."""
+        return bool(self.batch % len(self.trainer.train_loader) == 0)
+
+    def state(self) -> bytes:
+        """Of the trainer after `batch`, as another rank takes it over."""
+        return encode_state(self.trainer, self.batch, self._first_epoch, self._work.history)
 
     def completed(self, batch: int) -> None:
         """Gradients of all batches up to `batch` are complete."""
@@ -156,11 +173,11 @@ class Generations:
         new = {node: row.costs[node] for node, row in zip(generation.nodes, rows, strict=True)}
         self._work.divide_among(generation.nodes, {**new, **best.costs})
         if own.completed == best.completed:
-            self._trainer.model.take_back(self.batch)
+            self.trainer.model.take_back(self.batch)
         for giver, taker in agreement.gifts:
             if rows[taker].completed < best.completed:
                 self._hand_over(giver, taker)
-        self._trainer.train_loader.reset()
+        self.trainer.train_loader.reset()
         self._tell(max(row.reported for row in rows), max(row.computed for row in rows) - best.batch)
         return best.outcome if own.completed == best.completed and own.others < best.others else None
 
@@ -170,7 +187,7 @@ class Generations:
             others=self._others,
             outcome=self._outcome,
             batch=self.batch,
-            computed=self._trainer.model.done,
+            computed=self.trainer.model.done,
             reported=self.reported,
             costs=costs,
         )
@@ -182,21 +199,27 @@ class Generations:
         if rank == giver:
             place = msgspec.msgpack.encode((self._completed, self._others, self._outcome, self.is_over))
             mesh.send_to(taker, place)
-            state = encode_state(self._trainer, self.batch, self._first_epoch, self._work.history)
-            send_large(state, mesh, taker)
+            send_large(self.state(), mesh, taker)
         elif rank == taker:
             place = mesh.receive_from(giver)
             self._take(place, take_large(mesh, giver))
 
     def _take(self, place: bytes, data: bytearray) -> None:
         """Be where the giver is."""
-        trainer, model, is_new = self._trainer, self._trainer.model, self._completed == NO_STEP
+        is_new = self._completed == NO_STEP
         found = msgspec.msgpack.decode(place, type=tuple[int, int, bytes, bool])
         if found[3]:
             raise NodeLost("this node came when all was trained")
+        self._completed, self._others, self._outcome, _ = found
+        self._restore(data, is_new=is_new)
+        if is_new:
+            self._mark = time.perf_counter()  # what was lost before, those know who have been there
+
+    def _restore(self, data: bytes | bytearray, *, is_new: bool) -> None:
+        """Bring the trainer to a state; the loop of one that `is_new` begins with the epoch of it."""
+        trainer, model = self.trainer, self.trainer.model
         state = restore_state(trainer, data)
         model.gradients.forget()
-        self._completed, self._others, self._outcome, _ = found
         self.batch = model.done = state.batch
         told = state.mean_losses or state.losses if is_new else state.losses
         parts = {name: torch.tensor(value, device=self._group.device) for name, value in told.items()}
@@ -205,17 +228,23 @@ class Generations:
         if is_new:
             trainer.start_epoch, self._first_epoch = state.epoch, state.first_epoch
             trainer.scheduler.last_epoch = state.epoch - 1
-            self._mark = time.perf_counter()  # what was lost before, those know who have been there
+
+    def _go_on_from(self, data: bytes) -> None:
+        """Begin with the state of a checkpoint."""
+        self._restore(data, is_new=True)
+        self.reported = self.batch
+        message = f"resumed after step {self.batch} from the checkpoint that the master kept"
+        self._work.monitor.emit(Event(step=self.batch, kind="resumed", message=message))
 
     def begins_epoch(self) -> None:
         """The loop has read with which epoch it is to begin; what it says of the first one is that of the run."""
-        self._trainer.start_epoch = self._first_epoch
+        self.trainer.start_epoch = self._first_epoch
 
     def _tell(self, reported: int, repeated: int) -> None:
         """Have the record say what happened, and what it cost; the authority is listened to from now on."""
         self.reported = reported
         ranks, work = self._ranks, self._work
-        first = self._first_epoch * len(self._trainer.train_loader) + 1
+        first = self._first_epoch * len(self.trainer.train_loader) + 1
         add_untold(work.history, self._sampler(), first, reported)
         count, repeated = len(work.nodes), max(0, repeated)
         began = ranks.what_began()
@@ -225,11 +254,11 @@ class Generations:
         if (heartbeat := self._env.heartbeat) is not None:
             heartbeat.stop()
         if self._group.is_leader:
-            self._trainer.speak_for_all()
+            self.trainer.speak_for_all()
 
     def _sampler(self) -> Sampler:
-        loader = self._trainer.train_loader
-        return self._work.train_sampler(loader.dataset, loader.batch_size, self._trainer.args.seed)
+        loader = self.trainer.train_loader
+        return self._work.train_sampler(loader.dataset, loader.batch_size, self.trainer.args.seed)
 
 
 def _place(row: Position) -> int:

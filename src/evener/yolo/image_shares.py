@@ -91,7 +91,7 @@ class ImageShares:
             self._env,
             self._group,
             division=self.division,
-            balance=Balance(workers=workers, shares=self.plan.replica_samples) if self._follows_speeds else None,
+            balance=self._balance(workers, self.plan.replica_samples),
             lead=Loader.lead(trainer.train_loader.num_workers),
             advice=None,  # Ultralytics goes back to its last checkpoint
             is_followed=is_followed,
@@ -113,7 +113,12 @@ class ImageShares:
     @property
     def _follows_speeds(self) -> bool:
         """Whether shares are by how fast the nodes turn out to be."""
-        return self._asked == "measured" and len(self.nodes) > 1 and not self._is_stationary
+        return self._asked == "measured" and not self._group.is_alone and not self._is_stationary
+
+    def _balance(self, workers: Sequence[Worker], shares: Sequence[int]) -> Balance | None:
+        """Of ranks that share batches by what these cost them."""
+        is_balanced = self._follows_speeds and len(workers) > 1
+        return Balance(workers=tuple(workers), shares=tuple(shares)) if is_balanced else None
 
     def costs(self) -> dict[str, Worker]:
         """What images cost every node, as far as it is known now."""
@@ -131,10 +136,8 @@ class ImageShares:
                 self._env.notify(plan)
         self._costs, self._present = dict(costs), list(nodes)
         workers = tuple(costs[node] for node in nodes)
-        shares = apportion(self.plan.batch_size, workers)
-        is_balanced = self._follows_speeds and len(nodes) > 1
         self.division.change(1, workers)
-        balance = Balance(workers=workers, shares=shares) if is_balanced else None
+        balance = self._balance(workers, apportion(self.plan.batch_size, workers))
         self.monitor.regroup(self.division, balance, self.nodes, {})
         self.monitor.restart_clock()
 

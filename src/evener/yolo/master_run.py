@@ -1,18 +1,22 @@
 """`evener train yolov8n.pt --master ADDRESS`: nodes of a master train together, to the weights of one process.
 
-words -> a program for every node -> run -> weights -> last.pt and best.pt
+words, first weights -> a program for every node -> run -> weights -> last.pt and best.pt
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
+from evener.ps.blobs.blob import Blob
 from evener.ps.collective.rank_session import WEIGHTS
 from evener.record import TrainRecord
 from evener.report.html import write_page
@@ -20,7 +24,9 @@ from evener.run.config import RunConfig
 from evener.run.console import open_console
 from evener.run.ranks_train import submit
 from evener.yolo.data_place import described_here
-from evener.yolo.hosted import write_checkpoints
+from evener.yolo.first_weights import write_first_weights
+from evener.yolo.hosted import FIRST_WEIGHTS
+from evener.yolo.plain_results import restore_results
 from evener.yolo.rank import alone
 from evener.yolo.settings import YoloTraining, in_a_sentence, read_training
 from evener.yolo.words import yolo_config
@@ -41,11 +47,28 @@ def train_together(config: RunConfig, *, as_json: bool, licence: str) -> TrainRe
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         with alone(), in_a_sentence():
             asked = read_training(words)
-        record = submit(_asked_of_ranks(config, words, asked.folder), to_stderr=as_json, brings_program=True)
-        with alone(), in_a_sentence():
-            _write(asked)
+        try:
+            with _program(asked.model) as program:
+                told = _asked_of_ranks(config, words, asked.folder)
+                record = submit(told, to_stderr=as_json, program=program)
+        finally:
+            if (asked.folder / WEIGHTS).exists():  # of a run that was ended, too
+                with alone(), in_a_sentence():
+                    _write(asked)
     write_page(asked.folder / "report.html", {asked.folder.name: record}, title=f"YOLO: {asked.folder.name}")
     return record
+
+
+@contextlib.contextmanager
+def _program(model: Any) -> Iterator[Blob]:
+    """What is sent to the nodes: the file that their ranks run, and the weights of a `.pt` to begin with."""
+    with tempfile.TemporaryDirectory(prefix="evener-yolo-") as name:
+        folder, files = Path(name), [_PROGRAM.name]
+        shutil.copy(_PROGRAM, folder)
+        if model.ckpt:
+            write_first_weights(model, folder / FIRST_WEIGHTS)
+            files.append(FIRST_WEIGHTS)
+        yield Blob(folder, files)
 
 
 def _asked_of_ranks(config: RunConfig, words: tuple[str, ...], folder: Path) -> RunConfig:
@@ -54,9 +77,8 @@ def _asked_of_ranks(config: RunConfig, words: tuple[str, ...], folder: Path) -> 
     data = Path(sent.get("data", ""))
     if data.is_file():
         sent["data"] = data.name
-    told = ["train", *(f"{key}={value}" for key, value in sent.items())]
     place = data.resolve().parent if data.is_file() else None
-    return replace(config, task=str(_PROGRAM), data=place, option={"words": json.dumps(told)}, output=folder)
+    return replace(config, task=str(_PROGRAM), data=place, option={"words": json.dumps(sent)}, output=folder)
 
 
 def _write(asked: YoloTraining) -> None:
@@ -70,5 +92,5 @@ def _write(asked: YoloTraining) -> None:
         trainer = kind(overrides={**settings, "model": asked.model.ckpt_path or asked.model.cfg})
     trainer.setup_model()  # with the classes of the data
     trainer.set_model_attributes()
-    write_checkpoints(trainer.model, vars(trainer.args), file, asked.folder)
+    restore_results(trainer.model, vars(trainer.args), file, asked.folder)
     file.unlink()

@@ -7,7 +7,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from evener.record import NodeSummary, TrainRecord
 from evener.run.context import join_world
 from evener.run.elastic.start import late_group
 from evener.run.rank import node_summaries
+from evener.yolo.masters_checkpoints import MastersCheckpoints
 from evener.yolo.run_folder import own_folder
 from evener.yolo.seat import Seat
 from evener.yolo.words import YoloConfig
@@ -28,20 +30,20 @@ from evener.yolo.words import YoloConfig
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
-def yolo_rank(env: RankEnvironment, config: YoloConfig, leave: Callable[[Any], None] | None = None) -> None:
+def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: MastersCheckpoints | None = None) -> None:
     """One rank's whole way; the leader emits plan, batches and record through the env.
 
     Args:
         env: of the rank.
         config: what is asked for; that of the first rank counts, unless files have other places here.
-        leave: called by the leader with Ultralytics' trainer when all is trained.
+        checkpoints: that the rank's master keeps; None: there is no master.
     """
     with contextlib.redirect_stdout(sys.stderr) if config.to_stderr else contextlib.nullcontext():
         group, left = join(env, preflight=config.preflight)
         if left is None and not env.has_own_paths:
             config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
         with alone():
-            _train(env, group, config, left, leave)
+            _train(env, group, config, left, checkpoints)
         leave_group()
 
 
@@ -64,13 +66,13 @@ def alone() -> Iterator[None]:
 
 
 def _train(
-    env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | None, leave: Callable[[Any], None] | None
+    env: RankEnvironment, group: Group, config: YoloConfig, left: Plan | None, checkpoints: MastersCheckpoints | None
 ) -> None:
     """From the words to the record; `left` is the plan of a run that has begun without this rank."""
     from evener.yolo.settings import read_training
     from evener.yolo.trainer import even_trainer
 
-    seat = Seat(env, group, config.shares, is_stationary=config.stationary, left=left)
+    seat = Seat(env, group, config.shares, is_stationary=config.stationary, left=left, checkpoints=checkpoints)
     if not group.is_leader or seat.is_late:
         logging.getLogger("ultralytics").setLevel(logging.ERROR)
     model, settings, folder = read_training(config.words)
@@ -79,8 +81,7 @@ def _train(
         begin = time.time()
         settings |= {"save_dir": str(own), "device": _device(env)}
         model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
-        if leave is not None and group.is_leader:
-            leave(model.trainer)
+        seat.leave(model.trainer)
     seat.work.history.wall_seconds = time.time() - begin
     seat.work.history.events[:0] = config.lost
     record = _record(seat, model, begin - config.started)
@@ -101,7 +102,7 @@ def _record(seat: Seat, model: Any, startup: float) -> TrainRecord:
     nodes = seat.together(lambda: msgspec.to_builtins(list(node_summaries(seat.group, plan, history))))
     return history.record(
         msgspec.convert(nodes, list[NodeSummary]),
-        task=f"{args.task} {args.model}",
+        task=f"{args.task} {Path(args.model).name}",
         plan=plan,
         seed=args.seed,
         epochs=args.epochs,

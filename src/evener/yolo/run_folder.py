@@ -90,7 +90,7 @@ def share_best(trainer: Any) -> None:
     if not trainer.best.exists():
         best = deepcopy(trainer.ema.ema)
         best.load_state_dict(load(found))
-        write_checkpoint(best, vars(trainer.args), trainer.best)
+        write_checkpoint(best.half(), vars(trainer.args), trainer.best)
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def write_checkpoint(model: nn.Module, train_args: Mapping[str, Any], path: Path) -> None:
-    """Write `model` as Ultralytics leaves it at the end of a training, in half precision; it is changed to that."""
-    words = {"epoch": -1, "ema": None, "model": model.half(), "train_args": dict(train_args)}
+    """Write `model` as Ultralytics leaves it at the end of a training."""
+    words = {"epoch": -1, "ema": None, "model": model, "train_args": dict(train_args)}
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(words, path)

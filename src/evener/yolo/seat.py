@@ -23,6 +23,7 @@ from evener.yolo.cut_loader import spare_bytes
 from evener.yolo.fingerprint import leave_data, require_same_data
 from evener.yolo.generations import Generations
 from evener.yolo.image_shares import ImageShares
+from evener.yolo.masters_checkpoints import MastersCheckpoints
 
 
 class Seat:
@@ -34,6 +35,7 @@ class Seat:
         shares: `measured`, `equal`, or relative ones.
         is_stationary: whether every rank keeps to a class-balanced part of the images.
         left: the plan of a run that has begun without this rank; None of one that begins with it.
+        checkpoints: that the rank's master keeps; None: there is no master.
 
     Attributes:
         work: which images each rank computes.
@@ -51,8 +53,10 @@ class Seat:
         *,
         is_stationary: bool = False,
         left: Plan | None = None,
+        checkpoints: MastersCheckpoints | None = None,
     ) -> None:
         self.env, self.group, self.is_stationary = env, group, is_stationary
+        self._checkpoints = checkpoints
         self.work = ImageShares(env, group, shares, is_stationary=is_stationary, left=left)
         self.folder: Path | None = None
         self.generations: Generations | None = None
@@ -61,7 +65,7 @@ class Seat:
         hosts = [node.host for node in env.nodes]
         self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
         all_can_leave = all(node.device == "cpu" for node in env.nodes)  # collectives of GPUs cannot be left
-        has_others = self.is_late or len(env.nodes) > 1
+        has_others = self.is_late or len(env.nodes) > 1 or checkpoints is not None  # a master's nodes may come
         group.is_elastic = env.line is not None and has_others and all_can_leave and not is_stationary
 
     def spare_bytes(self, workers: int) -> int:
@@ -112,6 +116,17 @@ class Seat:
                 leave_data(self.env.store, self.env.node.name, trainer)
         self.generations = Generations(self.env, self.group, self.work, trainer, is_late=self.is_late)
 
+    def take_part(self, trainer: Any) -> None:
+        """Be a rank of a run that goes on without ranks that are gone, if it is one; `trainer` has its model."""
+        if self.generations is None:
+            return
+        trainer.epoch = trainer.start_epoch
+        state = b""
+        if self._checkpoints is not None and self._checkpoints.resumes and not self.is_late:
+            state = self._checkpoints.state()
+            self._checkpoints.restore_results(trainer)
+        self.generations.begin(state)
+
     def together(self, work: Callable[[], Any]) -> Any:
         """What `work` returns, plain values, which all ranks do; again, by those who are left, if one is gone."""
         if self.generations is None:
@@ -160,9 +175,29 @@ class Seat:
         elif step > generations.reported:
             generations.reported = step
             self._hear(lambda: monitor.add(step, result))
-            if monitor.is_leaving and generations.batch == step:
-                generations.admit()
+            if generations.batch == step:
+                self._keep(step)
+                if monitor.is_leaving:
+                    generations.admit()
         return monitor.is_stopping
+
+    def leave(self, trainer: Any) -> str:
+        """Leave what the training has come to for whoever asked for it; how to go on with it, in words."""
+        if self._checkpoints is None:
+            last = trainer.last
+            return f"; go on with: evener yolo {trainer.args.task} train resume model={last}" if last.exists() else ""
+        if self.group.is_leader:
+            self._checkpoints.leave(trainer)
+        return ""
+
+    def _keep(self, step: int) -> None:
+        """Have the master keep a checkpoint after `step`, if one is due."""
+        assert self.generations is not None
+        if self._checkpoints is None or not self.group.is_leader:
+            return
+        if self._checkpoints.is_due(ends_epoch=self.generations.ends_epoch):
+            told = self._checkpoints.write(self.generations.trainer, self.generations.state(), step)
+            self.work.monitor.emit(told)
 
     def end_epoch(self) -> None:
         """Hear of all batches so far."""

@@ -63,7 +63,7 @@ def share_plan(
     given = relative_shares(shares, group.size)
     rows = tuple((rank,) for rank in range(group.size))
     is_free = all(node.memory_bytes is None and node.device == "cpu" for node in env.nodes)
-    if is_free and (group.size == 1 or given is not None):  # nothing to find out
+    if is_free and (group.is_alone or given is not None):  # nothing to find out
         shape = Shape("data", rows, 1, batch_size, given or [1.0])
         return divide(shape, env.nodes, (), batch_size, GradientSync(gradient_bytes=gradient_bytes(model)))
     time_steps = partial(_time, env, trainer, model, batch_size)

@@ -128,9 +128,7 @@ class EvenTrainer(BaseTrainer):
                 model.criterion = model.init_criterion()
             model.criterion = share_criterion(model.criterion, lambda: self._images(self.train_loader))
         self.model = EvenModel(model, self.seat.group, self, self.seat.generations)
-        if self.seat.generations is not None:
-            self.epoch = self.start_epoch
-            self.seat.generations.begin()
+        self.seat.take_part(self)
 
     def resume_training(self, ckpt: Any) -> None:
         """Take over what a checkpoint holds."""
@@ -168,8 +166,7 @@ class EvenTrainer(BaseTrainer):
         loss = sum(self.loss_items.values()) / self.seat.group.size
         result = StepResult(epoch=part.epoch, samples=len(part.indices), total=part.total, loss=loss)
         if self.seat.end_batch(part.step, result):
-            kept = f"; go on with: evener yolo {self.args.task} train resume model={self.last}"
-            raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{kept if self.last.exists() else ''}")
+            raise Interrupted(f"stopped in epoch {self.epoch + 1} as asked{self.seat.leave(self)}")
 
     def _done(self) -> int:
         """The last batch of the training, from 1, that is computed."""

@@ -44,12 +44,13 @@ _AGREED = (
 """Those of one whose nodes train by themselves between merges."""
 _TOGETHER = ("home", "master", "token", "token_file", "ship_data")
 """Those of one whose nodes, a master's, train together."""
+_NOT_ON_MASTER = {"resume": "a master goes on by itself, when it or its nodes are started again"}
+"""Settings of Ultralytics that a training on a master's nodes does not take, and why."""
 _NOT_AGREED = {
     "freeze": "nodes are sent what is trained",
-    "resume": "a master goes on by itself, when it is started again",
     "nbs": "every batch of a node is a step",
 }
-"""Settings of Ultralytics that such a training does not take, and why."""
+"""Likewise, of one whose nodes train by themselves."""
 
 
 class YoloConfig(NodesConfig, frozen=True, kw_only=True):
@@ -115,12 +116,13 @@ def _refuse(found: dict[str, str]) -> None:
         raise InvalidInput("name a model, such as model=yolov8n.pt")
 
 
-def read_agreed_words(words: tuple[str, ...]) -> dict[str, str]:
-    """As `read_words`, of a training whose nodes train by themselves between merges. Raises as it."""
+def read_masters_words(words: tuple[str, ...], *, is_agreed: bool) -> dict[str, str]:
+    """As `read_words`, of a training on a master's nodes; they train by themselves if it `is_agreed`. Raises as it."""
     found = read_words(words)
-    for key, reason in _NOT_AGREED.items():
+    for key, reason in (_NOT_ON_MASTER | (_NOT_AGREED if is_agreed else {})).items():
         if found.get(key, "").lower() not in ("", "none", "false", "0"):
-            raise InvalidInput(f"{key}={found[key]} does not go with --agreement: {reason}")
+            where = "--agreement" if is_agreed else "a master's nodes"
+            raise InvalidInput(f"{key}={found[key]} does not go with {where}: {reason}")
     return found
 
 
