@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from evener.errors import InvalidInput
 from evener.run.config import RunConfig
-from evener.yolo.words import YoloConfig, is_yolo, read_words, yolo_config
+from evener.yolo.words import YoloConfig, is_yolo, read_masters_words, read_words, run_config, yolo_config
 
 
 def test_the_words_of_yolo_are_settings_by_name() -> None:
@@ -91,3 +92,38 @@ def test_an_option_that_ultralytics_does_not_know_is_refused() -> None:
 def test_a_configuration_travels_as_json() -> None:
     config = YoloConfig(words=("train", "model=a.pt"), local_nodes="1,1")
     assert msgspec.json.decode(msgspec.json.encode(config), type=YoloConfig) == config
+
+
+def test_the_words_of_yolo_are_options_of_train_on_a_masters_nodes() -> None:
+    words = ("detect", "train", "model=yolov8n.pt", "data=coco8.yaml", "batch=16", "imgsz=640")
+    asked = run_config(YoloConfig(words=words, master="192.168.1.10:7117", shares="2,1", ship_data=True))
+    assert (asked.task, asked.data, asked.master) == ("yolov8n.pt", Path("coco8.yaml"), "192.168.1.10:7117")
+    assert (asked.shares, asked.ship_data, asked.is_on_master) == ("2,1", True, True)
+    assert set(yolo_config(asked).words) == {*words[1:], "task=detect"}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"master": "here", "local_nodes": "1,1"}, "name that with --master or --home"),
+        ({"master": "here", "stationary": True}, "--stationary does not go with the nodes of a master"),
+        ({"ship_data": True}, "--ship-data belongs to"),
+        ({"token": "secret"}, "--token belongs to"),
+    ],
+)
+def test_options_that_do_not_go_with_a_master_or_without_one_are_refused(said: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        run_config(YoloConfig(words=("train", "model=a.pt", "data=b.yaml"), **said))
+
+
+@pytest.mark.parametrize("is_agreed", [True, False])
+def test_a_file_of_another_machine_is_not_gone_on_from(is_agreed: bool) -> None:
+    with pytest.raises(InvalidInput, match="resume=True does not go with .*: a master goes on by itself"):
+        read_masters_words(("train", "resume", "model=last.pt"), is_agreed=is_agreed)
+    assert read_masters_words(("train", "model=a.pt", "resume=False"), is_agreed=is_agreed)
+
+
+def test_each_batch_of_a_node_that_trains_by_itself_is_a_step() -> None:
+    with pytest.raises(InvalidInput, match="nbs=64 does not go with --agreement: every batch of a node is a step"):
+        read_masters_words(("train", "model=a.pt", "nbs=64"), is_agreed=True)
+    assert read_masters_words(("train", "model=a.pt", "nbs=64"), is_agreed=False)["nbs"] == "64"

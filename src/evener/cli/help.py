@@ -53,6 +53,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "yolo": (
         "evener yolo detect train model=yolov8n.pt data=coco8.yaml epochs=100 imgsz=640",
         "evener yolo train model=yolov8n-seg.yaml data=my.yaml batch=16 --local-nodes 1,0.5",
+        "evener yolo detect train model=best.pt data=my.yaml --master 192.168.1.20:7117 --token-file token",
     ),
     "plan": (
         "evener plan resnet152 --machines 4xv100-node --network infiniband",

@@ -25,7 +25,7 @@ from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.unfinished import Asked
 from evener.yolo.rank import alone, yolo_rank
-from evener.yolo.words import YoloConfig, read_masters_words, read_words, yolo_config
+from evener.yolo.words import YoloConfig, read_masters_words, read_words, run_config, yolo_config
 
 LICENCE = (
     "Ultralytics is under the AGPL-3.0, and so is what is made with it, models included, "
@@ -51,12 +51,15 @@ def train(config: RunConfig, *, as_json: bool) -> None:
 
 
 def run(config: YoloConfig, *, as_json: bool) -> None:
-    """`evener yolo`: as a rank if torchrun started this process, else on nodes of this machine.
+    """`evener yolo`: as a rank if torchrun started this process, on a master's nodes, or on nodes of this machine.
 
     Raises:
         MissingExtra: Ultralytics is not installed.
         InvalidInput: what is asked for cannot be done.
     """
+    if config.names_master:
+        train(run_config(config), as_json=as_json)
+        return
     read_words(config.words)
     _require_ultralytics()
     config = msgspec.structs.replace(config, to_stderr=as_json)

@@ -16,7 +16,7 @@ from evener.errors import InvalidInput, require
 from evener.record import Event
 from evener.run.config import RunConfig
 from evener.run.conflicts import option_name
-from evener.run.options import NodesConfig
+from evener.run.options import Home, MasterAddress, MasterToken, NodesConfig, TokenFile
 
 TASKS = ("detect", "segment", "classify", "pose", "obb")
 MODEL_SUFFIXES = (".pt", ".yaml", ".yml")
@@ -73,10 +73,21 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     elastic: Annotated[bool, Meta(description="Go on without local nodes that are gone, from the last checkpoint.")] = (
         True
     )
+    ship_data: Annotated[bool, Meta(description="On a master's nodes: send the folder of data= to them.")] = False
+    home: Home = None
+    master: MasterAddress = None
+    token: MasterToken = None
+    token_file: TokenFile = None
     to_stderr: bool = False
     started: float = field(default_factory=time.time)
     lost: tuple[Event, ...] = ()
     usual: str = ""
+
+    @property
+    def names_master(self) -> bool:
+        """Whether anything is said of a master, on whose nodes this is to train."""
+        said = (self.master, self.home, self.token, self.token_file)
+        return self.ship_data or any(one is not None for one in said)
 
 
 def read_words(words: tuple[str, ...]) -> dict[str, str]:
@@ -157,4 +168,18 @@ def yolo_config(config: RunConfig) -> YoloConfig:
         started=config.started,
         usual=config.usual,
         **{one.name: getattr(config, one.name) for one in fields(NodesConfig)},
+    )
+
+
+def run_config(config: YoloConfig) -> RunConfig:
+    """The same training as `evener train` is asked for it. Raises as `read_masters_words`."""
+    words = read_masters_words(config.words, is_agreed=False)
+    data = words.pop("data", None)
+    same = {one.name for one in fields(RunConfig)} & {one.name for one in fields(YoloConfig)} - {"elastic"}
+    return RunConfig(
+        task=words.pop("model"),
+        data=None if data is None else Path(data),
+        option=words,
+        elastic=None if config.elastic else False,
+        **{name: getattr(config, name) for name in same},
     )
