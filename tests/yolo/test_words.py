@@ -118,7 +118,7 @@ def test_options_that_do_not_go_with_a_master_or_without_one_are_refused(said: d
 
 @pytest.mark.parametrize("is_agreed", [True, False])
 def test_a_file_of_another_machine_is_not_gone_on_from(is_agreed: bool) -> None:
-    with pytest.raises(InvalidInput, match="resume=True does not go with .*: a master goes on by itself"):
+    with pytest.raises(InvalidInput, match=r"resume=True does not go with .*: a master goes on by itself"):
         read_masters_words(("train", "resume", "model=last.pt"), is_agreed=is_agreed)
     assert read_masters_words(("train", "model=a.pt", "resume=False"), is_agreed=is_agreed)
 
