@@ -143,7 +143,7 @@ def test_a_run_that_has_one_node_takes_in_another(ps: Cluster) -> None:
     assert training.wait(200) == 0, ended(ps)
     record = read_noun(ps.folder / "run" / "record.json", TrainRecord)
     assert sum(step.samples for step in record.steps) == EPOCHS * IMAGES
-    assert min(node.share for node in record.nodes) > 0.1  # batches of four, on cores that others may want
+    assert sorted(node.samples for node in record.steps[-1].nodes) in ([1, 3], [2, 2])
 
 
 def test_a_training_whose_nodes_are_all_gone_goes_on_from_the_masters_checkpoint(ps: Cluster) -> None:

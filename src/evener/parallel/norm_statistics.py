@@ -16,6 +16,11 @@ from evener.comm.exchange import Exchange, Route
 from evener.oracle.division.layout import Intervals, Layout, divide
 from evener.parallel.process_mesh import ProcessMesh
 
+_BLOCK_BYTES = 1 << 19
+"""Of values, whose statistics are computed at a time: with a copy of it, less than the cache of a core."""
+_LEAST_ROW = 256
+"""Pixels of a row, from which on a sum along rows is fast."""
+
 
 class Statistics(NamedTuple):
     """Of values, or of parts of them stacked in dim 0; the three shapes may be broadcast."""
@@ -46,14 +51,42 @@ def channel_statistics(x: Tensor, counted: bool = True) -> Tensor:
     channels = x.shape[1]
     if x.numel() == 0:
         return x.new_zeros(2 * channels + 1)
-    values = x.numel() // channels
-    if x.device.type == "cpu":  # sums over whole rows vectorise; var_mean over (N, S) takes 10 times as long
-        mean = _channel_sum(x) / values
-        shape = (1, channels) + (1,) * (x.dim() - 2)
-        var = _channel_sum((x - mean.view(shape)).square_()) / values
+    if x.device.type == "cpu":
+        last = x.movedim(1, -1)
+        if x.is_contiguous() and x[0, 0].numel() >= _LEAST_ROW:
+            mean, var = _row_statistics(x.flatten(2))
+        else:
+            mean, var = _whole_statistics(last.flatten(0, -2) if last.is_contiguous() else x)
     else:
         var, mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)
-    return torch.cat((mean, var, mean.new_tensor([values if counted else 0])))
+    return torch.cat((mean, var, mean.new_tensor([x.numel() // channels if counted else 0])))
+
+
+def _row_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and biased variances of the channels of (N, C, S), whose rows of S are put together afterwards.
+
+    Rows come in blocks, which are read from main memory once and are in the cache until their variance is known: over
+    all of a large `x` at a time this takes two to four times as long.
+    """
+    samples, channels, pixels = x.shape
+    rows = x.reshape(samples * channels, pixels)
+    mean, var = x.new_empty(2, samples * channels)
+    count = max(1, _BLOCK_BYTES // (pixels * x.element_size()))
+    for own_rows, own_mean, own_var in zip(rows.split(count), mean.split(count), var.split(count), strict=True):
+        torch.sum(own_rows, 1, out=own_mean)
+        own_mean /= pixels
+        torch.sum((own_rows - own_mean.unsqueeze(1)).square_(), 1, out=own_var)
+    var /= pixels
+    parts = Statistics(mean.view(samples, channels), var.view(samples, channels), x.new_full((samples, 1), pixels))
+    return combine(parts)[:2]
+
+
+def _whole_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Likewise of (N, C, ...) in any memory format: sums over whole samples vectorise, which var_mean does not."""
+    values = x.numel() // x.shape[1]
+    mean = _channel_sum(x) / values
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    return mean, _channel_sum((x - mean.view(shape)).square_()) / values
 
 
 def combine_channels(rows: Tensor) -> Statistics:
