@@ -72,7 +72,8 @@ def _row_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     rows = x.reshape(samples * channels, pixels)
     mean, var = x.new_empty(2, samples * channels)
     count = max(1, _BLOCK_BYTES // (pixels * x.element_size()))
-    for own_rows, own_mean, own_var in zip(rows.split(count), mean.split(count), var.split(count), strict=True):
+    blocks = (torch.split(tensor, count) for tensor in (rows, mean, var))
+    for own_rows, own_mean, own_var in zip(*blocks, strict=True):
         torch.sum(own_rows, 1, out=own_mean)
         own_mean /= pixels
         torch.sum((own_rows - own_mean.unsqueeze(1)).square_(), 1, out=own_var)
