@@ -86,13 +86,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
 
 
-def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], least: float = 1e-6) -> float:
-    """The largest difference of a tensor, relative to its own largest value, or to `least` if that is smaller."""
+def off(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest difference of a tensor, relative to its own largest value."""
     worst = 0.0
     for name, value in wanted.items():
         if value.is_floating_point():
             difference = (found[name].double() - value.double()).abs().max()
-            worst = max(worst, float(difference / value.double().abs().max().clamp(min=least)))
+            worst = max(worst, float(difference / value.double().abs().max().clamp(min=1e-6)))
     return worst
 
 
