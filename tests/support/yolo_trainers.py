@@ -142,7 +142,7 @@ def watched(base: Any, steps: list[torch.Tensor]) -> Any:
 
 
 def exact(base: Any, fitness: float, rank: int) -> Any:
-    """The trainer `base` in float64, with the same `fitness` of every epoch on the leader.
+    """The trainer `base` in float64, from the weights that it draws in float32 and with this `fitness`.
 
     Losses of key points call `float()`: the mean of `kobj_loss` is of single precision then, and differs by 1e-7 where
     each rank rounds its own. In this process `float()` gives float64.
@@ -150,6 +150,13 @@ def exact(base: Any, fitness: float, rank: int) -> Any:
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
 
     class Exact(base):  # type: ignore[misc]
+        def get_model(self, *args: Any, **words: Any) -> Any:
+            torch.set_default_dtype(torch.float32)
+            try:
+                return super().get_model(*args, **words).double()
+            finally:
+                torch.set_default_dtype(torch.float64)
+
         def preprocess_batch(self, batch: Any) -> Any:
             batch = super().preprocess_batch(batch)
             return {
