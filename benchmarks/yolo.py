@@ -1,13 +1,14 @@
 """YOLO through Evener beside plain `yolo train`: one node, nodes of unequal speed, two equal ones; in turn.
 
-    python benchmarks/yolo.py --data my-data.yaml [--model yolov8n.yaml] [--imgsz 320] [--rounds 3] [--json]
+    python benchmarks/yolo.py --data my-data.yaml [--model yolov8n.yaml] [--imgsz 320] [--rounds 3] [--cached] [--json]
 
 Every node is a process on a core of its own, with one thread. A node of speed 0.5 idles as long as it computes, so
 plain `yolo train` on it would be half as fast as on the other one. Seconds are those of batches after the first epoch,
 loading included, validation not; figures are medians over the rounds of ratios to what plain `yolo train` took right
 before and right after. Two cores share caches and memory, as two machines do not: what that takes is shown by two
 trainings of plain `yolo train` at once, which know nothing of each other. A step is as many batches as 64 images make,
-as it is after the warm-up of a training. Where a machine does other things besides, `yolo_turns.py` compares one node.
+as it is after the warm-up of a training. With `--cached` all images are decoded before the training begins, as they are
+after some epochs if memory holds them. Where a machine does other things besides, `yolo_turns.py` compares one node.
 """
 
 from __future__ import annotations
@@ -157,10 +158,13 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=2, help="of an epoch of the data")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cached", action="store_true", help="images are decoded before the training begins")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
     words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0", "warmup_epochs=0"]
-    shares: dict[str, list[str]] = {way: [] for way in WAYS}
+    words += ["cache=ram"] if asked.cached else []
+    shares: dict[str, list[str]] = {way: [] for way in asked.ways}
 
     def through_evener(way: str) -> float:
         seconds, divided = evener_seconds(words, WAYS[way], asked.batches)
@@ -168,7 +172,7 @@ def main() -> None:
         return seconds
 
     with open_results(asked) as results:
-        ways = {way: partial(through_evener, way) for way in WAYS}
+        ways = {way: partial(through_evener, way) for way in asked.ways}
         ways["two at once"] = partial(plain_seconds, words, asked.batches, at_once=2)
         found = beside(partial(plain_seconds, words, asked.batches), ways, asked.rounds)
         seconds, plain = found.pop("two at once")

@@ -1,6 +1,6 @@
 """One node through Evener beside plain `yolo train`, by turns of an epoch on one core: by the clock and the processor.
 
-    python benchmarks/yolo_turns.py --data my-data.yaml [--imgsz 320] [--epochs 10] [--beside-itself] [--json]
+    python benchmarks/yolo_turns.py --data my-data.yaml [--imgsz 320] [--epochs 10] [--cached] [--beside-itself] [--json]
 
 Both trainings run, and one waits while the other trains an epoch: whatever else the machine does, and however its clock
 changes, meets both within seconds. A ratio is that of plain seconds to ours in two epochs that follow each other; the
@@ -140,10 +140,12 @@ def main() -> None:
     parser.add_argument("--imgsz", type=int, default=320)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--cached", action="store_true", help="images are decoded before the training begins")
     parser.add_argument("--beside-itself", action="store_true", help="plain `yolo train` on both sides")
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
     words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0", "warmup_epochs=0"]
+    words += ["cache=ram"] if asked.cached else []
     with open_results(asked) as results:
         for plain_first in (True, False):
             found = in_turns(words, (plain_first or asked.beside_itself, not plain_first or asked.beside_itself))
