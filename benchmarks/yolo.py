@@ -1,6 +1,6 @@
 """YOLO through Evener beside plain `yolo train`: one node, nodes of unequal speed, two equal ones; in turn.
 
-    python benchmarks/yolo.py --data my-data.yaml [--model yolov8n.yaml] [--imgsz 320] [--rounds 3] [--cached] [--json]
+    python benchmarks/yolo.py --data my-data.yaml [--imgsz 320] [--rounds 3] [--cached] [--ways "one node"] [--json]
 
 Every node is a process on a core of its own, with one thread. A node of speed 0.5 idles as long as it computes, so
 plain `yolo train` on it would be half as fast as on the other one. Seconds are those of batches after the first epoch,

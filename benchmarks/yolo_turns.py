@@ -1,6 +1,6 @@
 """One node through Evener beside plain `yolo train`, by turns of an epoch on one core: by the clock and the processor.
 
-    python benchmarks/yolo_turns.py --data my-data.yaml [--imgsz 320] [--epochs 10] [--cached] [--beside-itself] [--json]
+    python benchmarks/yolo_turns.py --data my-data.yaml [--imgsz 320] [--cached] [--beside-itself] [--json]
 
 Both trainings run, and one waits while the other trains an epoch: whatever else the machine does, and however its clock
 changes, meets both within seconds. A ratio is that of plain seconds to ours in two epochs that follow each other; the
