@@ -99,6 +99,7 @@ SHORT: dict[str, Any] = {"epochs": 2, "warmup_epochs": 0, "lr0": 1e-4}
     [
         ("detect", "yolov8n.yaml"),
         ("segment", "yolov8n-seg.yaml"),
+        ("segment", "yolo26n-seg.yaml"),
         ("classify", "yolov8n-cls.yaml"),
     ],
 )
