@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cached", action="store_true", help="images are decoded before the training begins")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="what is compared; all if left out")
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
     words += [f"epochs={asked.epochs}", "val=False", "plots=False", "close_mosaic=0", "warmup_epochs=0"]

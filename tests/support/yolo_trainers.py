@@ -144,6 +144,8 @@ def watched(base: Any, steps: list[torch.Tensor]) -> Any:
 def exact(base: Any, fitness: float, rank: int) -> Any:
     """The trainer `base` in float64, from the weights that it draws in float32 and with this `fitness`.
 
+    The fitness is that of every epoch on the leader; other ranks would do better each time.
+
     Losses of key points call `float()`: the mean of `kobj_loss` is of single precision then, and differs by 1e-7 where
     each rank rounds its own. In this process `float()` gives float64.
     """
