@@ -19,9 +19,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ import msgspec
 from results import open_results, parser_of
 from turns import beside, ratios
 
+from evener.cores import compute_in
 from evener.events import RunEvent
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.rank_environment import RankEnvironment
@@ -76,7 +78,26 @@ def quiet() -> contextlib.redirect_stdout[Any]:
     return contextlib.redirect_stdout(open(os.devnull, "w"))
 
 
-def plain_rank(env: RankEnvironment, config: PlainRun) -> None:
+def run_plain(program: Callable[[int, Any], None], config: Any, count: int = 1) -> None:
+    """Run `program` in so many processes that are no nodes, each of which gets its number and `config`, to the end."""
+    context = get_context("spawn")
+    processes = [context.Process(target=as_node, args=(program, config, number)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a process of plain YOLO has failed")
+
+
+def as_node(program: Callable[[int, Any], None], config: Any, number: int) -> None:
+    """Run `program` here, on a core and with a thread, as a node would; all else is as the system has it."""
+    os.sched_setaffinity(0, parse_local_nodes(",".join(["1"] * (number + 1)))[number].cores)
+    compute_in(1)
+    program(number, config)
+
+
+def plain_rank(number: int, config: PlainRun) -> None:
     """What a process of plain `yolo train` runs."""
     moments: list[tuple[int, float]] = []
 
@@ -87,7 +108,7 @@ def plain_rank(env: RankEnvironment, config: PlainRun) -> None:
         from evener.yolo.settings import read_training
 
         model, settings, folder = read_training(config.words)
-        settings["save_dir"] = str(folder.with_name(f"{folder.name}{env.rank}"))
+        settings["save_dir"] = str(folder.with_name(f"{folder.name}{number}"))
         model.add_callback("on_train_epoch_start", note)
         model.add_callback("on_train_batch_end", note)
         base = model._smart_load("trainer")
@@ -98,10 +119,10 @@ def plain_rank(env: RankEnvironment, config: PlainRun) -> None:
             if config.is_rounded:
                 model.add_callback("on_train_start", round_otherwise)
         model.train(trainer=base, **settings, device="cpu")
-    Path(f"{config.output}{env.rank}").write_text(json.dumps(moments))
+    Path(f"{config.output}{number}").write_text(json.dumps(moments))
 
 
-def validate_rank(_: RankEnvironment, asked: ValidatedRun) -> None:
+def validate_rank(_: int, asked: ValidatedRun) -> None:
     """What a process runs that validates a model of plain `yolo train`."""
     with quiet(), alone():
         from ultralytics import YOLO
@@ -120,9 +141,8 @@ def plain_seconds(words: Sequence[str], batches: int, at_once: int = 1) -> float
     """Of a batch of plain `yolo train` on one node, the median of the epochs after the first; or of several at once."""
     with tempfile.TemporaryDirectory() as folder:
         config = PlainRun((*words, f"save_dir={folder}/plain"), f"{folder}/moments")
-        nodes = parse_local_nodes(",".join(["1"] * at_once))
-        run_local(plain_rank, nodes, config, patience=120, on_event=lambda _: None)
-        found = [json.loads(Path(f"{folder}/moments{rank}").read_text()) for rank in range(at_once)]
+        run_plain(plain_rank, config, at_once)
+        found = [json.loads(Path(f"{folder}/moments{number}").read_text()) for number in range(at_once)]
     rows = [
         [moment for epoch, moment in moments if epoch == one]
         for moments in found

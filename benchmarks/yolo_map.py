@@ -31,7 +31,7 @@ from evener.errors import TrainingFailed
 from evener.launch.nodes import parse_local_nodes
 from evener.launch.ranks import run_local
 from evener.yolo.words import YoloConfig
-from yolo import PlainRun, ValidatedRun, evener_rank, plain_rank, validate_rank
+from yolo import PlainRun, ValidatedRun, evener_rank, plain_rank, run_plain, validate_rank
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -49,7 +49,7 @@ def plain_map(words: Sequence[str], *, is_paired: bool = True, is_rounded: bool 
     with tempfile.TemporaryDirectory() as folder:
         words = (*words, f"save_dir={folder}/plain")
         config = PlainRun(words, f"{folder}/moments", is_paired=is_paired, is_rounded=is_rounded)
-        run_local(plain_rank, parse_local_nodes("1"), config, patience=_PATIENCE, on_event=lambda _: None)
+        run_plain(plain_rank, config)
         return last_map(Path(folder) / "plain0" / "results.csv")
 
 
@@ -84,7 +84,7 @@ def double_map(words: Sequence[str], shares: str, *, is_backwards: bool = False)
         )
         train(case, ranks)
         asked = ValidatedRun(f"{folder}/out/run0/weights/last.pt", settings["data"], settings["imgsz"], f"{folder}/map")
-        run_local(validate_rank, parse_local_nodes("1"), asked, patience=_PATIENCE, on_event=lambda _: None)
+        run_plain(validate_rank, asked)
         return 100 * float(Path(asked.output).read_text())
 
 
@@ -131,9 +131,10 @@ def main() -> None:
     parser.add_argument("--speeds", default="1,0.5")
     parser.add_argument("--own-order", action="store_true", help="also with the order of its own loader")
     parser.add_argument("--double", action="store_true", help="train in double precision")
+    parser.add_argument("--words", nargs="+", default=[], help="more of `yolo train`, as mosaic=0")
     asked = parser.parse_args()
     words = ["train", f"model={asked.model}", f"data={asked.data}", f"imgsz={asked.imgsz}", f"batch={asked.batch}"]
-    words += [f"nbs={asked.nbs}", f"epochs={asked.epochs}", "val=False", "plots=False", "cache=ram"]
+    words += [f"nbs={asked.nbs}", f"epochs={asked.epochs}", "val=False", "plots=False", "cache=ram", *asked.words]
     ways = ways_in_double_precision(asked.speeds) if asked.double else ways_of(asked.speeds, own_order=asked.own_order)
     found: dict[str, list[float]] = {way: [] for way in ways}
     with open_results(asked) as results:

@@ -28,7 +28,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.launch.ranks import run_local
 from evener.yolo.rank import alone, yolo_rank
 from evener.yolo.words import YoloConfig
-from yolo import quiet
+from yolo import as_node, quiet
 
 PATIENCE = 3600.0
 """Seconds: who waits for his turn is silent."""
@@ -66,8 +66,8 @@ class Seconds(NamedTuple):
     processor: list[float]
 
 
-def train_side(env: RankEnvironment, side: Side) -> None:
-    """What the process of a side runs, which tells its turns from the events of Ultralytics' loop."""
+def train_side(env: RankEnvironment | None, side: Side) -> None:
+    """What the process of a side runs, which is a rank if there is an `env`; Ultralytics' loop tells it its turns."""
     moments: list[tuple[float, float]] = []
     own, other = side.pipe(side.number), side.pipe(1 - side.number)
 
@@ -86,7 +86,7 @@ def train_side(env: RankEnvironment, side: Side) -> None:
 
         default_callbacks["on_train_epoch_start"].append(begin)
         default_callbacks["on_train_epoch_end"].append(note)
-        if side.is_plain:
+        if env is None:
             _train_plain(side)
         else:
             yolo_rank(env, YoloConfig(words=side.words))
@@ -104,6 +104,9 @@ def _train_plain(side: Side) -> None:
 
 def run_side(side: Side) -> None:
     """One training to its end."""
+    if side.is_plain:
+        as_node(lambda _, plain: train_side(None, plain), side, 0)
+        return
     run_local(train_side, parse_local_nodes("1"), side, patience=PATIENCE, on_event=lambda _: None)
 
 

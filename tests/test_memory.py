@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,17 @@ class Groups:
             (self.root / name).write_text(text)
         self._monkeypatch.setattr(control_groups, "_ROOT", self.root)
         self._monkeypatch.setattr(control_groups, "_MEMBERSHIP", self.root / "membership")
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has this process keep so many bytes that it freed; none until it is called."""
+
+    def keep(nbytes: int) -> None:
+        monkeypatch.setattr(memory_module, "kept_bytes", lambda: nbytes)
+
+    keep(0)
+    return keep
 
 
 @pytest.fixture
@@ -114,6 +126,16 @@ def test_the_tightest_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> N
     limits = [Memory(5 << 20, 4 << 20), Memory(6 << 20, 2 << 20)]
     monkeypatch.setattr(memory_module, "memory_limits", lambda: limits)
     assert usable_memory() == (5 << 20, 2 << 20)
+
+
+def test_what_this_process_freed_and_keeps_is_usable(
+    kept: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "memory_limits", lambda: [Memory(5 << 20, 2 << 20)])
+    kept(1 << 20)
+    assert usable_memory() == (5 << 20, 3 << 20)
+    kept(8 << 20)
+    assert usable_memory() == (5 << 20, 5 << 20)
 
 
 def test_a_full_control_group_leaves_one_byte_so_that_the_profile_stays_valid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import psutil
 
 from evener.control_groups import groups_of
 from evener.errors import require
+from evener.malloc import kept_bytes
 
 _UNLIMITED = 1 << 60
 
@@ -46,7 +47,7 @@ def usable_memory(device: str = "cpu", limit_bytes: int | None = None) -> tuple[
 
     Returns:
         (total, usable), 1 <= usable <= total. What other processes hold is not usable; what this process holds neither,
-        except for memory that PyTorch keeps on a GPU without using it.
+        except for what it keeps without using it: the C library of main memory, PyTorch of a GPU's.
 
     Raises:
         InvalidValue: `limit_bytes` is not positive.
@@ -60,7 +61,8 @@ def usable_memory(device: str = "cpu", limit_bytes: int | None = None) -> tuple[
 def _cpu_memory() -> Memory:
     memory = psutil.virtual_memory()
     bounds = [Memory(memory.total, memory.available), *memory_limits()]
-    return Memory(min(bound.total_bytes for bound in bounds), min(bound.free_bytes for bound in bounds))
+    free = min(bound.free_bytes for bound in bounds) + kept_bytes()
+    return Memory(min(bound.total_bytes for bound in bounds), free)
 
 
 def _gpu_memory(device: str) -> Memory:

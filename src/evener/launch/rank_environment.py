@@ -25,6 +25,7 @@ from evener.errors import (
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.malloc import keep_freed_memory
 from evener.record import Epoch
 from evener.signals import first_request
 
@@ -134,6 +135,8 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
         NodeLost: the connection to another rank broke; the others' heartbeats name the culprit.
         EvenerError: whatever else the program raises on purpose.
     """
+    if env.device.type == "cpu":
+        keep_freed_memory()
     if env.heartbeat is not None:
         env.heartbeat.start()
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evener.errors import MissingExtra
+from evener.malloc import keep_freed_memory
 from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.task import Task, ThinTask
 from evener.tasks.load import has_thin_task, import_file, is_path, load_task, load_thin_task, thin_twin
@@ -67,6 +68,8 @@ def build_thin_engine(setup: EngineSetup) -> TaskEngine:
 def build_torch_engine(setup: EngineSetup) -> TaskEngine:
     """PyTorch's engine. Raises as `build_engine`."""
     job = setup.job
+    if setup.device == "cpu":
+        keep_freed_memory()
     task = load_task(_reference(setup), setup.data, job.options)
     return TaskEngine(_torch_backend(task, job.workload.seed, job.precision, setup.device), setup)
 
