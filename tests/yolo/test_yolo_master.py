@@ -146,6 +146,20 @@ def test_a_run_that_has_one_node_takes_in_another(ps: Cluster) -> None:
     assert sorted(node.samples for node in record.steps[-1].nodes) in ([1, 3], [2, 2])
 
 
+def test_a_training_that_is_stopped_brings_back_what_it_has_come_to(ps: Cluster) -> None:
+    join(ps, "one", "two")
+    training = start(ps, "yolov8n.yaml", draw_detection(ps.folder / "data", count=IMAGES), epochs=20 * EPOCHS)
+    wait_until(lambda: len(list((ps.home / "blobs").glob("[0-9a-f]*"))) == 2, "that a checkpoint comes")
+    assert ps.evener("stop", "--home", str(ps.home)).returncode == 0
+    assert training.wait(60) == 130, ended(ps)
+    epochs = epochs_of(ps.folder / "run")
+    assert 0 < len(epochs) < 20 * EPOCHS
+    assert epochs == list(range(1, len(epochs) + 1))
+    (ps.folder / "home").mkdir(exist_ok=True)
+    for name in ("best.pt", "last.pt"):
+        read_by_plain_yolo(ps.folder / "run" / "weights" / name, ps.folder)
+
+
 def test_a_training_whose_nodes_are_all_gone_goes_on_from_the_masters_checkpoint(ps: Cluster) -> None:
     """To the last bit, on one node: nothing is rounded otherwise there when it begins again."""
     join(ps, "one")

@@ -161,10 +161,12 @@ def _run_to_stop(status: ClusterStatus, wanted: str | None) -> RunStatus:
     if len(found) > 1:
         names = ", ".join(run.run for run in found)
         raise InvalidInput(f"several runs go on at {status.address}: name one of {names}")
+    if not status.runs:
+        raise InvalidInput(f"no run goes on at {status.address}")
     if not found:
         names = ", ".join(f"run {run.run}" for run in status.runs)
-        on = f"{names} {'does' if len(status.runs) == 1 else 'do'}" if names else "none does"
-        raise InvalidInput(f"{f'run {wanted}' if wanted else 'a run'} does not go on at {status.address}: {on}")
+        on = f"{names} {'does' if len(status.runs) == 1 else 'do'}"
+        raise InvalidInput(f"run {wanted} does not go on at {status.address}: {on}")
     return found[0]
 
 
