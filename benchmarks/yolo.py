@@ -53,12 +53,14 @@ class PlainRun(msgspec.Struct, frozen=True):
         output: the file, behind whose name each process puts its number.
         is_paired: whether its batches are those that nodes have, image by image, with what is drawn for each.
         is_rounded: whether its first weights are rounded otherwise.
+        is_backwards: with `is_paired`, whether the images of every batch lie in the opposite order.
     """
 
     words: tuple[str, ...]
     output: str
     is_paired: bool = False
     is_rounded: bool = False
+    is_backwards: bool = False
 
 
 class ValidatedRun(msgspec.Struct, frozen=True):
@@ -115,7 +117,7 @@ def plain_rank(number: int, config: PlainRun) -> None:
         if config.is_paired or config.is_rounded:
             from support.plain_yolo import in_order_of_nodes, round_otherwise
 
-            base = in_order_of_nodes(base) if config.is_paired else base
+            base = in_order_of_nodes(base, is_backwards=config.is_backwards) if config.is_paired else base
             if config.is_rounded:
                 model.add_callback("on_train_start", round_otherwise)
         model.train(trainer=base, **settings, device="cpu")

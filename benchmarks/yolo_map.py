@@ -4,11 +4,12 @@
 
 The trainings of a seed are pairs: they begin with the same weights, and see the same images in the same batches with
 the same random transforms; loop, model, loss and validation of the first one are Ultralytics' own. So all that differs
-is how the sums of a batch are rounded. What that alone does is shown by plain `yolo train` once more, whose first
-weights are rounded otherwise, by half a unit of the last digit of single precision: training magnifies it likewise.
+is how the sums of a batch are rounded. What that alone does is shown by plain `yolo train` twice more, where nothing is
+divided: its first weights rounded otherwise, by half a unit of the last digit of single precision; and the images of
+every batch in the opposite order, so that the sums of every step are. Training magnifies both likewise.
 `--own-order` adds plain `yolo train` with the order and the transforms of its own loader, which is another draw.
-`--double` trains all in double precision: smaller roundings, which a hundred and fifty steps magnify likewise; what
-rounding alone does is shown there by the images of every batch in the opposite order (`yolo_rounding.py`: by step).
+`--double` trains all in double precision: smaller roundings, which a hundred and fifty steps magnify likewise; there
+batches in the opposite order alone show what rounding does (`yolo_rounding.py`: by step).
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ _PATIENCE = 7200
 _METRIC = "metrics/mAP50-95(B)"
 
 
-def plain_map(words: Sequence[str], *, is_paired: bool = True, is_rounded: bool = False) -> float:
+def plain_map(
+    words: Sequence[str], *, is_paired: bool = True, is_rounded: bool = False, is_backwards: bool = False
+) -> float:
     """Of plain `yolo train` in one process."""
     with tempfile.TemporaryDirectory() as folder:
         words = (*words, f"save_dir={folder}/plain")
-        config = PlainRun(words, f"{folder}/moments", is_paired=is_paired, is_rounded=is_rounded)
+        config = PlainRun(words, f"{folder}/moments", is_paired, is_rounded, is_backwards)
         run_plain(plain_rank, config)
         return last_map(Path(folder) / "plain0" / "results.csv")
 
@@ -102,6 +105,7 @@ def ways_of(speeds: str, *, own_order: bool) -> dict[str, Callable[[Sequence[str
     ways: dict[str, Callable[[Sequence[str]], float]] = {
         "yolo train": plain_map,
         "weights rounded otherwise": partial(plain_map, is_rounded=True),
+        "its batches backwards": partial(plain_map, is_backwards=True),
         f"nodes {speeds}": partial(evener_map, speeds=speeds),
     }
     if own_order:
