@@ -10,7 +10,7 @@ import pytest
 
 from evener.errors import InvalidValue
 from evener.experiments.options import ScatteredConfig
-from evener.experiments.scattered import Way, command_of, row_of, ways_of
+from evener.experiments.scattered import TimedWay, Way, command_of, row_of, rows_of, ways_of
 from evener.plan import Assignment, Plan
 from evener.record import NodeStep, NodeSummary, Step, TrainRecord
 from support.commands import evener_here
@@ -70,10 +70,21 @@ def record(
     )
 
 
-def test_every_way_is_timed_on_every_set_of_nodes_after_the_node_alone(tmp_path: Path) -> None:
+def test_every_way_is_timed_on_every_set_of_nodes_between_the_node_alone(tmp_path: Path) -> None:
     ways = [(way.speeds, way.name) for way in ways_of(asked(tmp_path))]
     names = ("every batch", "average, threads", "average, device", "average, cores", "diloco")
-    assert ways == [("1", "alone"), *(("1,1", name) for name in names), *(("1,0.5", name) for name in names)]
+    alone = ("1", "alone")
+    assert ways == [alone, *(("1,1", name) for name in names), alone, *(("1,0.5", name) for name in names), alone]
+
+
+def test_nodes_are_compared_with_the_one_alone_right_before_and_right_after_them() -> None:
+    alone, two, uneven = Way("alone", "1", ()), Way("every batch", "1,1", ()), Way("every batch", "1,0.5", ())
+    seconds = {alone: iter((10.0, 12.0, 20.0)), two: iter((5.5,)), uneven: iter((16.0,))}
+    rows = rows_of(
+        [TimedWay(way, record(90.0, next(seconds[way])), None) for way in (alone, two, alone, uneven, alone)]
+    )
+    assert [row["of_ideal"] for row in rows] == pytest.approx([1.0, 1.0, 1.0, 16.0 / 1.5 / 16.0, 1.0])
+    assert [row["seconds"] for row in rows] == [10.0, 5.5, 12.0, 16.0, 20.0]
 
 
 def test_diloco_exchanges_about_once_an_epoch(tmp_path: Path) -> None:
@@ -91,14 +102,14 @@ def test_where_nodes_meet_in_every_batch_each_is_a_step(tmp_path: Path) -> None:
 
 
 def test_the_first_epoch_is_not_counted_and_the_ideal_is_the_sum_of_the_speeds() -> None:
-    alone = row_of(Way("alone", "1", ()), record(90.0, 10.0, 10.0, shares=(1.0,)), None, 0.5)
+    alone = row_of(TimedWay(Way("alone", "1", ()), record(90.0, 10.0, 10.0, shares=(1.0,)), 0.5), None)
     assert (alone["seconds"], alone["of_ideal"], alone["transfer_seconds"]) == (10.0, 1.0, 0.0)
-    merged = row_of(Way("average, device", "1,1", ("--agreement",)), record(90.0, 6.25, 6.25), alone, 0.4)
+    merged = row_of(TimedWay(Way("average, device", "1,1", ("--agreement",)), record(90.0, 6.25, 6.25), 0.4), alone)
     assert merged["of_ideal"] == pytest.approx(0.8)
     assert merged["published_of_ideal"] == pytest.approx(0.767, abs=1e-3)
     assert merged["transfer_seconds"] == pytest.approx(6.25 - 3.5)
     assert merged["loading_seconds"] == pytest.approx(0.25)  # half of what one alone loads
-    uneven = row_of(Way("every batch", "1,0.5", ()), record(90.0, 8.0), alone, None)
+    uneven = row_of(TimedWay(Way("every batch", "1,0.5", ()), record(90.0, 8.0), None), alone)
     assert uneven["of_ideal"] == pytest.approx(10 / 1.5 / 8)
     assert (uneven["transfer_seconds"], uneven["published_of_ideal"], uneven["map"]) == (0.25, None, None)
 
@@ -117,6 +128,6 @@ def test_the_experiment_writes_table_picture_and_page(tmp_path: Path) -> None:
     words = f"experiment scattered-gpus {data} --imgsz 64 --epochs 2 --batch-size 4 --nodes 1,0.5 --json"
     done = yolo(*words.split(), cwd=tmp_path, timeout=500)
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout.splitlines()[-1])["cells"]) == 6
+    assert len(json.loads(done.stdout.splitlines()[-1])["cells"]) == 7
     written = {file.name for file in (tmp_path / "scattered-gpus").iterdir()}
-    assert written >= {"scattered-gpus.csv", "scattered-gpus.png", "report.html", "00-alone", "05-diloco"}
+    assert written >= {"scattered-gpus.csv", "scattered-gpus.png", "report.html", "00-alone", "05-diloco", "06-alone"}

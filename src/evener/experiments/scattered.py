@@ -2,6 +2,9 @@
 
 for nodes in alone, two equal ones, two of which one is half as fast:
     they meet in every batch; or train by themselves and are merged after every epoch, in three ways; or DiLoCo
+    the node alone once more
+
+Machines are not as fast at every time, so nodes are compared with the one alone right before and right after them.
 
 Every run is a command of its own with its record: `evener yolo` where nodes meet in every batch, `evener train
 --agreement` where a master merges. Published were two equal computers: an epoch took 10 s alone, 7.82 s merged by six
@@ -18,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 from rich.console import Console
@@ -34,6 +37,7 @@ from evener.run.console import open_console, print_line
 from evener.schema import read_noun
 from evener.signals import sigterm_is_ctrl_c
 
+ALONE = "alone"
 PUBLISHED = {"average, threads": 7.82 / 10, "average, device": 6.52 / 10}
 """Seconds of an epoch of two equal nodes over those of one alone."""
 _COLUMNS = (
@@ -62,14 +66,29 @@ class Way(NamedTuple):
     words: tuple[str, ...]
 
 
+class TimedWay(NamedTuple):
+    """A run that has been timed.
+
+    Attributes:
+        way: of it.
+        record: of it.
+        accuracy: mAP50-95 of boxes after its last epoch; None of a task that has none.
+    """
+
+    way: Way
+    record: TrainRecord
+    accuracy: float | None
+
+
 def ways_of(config: ScatteredConfig) -> list[Way]:
-    """What is timed, in order, the node alone first."""
+    """What is timed, in order: the node alone first, and again after every set of nodes."""
     average = ("--agreement", "average", "--merge")
-    found = [Way("alone", "1", ())]
+    found = [Way(ALONE, "1", ())]
     for speeds in config.nodes.split(";"):
         found.append(Way("every batch", speeds, ()))
         found += [Way(f"average, {merge}", speeds, (*average, merge)) for merge in ("threads", "device", "cores")]
         found.append(Way("diloco", speeds, ("--agreement", "diloco", "--local-steps", "{an epoch}")))
+        found.append(Way(ALONE, "1", ()))
     return found
 
 
@@ -83,16 +102,16 @@ def run(config: ScatteredConfig, *, as_json: bool) -> list[Row]:
     Raises:
         TrainingFailed: one of the runs failed; says why.
     """
-    console, rows, records = open_console(as_json), list[Row](), dict[str, TrainRecord]()
+    console, timed = open_console(as_json), list[TimedWay]()
     for number, way in enumerate(ways_of(config)):
         folder = (config.output / f"{number:02}-{way.name.replace(', ', '-').replace(' ', '-')}").resolve()
-        images = next((samples_of(record) for record in records.values()), 0)
-        command = command_of(config, way, folder, images)
-        _perform(command, way)
+        images = samples_of(timed[0].record) if timed else 0
+        _perform(command_of(config, way, folder, images), way)
         record = read_noun(folder / "record.json", TrainRecord)
-        records[f"{way.speeds}: {way.name}"] = record
-        rows.append(row_of(way, record, rows[0] if rows else None, _map_of(folder / "results.csv")))
-        console.print(f"{way.name} on {way.speeds}: {rows[-1]['seconds']:.2f} s an epoch")
+        timed.append(TimedWay(way, record, _map_of(folder / "results.csv")))
+        console.print(f"{way.name} on {way.speeds}: {seconds_of(record):.2f} s an epoch")
+    rows = rows_of(timed)
+    records = {f"{number}. {one.way.name} on {one.way.speeds}": one.record for number, one in enumerate(timed)}
     _show(rows, records, console, config.output)
     if as_json:
         print_line(json.dumps({"cells": rows}))
@@ -128,14 +147,38 @@ def samples_of(record: TrainRecord) -> int:
     return sum(step.samples for step in record.steps if step.epoch == record.steps[0].epoch)
 
 
-def row_of(way: Way, record: TrainRecord, alone: Row | None, accuracy: float | None) -> Row:
-    """What is known of a run: medians over the epochs after the first, which is slower.
+def rows_of(timed: Sequence[TimedWay]) -> list[Row]:
+    """What is known of all runs; nodes are compared with the mean of the one alone before and after them."""
+    alone = [row_of(one, None) for one in timed if one.way.name == ALONE]
+    rows, passed = list[Row](), 0
+    for one in timed:
+        if one.way.name == ALONE:
+            rows.append(alone[passed])
+            passed += 1
+        else:
+            around = mean(row["seconds"] for row in alone[passed - 1 : passed + 1])
+            rows.append(row_of(one, {**alone[passed - 1], "seconds": around}))
+    return rows
+
+
+def _later_epochs(record: TrainRecord) -> list[list[Step]]:
+    """The steps of each epoch after the first, which is slower; of that one if there is no other."""
+    epochs = sorted({step.epoch for step in record.steps})
+    return [[step for step in record.steps if step.epoch == epoch] for epoch in epochs[1:] or epochs]
+
+
+def seconds_of(record: TrainRecord) -> float:
+    """Of an epoch, the median."""
+    return median(sum(step.seconds for step in part) for part in _later_epochs(record))
+
+
+def row_of(timed: TimedWay, alone: Row | None) -> Row:
+    """What is known of a run beside one node `alone`, None if it is that: medians over the epochs after the first.
 
     Loading is not seen apart from computing where a master merges: it is that of the run alone, by the largest share.
     """
-    epochs = sorted({step.epoch for step in record.steps})
-    parts = [[step for step in record.steps if step.epoch == epoch] for epoch in epochs[1:] or epochs]
-    seconds = median(sum(step.seconds for step in part) for part in parts)
+    way, record = timed.way, timed.record
+    parts, seconds = _later_epochs(record), seconds_of(record)
     idle = [min(sum(s.nodes[k].wait_seconds for s in part) for k in range(len(part[0].nodes))) for part in parts]
     busy = [max(_busy(part, k) for k in range(len(part[0].nodes))) for part in parts]
     ideal = alone["seconds"] / sum(node.speed_at(0) for node in parse_local_nodes(way.speeds)) if alone else None
@@ -151,9 +194,9 @@ def row_of(way: Way, record: TrainRecord, alone: Row | None, accuracy: float | N
         "published_of_ideal": ratio(0.5, PUBLISHED.get(way.name)) if way.speeds == "1,1" else None,
         "transfer_seconds": transfer if alone else 0.0,
         "loading_seconds": loading,
-        "map": accuracy,
+        "map": timed.accuracy,
         "bytes_sent": sum(node.bytes_sent for node in record.nodes),
-        "epochs": len(epochs),
+        "epochs": len({step.epoch for step in record.steps}),
     }
 
 
@@ -172,7 +215,7 @@ def _map_of(results: Path) -> float | None:
 
 def _show(rows: Sequence[Row], records: dict[str, TrainRecord], console: Console, output: Path) -> None:
     write_csv(rows, output / "scattered-gpus.csv")
-    caption = "ideal: seconds alone over the sum of the speeds; published: two equal computers with a GPU each"
+    caption = "ideal: seconds alone, before and after, over the sum of the speeds; published: two computers with a GPU"
     console.print(table_of("An epoch", _COLUMNS, rows, caption))
     if not can_draw():
         console.print("there is no page and no picture, which need matplotlib: pip install 'evener[report]'")
@@ -184,12 +227,13 @@ def _show(rows: Sequence[Row], records: dict[str, TrainRecord], console: Console
 
 def _draw(rows: Sequence[Row], path: Path) -> None:
     """Of the ideal, by way and nodes."""
-    groups = list(dict.fromkeys(row["nodes"] for row in rows[1:]))
-    names = list(dict.fromkeys(row["way"] for row in rows[1:]))
+    together = [row for row in rows if row["way"] != ALONE]
+    groups = list(dict.fromkeys(row["nodes"] for row in together))
+    names = list(dict.fromkeys(row["way"] for row in together))
     with canvas(9, 3.6, "An epoch on scattered nodes") as figure:
         axes = figure.subplots()
         for index, group in enumerate(groups):
-            own = {row["way"]: 100 * row["of_ideal"] for row in rows[1:] if row["nodes"] == group}
+            own = {row["way"]: 100 * row["of_ideal"] for row in together if row["nodes"] == group}
             places = [place + 0.8 * index / len(groups) for place in range(len(names))]
             axes.bar(places, [own[name] for name in names], 0.8 / len(groups), label=f"nodes {group}")
         known = [(place, name) for place, name in enumerate(names) if name in PUBLISHED]
