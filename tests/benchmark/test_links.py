@@ -100,6 +100,19 @@ def test_a_group_of_some_ranks_has_groups_of_its_own_without_the_others(tmp_path
     assert run_ranks(4, sum_of_a_part_of_a_part, tmp_path) == [None, None, 7.0, 7.0]
 
 
+def narrowed_twice(group: Group) -> tuple[int, int, list[str], float, float] | None:
+    if not (group.narrow([0, 1, 2, 3]) and group.narrow([0, 2, 3]) and group.narrow([1, 2])):
+        return None
+    number = torch.tensor([1.0 + group.rank])
+    gathered = float(group.all_sum(number, "test"))
+    return group.rank, group.size, list(group.nodes), gathered, float(group.all_reduce(number, "test"))
+
+
+def test_a_group_that_is_narrowed_is_the_ranks_that_are_left(tmp_path: Path) -> None:
+    left = ["node-2", "node-3"]
+    assert run_ranks(4, narrowed_twice, tmp_path) == [None, None, (0, 2, left, 3.0, 3.0), (1, 2, left, 3.0, 3.0)]
+
+
 def test_all_ranks_know_the_same_plausible_link_of_every_pair(tmp_path: Path) -> None:
     answers = run_ranks(3, measure_whole_and_part, tmp_path)
     whole, parts = zip(*answers, strict=True)

@@ -112,6 +112,7 @@ def test_the_first_epoch_is_not_counted_and_the_ideal_is_the_sum_of_the_speeds()
     uneven = row_of(TimedWay(Way("every batch", "1,0.5", ()), record(90.0, 8.0), None), alone)
     assert uneven["of_ideal"] == pytest.approx(10 / 1.5 / 8)
     assert (uneven["transfer_seconds"], uneven["published_of_ideal"], uneven["map"]) == (0.25, None, None)
+    assert (alone["take_part"], uneven["take_part"]) == (1, 2)
 
 
 def test_what_cannot_be_done_is_one_sentence(tmp_path: Path) -> None:

@@ -67,6 +67,19 @@ def test_of_machines_that_share_a_disk_the_first_one_writes(tmp_path: Path) -> N
     assert not second.exists()
 
 
+def trainer_in(folder: Path) -> Any:
+    return SimpleNamespace(
+        save_dir=folder, last=folder / "weights" / "last.pt", best=folder / "weights" / "best.pt",
+        args=SimpleNamespace(save_dir=""), validator=SimpleNamespace(save_dir=folder),
+    )  # fmt: skip
+
+
+def test_the_next_leader_leaves_the_head_of_results_to_ultralytics_where_no_epoch_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    take_folder(trainer_in(tmp_path / "own"), tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 @pytest.mark.parametrize("written", [0, 2, 3])
 def test_the_next_leader_adds_what_the_one_before_could_not_write(tmp_path: Path, written: int) -> None:
     own, kept = tmp_path / "own", tmp_path / "run"
@@ -76,10 +89,7 @@ def test_the_next_leader_adds_what_the_one_before_could_not_write(tmp_path: Path
     if written:
         (kept / "results.csv").write_text("\n".join([HEAD, *ROWS[:written]]) + "\n")
     (own / "weights" / "last.pt").write_bytes(b"newer")
-    trainer = SimpleNamespace(
-        save_dir=own, last=own / "weights" / "last.pt", best=own / "weights" / "best.pt",
-        args=SimpleNamespace(save_dir=""), validator=SimpleNamespace(save_dir=own),
-    )  # fmt: skip
+    trainer = trainer_in(own)
     take_folder(trainer, kept)
     wanted = ROWS[1:3] if not written else [*ROWS[:2], ROWS[2]]
     assert (kept / "results.csv").read_text().splitlines() == [HEAD, *wanted]

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from evener.record import TrainRecord
+from evener.schema import read_noun
 from support.commands import command, evener_here, last_json
 from support.yolo_cases import draw_detection, needs_ultralytics
 from support.yolo_commands import ENVIRONMENT, TESTS, read_by_plain_yolo, yolo
@@ -51,6 +53,22 @@ def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: 
     assert {file.name for file in (tmp_path / "run").iterdir()} >= {
         "args.yaml", "plan.json", "record.json", "report.html", "results.csv", "weights",
     }  # fmt: skip
+    assert len((tmp_path / "run" / "results.csv").read_text().splitlines()) == 3
+    for name in ("last.pt", "best.pt"):
+        read_by_plain_yolo(tmp_path / "run" / "weights" / name, tmp_path)
+
+
+@needs_ultralytics
+@pytest.mark.slow
+@pytest.mark.parametrize(("speeds", "kept", "others"), [("1,0.04", 0, 1), ("0.04,1", 1, 0)], ids=["another", "first"])
+def test_a_node_that_would_make_batches_longer_is_left_out(tmp_path: Path, speeds: str, kept: int, others: int) -> None:
+    data = draw_detection(tmp_path / "data")
+    words = f"model=yolov8n.yaml data={data} epochs=2 imgsz=64 batch=8 project={tmp_path} name=run plots=False"
+    done = yolo("yolo", "detect", "train", *words.split(" "), "--local-nodes", speeds, "--json", cwd=tmp_path)
+    assert [node["name"] for node in last_json(done)["nodes"]] == [f"node-{kept}"]
+    record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
+    told = [event.message for event in record.events if event.kind == "left out"]
+    assert [message.split(":")[0] for message in told] == [f"node-{others}"]
     assert len((tmp_path / "run" / "results.csv").read_text().splitlines()) == 3
     for name in ("last.pt", "best.pt"):
         read_by_plain_yolo(tmp_path / "run" / "weights" / name, tmp_path)

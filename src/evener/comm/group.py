@@ -232,6 +232,16 @@ class Group:
             sums=process_group.operations if isinstance(process_group, AbortableProcessGroup) else None,
         )
 
+    def narrow(self, ranks: Sequence[int]) -> bool:
+        """Have only `ranks` of this group be in it from now on (all of it have to call this); whether this one is."""
+        found = self.subgroup(ranks)
+        if found is None or found is self:
+            return found is not None
+        self.rank, self.size, self.nodes = found.rank, found.size, found.nodes
+        self.process_group, self.mesh, self.reports = found.process_group, found.mesh, found.reports
+        self.sums, self.world_ranks, self._joined = found.sums, found.world_ranks, {}
+        return True
+
     def _joined_among(self, ranks: tuple[int, ...], world: list[int]) -> dist.ProcessGroup | None:
         """The process group of `ranks`, numbers `world` among all that run; None if it needs none."""
         if ranks not in self._joined:

@@ -43,6 +43,7 @@ PUBLISHED = {"average, threads": 7.82 / 10, "average, device": 6.52 / 10}
 _COLUMNS = (
     Column("nodes", "nodes"),
     Column("way", "way"),
+    Column(">take part", "take_part"),
     Column(">s an epoch", "seconds", "{:.2f}"),
     Column(">of ideal", "of_ideal", "{:.0%}"),
     Column(">published", "published_of_ideal", "{:.0%}"),
@@ -189,6 +190,7 @@ def row_of(timed: TimedWay, alone: Row | None) -> Row:
     return {
         "nodes": way.speeds,
         "way": way.name,
+        "take_part": len(record.nodes),
         "seconds": seconds,
         "of_ideal": ratio(ideal, seconds) if alone else 1.0,
         "published_of_ideal": ratio(0.5, PUBLISHED.get(way.name)) if way.speeds == "1,1" else None,

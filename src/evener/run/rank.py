@@ -194,10 +194,15 @@ def write_results(training: Training, history: History, folder: Path, startup: f
             training.context.env.notify(record)
 
 
+def left_out(plan: Plan) -> list[Event]:
+    """What the record says of nodes that the plan does without, and of strategies."""
+    return [Event(step=0, kind="left out", message=f"{r.what}: {r.reason}") for r in plan.rejected]
+
+
 def build_record(training: Training, history: History, startup: float) -> TrainRecord:
     """The record of a run; its nodes' figures are gathered from all ranks."""
     context, plan = training.context, training.plan
-    history.events[:0] = [Event(step=0, kind="left out", message=f"{r.what}: {r.reason}") for r in plan.rejected]
+    history.events[:0] = left_out(plan)
     return history.record(
         list(node_summaries(training.group, plan, history)),
         task=context.task.name,

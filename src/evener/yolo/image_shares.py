@@ -12,7 +12,7 @@ from evener.comm.traffic import Traffic
 from evener.data.loader import Loader
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, NotNeeded
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion, weights_to_workers
@@ -74,12 +74,12 @@ class ImageShares:
 
         Raises:
             InvalidInput: the ranks would train different things.
+            NotNeeded: batches take no longer without this one; the others go on.
         """
         if self.plan is None:
             if sentence := differing(self._group, trainer, model):
                 raise InvalidInput(sentence)
-            size = trainer.train_loader.batch_size
-            self.plan = share_plan(self._env, self._group, trainer, model, size, self._asked)
+            self.plan = self._divided(trainer, model)
             if self._group.is_leader:
                 self._env.notify(self.plan)
         workers = division_workers(self.plan, self._follows_speeds)
@@ -98,6 +98,14 @@ class ImageShares:
         )
         self._group.traffic = Traffic()  # what was sent to measure belongs to no batch
         self.monitor.start(trainer.start_epoch * len(trainer.train_loader) + 1)
+
+    def _divided(self, trainer: Any, model: nn.Module) -> Plan:
+        """The plan, whose ranks alone are in the group from now on. Raises NotNeeded: this rank is not."""
+        group, size = self._group, trainer.train_loader.batch_size
+        plan = share_plan(self._env, group, trainer, model, size, self._asked, needs_all=self._is_stationary)
+        if not group.narrow([group.nodes.index(one.node) for one in plan.assignments]):
+            raise NotNeeded("; ".join(one.reason for one in plan.rejected if one.what == self._env.node.name))
+        return plan
 
     def _own_cost(self, trainer: Any, model: nn.Module) -> Worker:
         """What images cost this rank's node, which the run began without, measured while the others train.

@@ -16,12 +16,13 @@ import msgspec
 from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
+from evener.errors import NotNeeded
 from evener.launch.rank_environment import RankEnvironment
 from evener.plan import Plan
 from evener.record import NodeSummary, TrainRecord
 from evener.run.context import join_world
 from evener.run.elastic.start import late_group
-from evener.run.rank import node_summaries
+from evener.run.rank import left_out, node_summaries
 from evener.yolo.masters_checkpoints import MastersCheckpoints
 from evener.yolo.run_folder import own_folder
 from evener.yolo.seat import Seat
@@ -42,8 +43,13 @@ def yolo_rank(env: RankEnvironment, config: YoloConfig, checkpoints: MastersChec
         group, left = join(env, preflight=config.preflight)
         if left is None and not env.has_own_paths:
             config = msgspec.json.decode(group.all_gather_bytes(msgspec.json.encode(config))[0], type=YoloConfig)
-        with alone():
-            _train(env, group, config, left, checkpoints)
+        try:
+            with alone():
+                _train(env, group, config, left, checkpoints)
+        except NotNeeded:
+            if left is not None:
+                raise
+            return  # the plan says why; the others go on
         leave_group()
 
 
@@ -82,8 +88,9 @@ def _train(
         settings |= {"save_dir": str(own), "device": _device(env)}
         model.train(trainer=even_trainer(model._smart_load("trainer"), seat), **settings)
         seat.leave(model.trainer)
+    assert seat.work.plan is not None
     seat.work.history.wall_seconds = time.time() - begin
-    seat.work.history.events[:0] = config.lost
+    seat.work.history.events[:0] = [*left_out(seat.work.plan), *config.lost]
     record = _record(seat, model, begin - config.started)
     if group.is_leader:
         env.notify(record)

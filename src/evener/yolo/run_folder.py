@@ -70,12 +70,12 @@ def take_folder(trainer: Any, folder: Path) -> None:
 
 
 def _add_results(own: Path, kept: Path) -> None:
-    """Add the lines of `own` to `kept` that it lacks; the first column is the epoch."""
-    head, *lines = own.read_text().splitlines() if own.exists() else [""]
+    """Add the lines of `own` to `kept` that it lacks, by their first column. Ultralytics heads a file itself."""
+    lines = own.read_text().splitlines() if own.exists() else []
     known = [line.split(",")[0] for line in kept.read_text().splitlines()] if kept.exists() else []
-    new = [line for line in lines if line.split(",")[0] not in known]
-    with kept.open("a") as file:
-        file.writelines(f"{line}\n" for line in (new if known else [head, *new]) if line)
+    if new := [line for line in lines if line.split(",")[0] not in known]:
+        with kept.open("a") as file:
+            file.writelines(f"{line}\n" for line in new)
 
 
 def share_best(trainer: Any) -> None:

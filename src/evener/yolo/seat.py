@@ -65,8 +65,13 @@ class Seat:
         hosts = [node.host for node in env.nodes]
         self.is_first_here = hosts.index(env.node.host) == env.rank and not self.is_late
         all_can_leave = all(node.device == "cpu" for node in env.nodes)  # collectives of GPUs cannot be left
-        has_others = self.is_late or len(env.nodes) > 1 or checkpoints is not None  # a master's nodes may come
-        group.is_elastic = env.line is not None and has_others and all_can_leave and not is_stationary
+        self._can_change = env.line is not None and all_can_leave and not is_stationary
+        group.is_elastic = self._can_change and self._has_others
+
+    @property
+    def _has_others(self) -> bool:
+        """Whether there are other ranks, or a master, whose nodes may come."""
+        return self.is_late or self.group.size > 1 or self._checkpoints is not None
 
     def spare_bytes(self, workers: int) -> int:
         """Of main memory, that each process which loads images may keep some in; there are `workers` besides a rank."""
@@ -101,9 +106,12 @@ class Seat:
 
         Raises:
             InvalidInput: the ranks would train different things.
-            NotNeeded: this one would, which comes when the run has begun.
+            NotNeeded: this one would, which comes when the run has begun; or batches take no longer without it.
         """
         self.work.begin(trainer, model, lambda: self.generations is not None and self.generations.is_followed)
+        self.group.is_elastic = self._can_change and self._has_others
+        if self.group.is_leader and not self.is_late:
+            trainer.speak_for_all()  # the first rank may be left out
         if not self.group.is_elastic:
             return
         assert self.work.plan is not None

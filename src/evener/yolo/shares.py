@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,9 +45,16 @@ TimeSteps = Callable[[float, float, int], TaskTiming]
 
 
 def share_plan(
-    env: RankEnvironment, group: Group, trainer: Any, model: nn.Module, batch_size: int, shares: str
+    env: RankEnvironment,
+    group: Group,
+    trainer: Any,
+    model: nn.Module,
+    batch_size: int,
+    shares: str,
+    *,
+    needs_all: bool,
 ) -> Plan:
-    """The plan of a training, in which all ranks take part; the same on every rank.
+    """The plan of a training, the same on every rank; a rank that would make batches longer is left out.
 
     Args:
         env: of this rank.
@@ -54,7 +62,8 @@ def share_plan(
         trainer: with data and device.
         model: that it trains.
         batch_size: images of a batch, over all ranks.
-        shares: `measured`, `equal`, or relative ones.
+        shares: `measured`, `equal`, or relative ones; all but the first let every rank take part.
+        needs_all: whether every rank has to.
 
     Raises:
         DoesNotFit: the nodes together cannot hold a batch.
@@ -72,7 +81,9 @@ def share_plan(
     own = math.ceil(batch_size * sizes[group.rank] / sum(sizes))
     calibrate(env, group, partial(time_steps, 1.0, CALIBRATION_SECONDS, own))
     exchange = gradient_sync(group, model, measure_all_reduce(group, gradient_bytes(model)))
-    return divide(Shape("data", rows, 1, batch_size, sizes), env.nodes, workers, batch_size, exchange)
+    exchange = replace(exchange, gradient_bytes=exchange.gradient_bytes // trainer.accumulate)  # of a batch
+    shape = Shape("data", rows, 1, batch_size, sizes if given is not None or needs_all else None)
+    return divide(shape, env.nodes, workers, batch_size, exchange)
 
 
 def _measure(env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int) -> tuple[Worker, ...]:
