@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,4 +89,5 @@ def test_a_split_without_a_seed_ends_the_run_before_it_starts(tmp_path: Path, se
     done = evener("train", "task.py", "--local-nodes", "1,1", cwd=tmp_path)
     assert done.returncode == code, done.stderr
     if code:
-        assert "the training data of node-1 are not those of node-0: sample 0 is another. Seed what" in done.stderr
+        told = r"the training data of node-1 are not those of node-0: sample \d+ is another\. Seed what"
+        assert re.search(told, done.stderr), done.stderr  # two orders of 60 begin alike now and then
