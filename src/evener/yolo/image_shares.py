@@ -102,7 +102,8 @@ class ImageShares:
     def _divided(self, trainer: Any, model: nn.Module) -> Plan:
         """The plan, whose ranks alone are in the group from now on. Raises NotNeeded: this rank is not."""
         group, size = self._group, trainer.train_loader.batch_size
-        plan = share_plan(self._env, group, trainer, model, size, self._asked, needs_all=self._is_stationary)
+        needs_all = self._is_stationary or self._env.line is None  # under torchrun the first rank shows the run
+        plan = share_plan(self._env, group, trainer, model, size, self._asked, needs_all=needs_all)
         if not group.narrow([group.nodes.index(one.node) for one in plan.assignments]):
             raise NotNeeded("; ".join(one.reason for one in plan.rejected if one.what == self._env.node.name))
         return plan
