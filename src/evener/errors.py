@@ -116,7 +116,7 @@ class DoesNotFit(EvenerError):
 
 
 class NotNeeded(EvenerError):
-    """A node that came to a run would make its steps longer; says what was predicted."""
+    """A node would make the steps of a run longer, which begins or goes on without it; says what was predicted."""
 
     exit_code = 6
 
