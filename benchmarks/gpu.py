@@ -112,7 +112,15 @@ def plain_step(context: RankContext, words: dict[str, Any]) -> Step:
         model.compile()
     optimizer = context.make_optimizer(model.parameters())
     pinned = device.type == "cuda"
-    loader = DataLoader(context.train_data, context.batch_size, shuffle=True, drop_last=True, pin_memory=pinned)
+    loader = DataLoader(
+        context.train_data,
+        context.batch_size,
+        shuffle=True,
+        drop_last=True,
+        pin_memory=pinned,
+        num_workers=words["workers"],
+        persistent_workers=words["workers"] > 0,
+    )
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     cast = torch.autocast(device.type, torch.bfloat16) if words["precision"] == "bf16" else nullcontext()
 
@@ -141,11 +149,12 @@ def block_seconds(words: dict[str, Any], env: RankEnvironment, group: Group) -> 
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig(
             task=TASK,
-            option={"network": words["network"], "batches": "64"},
+            option={"network": words["network"], "batches": "16"},
             output=Path(folder),
             precision=words["precision"],
             compile=words["compile"],
             devices=words["device"],
+            workers=words["workers"],
             epochs=1000,
         )
         contexts = [make_context(env, group, config) for _ in range(2)]
@@ -289,6 +298,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--workers", type=int, default=4, help="processes that load, of each way")
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--steps", type=int, default=10)
     words = parser.parse_args()

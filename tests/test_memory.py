@@ -16,7 +16,7 @@ from evener import memory as memory_module
 from evener.benchmark.dry_run import capacity, dry_run_of
 from evener.benchmark.numpy_device import profile_numpy
 from evener.errors import DoesNotFit, InvalidValue
-from evener.memory import Memory, memory_limits, usable_memory
+from evener.memory import Memory, is_out_of_memory, memory_limits, usable_memory
 from evener.parallel.pipeline.pipeline import Pipeline
 
 CPU = torch.device("cpu")
@@ -184,3 +184,19 @@ def test_the_stages_of_a_pipeline_go_by_the_control_group(groups: Groups, versio
     groups.hold(*TREES[version])
     with pytest.raises(DoesNotFit):
         build()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_libraries_say_of_full_memory_is_known(error: Exception, is_memory: bool) -> None:
+    assert is_out_of_memory(error) == is_memory

@@ -58,6 +58,18 @@ def usable_memory(device: str = "cpu", limit_bytes: int | None = None) -> tuple[
     return total, max(1, usable)
 
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether PyTorch raised `error` because a device or the main memory is full.
+
+    Only PyTorch's own allocator raises `torch.OutOfMemoryError`. What drivers and libraries such as cuBLAS cannot
+    allocate comes as another RuntimeError that says so.
+    """
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
 def _cpu_memory() -> Memory:
     memory = psutil.virtual_memory()
     bounds = [Memory(memory.total, memory.available), *memory_limits()]

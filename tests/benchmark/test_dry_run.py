@@ -18,6 +18,7 @@ from evener.benchmark.dry_run import (
     DryRun,
     capacity,
     dry_run_of,
+    largest_measured,
     samples_that_fit,
     saved_bytes,
 )
@@ -138,18 +139,51 @@ def test_a_need_that_does_not_grow_fits_always_or_never() -> None:
     assert samples_that_fit(1000, 0, (2, 901), (4, 901)) == 0
 
 
-def test_a_gpu_step_that_runs_out_of_memory_lowers_the_answer_by_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is simulated: peaks on a line promise 100 samples, steps above 85 run out of memory."""
-    tried: list[int] = []
+PEAKS: dict[str, Callable[[int], float]] = {
+    "a line": lambda n: 100.0 + 9 * n,
+    "weights that outweigh small batches": lambda n: max(5000.0, 3.0 * n),
+    "a workspace above a size": lambda n: 9.0 * n + (2000 if n > 500 else 0),
+    "steps of a kilobyte": lambda n: 1024.0 * -(-n // 100),
+    "memory that ends before the room does": lambda n: 9.0 * n if n <= 850 else math.inf,
+    "half of each batch twice": lambda n: 10.0 * n + 5.0 * (n // 2),
+}
+
+
+@pytest.mark.parametrize("kind", PEAKS)
+@pytest.mark.parametrize("room", [1, 700, 6000, 9000, 50_000, 10**6])
+@pytest.mark.parametrize("most", [1, 2, 3, 64, 10**6])
+def test_a_measured_batch_fits_and_is_near_the_largest_that_does(kind: str, room: float, most: int) -> None:
+    peak, tried = PEAKS[kind], list[int]()
+
+    def measured(samples: int) -> float:
+        tried.append(samples)
+        return peak(samples)
+
+    found = largest_measured(measured, most, room)
+    best = max((n for n in range(1, min(most, 400_000) + 1) if peak(n) <= room), default=0)
+    assert found == 0 or peak(found) <= room
+    assert found >= 0.97 * best - 1 or peak(found) >= 0.97 * room
+    assert (found == 0) == (best == 0)
+    assert len(tried) <= 26
+    assert all(peak(n) < max(9 * room, 9 * peak(2)) or peak(n) == math.inf for n in tried)
+
+
+def test_a_gpu_step_that_the_driver_has_no_memory_for_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is simulated: steps above 85 fail, now by PyTorch's allocator, now by a library."""
+    state = {"peak": 0}
 
     def run_step(self: DryRun, samples: int) -> None:
-        tried.append(samples)
+        if samples > 90:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
         if samples > 85:
-            raise torch.OutOfMemoryError
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        state["peak"] = 9 * samples
 
-    monkeypatch.setattr("evener.benchmark.dry_run._gpu_needs", lambda trial, few, more: (0, few * 9, more * 9))
     monkeypatch.setattr(DryRun, "run_step", run_step)
-    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    for name in ("empty_cache", "reset_peak_memory_stats", "memory_allocated"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: 0)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda *_: state["peak"])
+    monkeypatch.setattr("evener.benchmark.dry_run._total", lambda tensors: 0)
     model = network()
     trial = DryRun(
         model=model,
@@ -158,12 +192,28 @@ def test_a_gpu_step_that_runs_out_of_memory_lowers_the_answer_by_tenths(monkeypa
         fetch=fetch,
         device=torch.device("cuda:0"),
     )
-    assert capacity(trial, 1000, 1000) == 81
-    assert tried == [100, 90, 81]
-    assert capacity(trial, 80, 1000) is None
-    monkeypatch.setattr("evener.benchmark.dry_run._runs", lambda trial, samples: False)
-    with pytest.raises(DoesNotFit, match="not even one sample fits cuda:0"):
-        capacity(trial, 1000, 1000)
+    found = capacity(trial, 1000, 10_000)
+    assert found is not None
+    assert 83 <= found <= 85
+    assert capacity(trial, 80, 10_000) is None
+    with pytest.raises(DoesNotFit):
+        capacity(trial, 80, 5)
+
+
+def test_a_gpu_step_that_fails_otherwise_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_step(self: DryRun, samples: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(DryRun, "run_step", run_step)
+    for name in ("empty_cache", "reset_peak_memory_stats", "memory_allocated"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: 0)
+    model = network()
+    device = torch.device("cuda:0")
+    trial = DryRun(
+        model=model, optimizer=plain_sgd(model.parameters()), loss_step=loss_step, fetch=fetch, device=device
+    )
+    with pytest.raises(RuntimeError, match="shapes"):
+        capacity(trial, 80, 10_000)
 
 
 @pytest.mark.cuda

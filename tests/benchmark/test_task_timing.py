@@ -245,12 +245,13 @@ def test_the_sizes_are_few_increasing_end_with_the_largest_and_avoid_one(largest
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_is_timed_and_its_random_numbers_are_kept() -> None:
     device = torch.device("cuda:0")
+    model = network().to(device)
     before = torch.cuda.get_rng_state(device)
 
     def fetch_there(samples: int) -> tuple[Tensor, ...]:
         return tuple(part.to(device) for part in fetch(samples))
 
-    result = timing(network().to(device), device=device, timer=StepTimer(device), fetch=fetch_there)
+    result = timing(model, device=device, timer=StepTimer(device), fetch=fetch_there)
     assert all(0 < batch.seconds < 1 for batch in result.batches)
     assert torch.equal(before, torch.cuda.get_rng_state(device))
 

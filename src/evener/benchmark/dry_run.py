@@ -1,11 +1,13 @@
 """A copy of a task's model on which training steps are tried, and the largest batch that fits a device's memory.
 
-    need(n)  = bytes of a whole step on n samples, measured at two small n, taken as a straight line
+    need(n)  = bytes of a whole step on n samples
     capacity = the largest n with need(n) <= 90 % of the usable memory
 
-On a GPU need(n) is PyTorch's peak. On a CPU it is counted: weights, buffers, gradients, optimiser state, what the graph
-keeps for the backward pass (each storage once), and four times the largest of these for gradients in flight and for the
-layouts that kernels reorder them into. What re-materialisation saves is seen by counting live bytes.
+On a GPU need(n) is PyTorch's peak, and only batches whose peak was measured are promised: libraries take more memory
+for some sizes than for others, and the step of a small batch may need most of its memory for the weights. On a CPU
+need(n) is counted at two small n and taken as a straight line: weights, buffers, gradients, optimiser state, what the
+graph keeps for the backward pass (each storage once), and four times the largest of these for gradients in flight and
+for the layouts that kernels reorder them into. What re-materialisation saves is seen by counting live bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evener.errors import DoesNotFit, require
+from evener.memory import is_out_of_memory
 from evener.parallel.gradient_hooks import copied
 from evener.tracer.nested import tensors_in
 
@@ -33,8 +37,10 @@ LossStep = Callable[[nn.Module, Any], Tensor]
 Fetch = Callable[[int], Any]
 SHARE_OF_USABLE = 0.9
 _SMALL_BATCHES = (2, 4)
-_STEP_DOWN = 0.9
 _IN_FLIGHT = 4
+_GROWTH = 8
+_MAX_STEPS = 24
+_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +99,7 @@ def random_numbers_kept(device: torch.device) -> Iterator[None]:
 def capacity(trial: DryRun, largest: int, usable_bytes: int) -> int | None:
     """The largest number of samples, below `largest`, that one training step can hold in `usable_bytes`.
 
-    On a GPU the answer is confirmed by one step of that size, and lowered by tenths until it runs.
+    On a GPU a step of the answer, and of some smaller batches, is run.
 
     Args:
         trial: whose weights count, besides those of the model that it is a copy of.
@@ -108,19 +114,65 @@ def capacity(trial: DryRun, largest: int, usable_bytes: int) -> int | None:
         InvalidValue: `largest` is not positive.
     """
     require(largest > 0, "largest", largest, "positive")
-    few, more = (min(samples, largest) for samples in _SMALL_BATCHES)
-    needs = _gpu_needs if trial.device.type == "cuda" else _cpu_needs
-    fixed, need_few, need_more = needs(trial, few, more)
-    fitting = samples_that_fit(usable_bytes, fixed, (few, need_few), (more, need_more))
-    if fitting < 1:
-        raise DoesNotFit(
-            f"not even one sample fits: a step on {few} needs {need_few} bytes, of {usable_bytes} that are usable; "
-            "allow more memory, or train a smaller model"
-        )
-    samples = int(min(fitting, largest))
     if trial.device.type == "cuda":
-        samples = _confirmed(trial, samples)
+        samples = largest_measured(partial(_gpu_peak, trial), largest, SHARE_OF_USABLE * usable_bytes)
+        if samples < 1:
+            raise DoesNotFit(f"not even one sample fits {trial.device}; allow more memory, or train a smaller model")
+    else:
+        few, more = (min(samples, largest) for samples in _SMALL_BATCHES)
+        fixed, need_few, need_more = _cpu_needs(trial, few, more)
+        fitting = samples_that_fit(usable_bytes, fixed, (few, need_few), (more, need_more))
+        if fitting < 1:
+            raise DoesNotFit(
+                f"not even one sample fits: a step on {few} needs {need_few} bytes, of {usable_bytes} that are usable; "
+                "allow more memory, or train a smaller model"
+            )
+        samples = int(min(fitting, largest))
     return None if samples == largest else samples
+
+
+def largest_measured(peak: Callable[[int], float], largest: int, room: float) -> int:
+    """Return the largest batch whose measured peak is within `room`, to about 2 %; 0 if one sample needs more.
+
+    The batch grows along the line through the two largest peaks, at most eightfold at a time, so that no step needs
+    much more than `room`. Between a batch that fits and one that does not, the line through both says what to try next.
+
+    Args:
+        peak: (samples) -> bytes of a step, or infinity if it runs out of memory. Its first answer may be too large.
+        largest: batch that is of interest.
+        room: bytes that may be taken.
+    """
+    samples = min(_SMALL_BATCHES[0], largest)
+    peak(samples)  # makes the optimizer's state and the libraries' workspaces
+    below, fits, excess = (0, 0.0), (0, 0.0), (largest + 1, 0.0)  # 0 bytes: not tried yet
+    for _ in range(_MAX_STEPS):
+        need = peak(samples)
+        if need <= room:
+            below, fits = fits, (samples, need)
+        else:
+            excess = (samples, need)
+        samples = _next_batch(below, fits, excess, room)
+        is_close = fits[1] >= (1 - _TOLERANCE) * room or excess[0] - fits[0] <= max(1, _TOLERANCE * fits[0])
+        if samples <= fits[0] or is_close:
+            break
+    return fits[0]
+
+
+def _next_batch(below: tuple[int, float], fits: tuple[int, float], excess: tuple[int, float], room: float) -> int:
+    """The batch to try after (samples, bytes) of the two largest that fit and of the smallest that does not."""
+    low, high = fits[0], excess[0] - 1
+    if low == 0:
+        return high // 2 if high > 1 else high
+    if excess[1] == math.inf:  # ran out of memory: how much it needs is not known
+        return (low + high + 1) // 2
+    if excess[1] > 0:
+        slope = (excess[1] - fits[1]) / (excess[0] - low)
+    elif below[0] == 0:
+        return min(high, 2 * low)
+    else:
+        slope = (fits[1] - below[1]) / (low - below[0])
+    wanted = low + (room - fits[1]) / slope if slope > 0 else math.inf
+    return int(min(high, _GROWTH * low, max(wanted, low + 1)))
 
 
 def samples_that_fit(usable_bytes: int, fixed_bytes: int, few: tuple[int, int], more: tuple[int, int]) -> float:
@@ -167,45 +219,36 @@ def saved_bytes(trial: DryRun, samples: int) -> tuple[int, int]:
 def _cpu_needs(trial: DryRun, few: int, more: int) -> tuple[int, int, int]:
     trial.run_step(few)
     gradients = (p.grad for p in trial.model.parameters() if p.grad is not None)
-    optimizer = (v for state in trial.optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
-    fixed = _total(_state(trial.model)) + _total(gradients) + _total(optimizer)
+    fixed = _total(_state(trial.model)) + _total(gradients) + _total(_optimizer_state(trial))
     kept = [saved_bytes(trial, samples) for samples in (few, more)]
     return (fixed, *(fixed + everything + _IN_FLIGHT * largest for everything, largest in kept))  # type: ignore[return-value]
 
 
-def _gpu_needs(trial: DryRun, few: int, more: int) -> tuple[int, int, int]:
-    weights = _total(_state(trial.model))
-    before = torch.cuda.memory_allocated(trial.device) - weights
-    peaks = []
-    for samples in (few, few, more):
-        torch.cuda.reset_peak_memory_stats(trial.device)
-        try:
-            trial.run_step(samples)
-        except torch.OutOfMemoryError as error:
-            raise DoesNotFit(f"not even {samples} samples fit {trial.device}: {error}") from error
-        peaks.append(torch.cuda.max_memory_allocated(trial.device) - before)
-    fixed = torch.cuda.memory_allocated(trial.device) - before
-    return fixed, peaks[1], peaks[2]
-
-
-def _confirmed(trial: DryRun, samples: int) -> int:
-    """`samples`, or as many fewer as it takes for one step to run."""
-    while samples >= 1 and not _runs(trial, samples):
+def _gpu_peak(trial: DryRun, samples: int) -> float:
+    """PyTorch's peak in a step of `samples`, less what others hold; infinity if the GPU runs out of memory."""
+    trial.clear_gradients()
+    others = torch.cuda.memory_allocated(trial.device) - _total(_state(trial.model)) - _total(_optimizer_state(trial))
+    torch.cuda.reset_peak_memory_stats(trial.device)
+    if not _runs(trial, samples):
         trial.clear_gradients()
         torch.cuda.empty_cache()
-        samples = int(samples * _STEP_DOWN)
-    if samples < 1:
-        raise DoesNotFit(f"not even one sample fits {trial.device}; train a smaller model")
-    return samples
+        return math.inf
+    return torch.cuda.max_memory_allocated(trial.device) - others
 
 
 def _runs(trial: DryRun, samples: int) -> bool:
     """Whether a step of `samples` fits. A function of its own: what the error holds on to is free when it returns."""
     try:
         trial.run_step(samples)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return False
     return True
+
+
+def _optimizer_state(trial: DryRun) -> list[Tensor]:
+    return [v for state in trial.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
 
 
 def _state(model: nn.Module) -> list[Tensor]:

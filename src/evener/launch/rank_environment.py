@@ -26,6 +26,7 @@ from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.malloc import keep_freed_memory
+from evener.memory import is_out_of_memory
 from evener.record import Epoch
 from evener.signals import first_request
 
@@ -157,7 +158,7 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
     """The error that tells the user what happened; `error` itself where there is nothing to add."""
     if isinstance(error, EvenerError) and not is_noted(error):
         return error
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
         return DoesNotFit(
             f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
         )

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
 from evener.errors import EvenerError, InvalidInput, TrainingFailed, first_line, place_of
+from evener.memory import is_out_of_memory
 from evener.oracle.division.layout import Region, Shape
 from evener.oracle.division.pieces import Piece
 from evener.oracle.division.plan import Shard
@@ -216,9 +217,11 @@ def _users(what: str) -> Iterator[None]:
     """Inside, the user's optimiser runs; what it raises is one sentence."""
     try:
         yield
-    except (EvenerError, torch.OutOfMemoryError):
+    except EvenerError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         kind = InvalidInput if what == "cannot be made" else TrainingFailed
         raise kind(
             f"the task's optimizer {what}{place_of(error)}: {type(error).__name__}: {first_line(error)}"

@@ -122,10 +122,13 @@ def node_memories(context: RankContext) -> list[int]:
 
 
 def memory_limit(env: RankEnvironment) -> int | None:
-    """What the user granted; else an equal part of this machine's memory, where several ranks share it."""
-    if env.node.memory_bytes is not None or env.device.type != "cpu":
+    """What the user granted; else an equal part of the device's memory for every rank on it; None: all of a GPU's."""
+    if env.node.memory_bytes is not None:
         return env.node.memory_bytes
-    return usable_memory(str(env.device))[1] // sum(n.device == "cpu" and n.host == env.node.host for n in env.nodes)
+    sharers = sum(node.device == env.node.device and node.host == env.node.host for node in env.nodes)
+    if env.device.type != "cpu" and sharers == 1:
+        return None
+    return usable_memory(str(env.device))[1] // sharers
 
 
 def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from evener.comm.group import Group
+from evener.comm.host_copy import HostCopy
 from evener.comm.step_timing import StepTiming
 from evener.data.sampler import Division
 from evener.errors import NonFiniteLoss, TrainingFailed
@@ -73,7 +74,7 @@ class Monitor:
         self._micro_batches, self._lead, self._warm_up = micro_batches, lead, warm_up
         self._advice, self._is_due, self._is_followed, self._is_behind = advice, is_due, is_followed, is_behind
         self._reports = Reports(group)
-        self._unsent: deque[tuple[int, StepResult, float]] = deque()
+        self._unsent: deque[tuple[int, StepResult, HostCopy, float]] = deque()
         self._timings: deque[StepTiming] = deque([StepTiming(samples=0)], maxlen=1)
         self.history = History()
         self.awaited: dict[int, Worker] = {}
@@ -120,7 +121,8 @@ class Monitor:
         """`step` is over on this rank: report it, and receive the reports of the step before."""
         self._timings.extend(self._group.timer.close_step(outcome.samples))
         now = time.perf_counter()
-        self._unsent.append((step, outcome, now - self._mark))
+        loss = HostCopy(0.0 if outcome.loss is None else outcome.loss)
+        self._unsent.append((step, outcome, loss, now - self._mark))
         self._mark = now
         if len(self._unsent) > self._lag:
             self._send()
@@ -157,7 +159,7 @@ class Monitor:
         return True
 
     def _send(self) -> None:
-        step, outcome, wall = self._unsent.popleft()
+        step, outcome, loss, wall = self._unsent.popleft()
         timing, sent = self._timings[0], self._group.traffic.sent_bytes
         self._reports.send(
             StepReport(
@@ -165,7 +167,7 @@ class Monitor:
                 samples=outcome.samples,
                 total=outcome.total,
                 epoch=outcome.epoch,
-                loss=0.0 if outcome.loss is None else float(outcome.loss),
+                loss=loss.read(),
                 wall=wall,
                 timed_samples=timing.samples,
                 io=timing.io,

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener.comm.step_timing import StepTimer
 from evener.comm.traffic import Traffic
 from evener.data.loader import collect, seed_all, split_batch, to_device
+from evener.memory import is_out_of_memory
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
@@ -114,7 +115,9 @@ class Trial:
         """
         try:
             return self._whole_on(self._device)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return self._whole_on(torch.device("cpu"))
 
     def _whole_on(self, device: torch.device) -> Results:
@@ -148,7 +151,9 @@ class Trial:
             return 0.0
         try:
             return self._off_in_parts_on(self._device)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return self._off_in_parts_on(torch.device("cpu"))
 
     def _off_in_parts_on(self, device: torch.device) -> float:

@@ -1,0 +1,40 @@
+"""Numbers that are read from a device late."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evener.comm.host_copy import HostCopy
+from support.accelerator import DEVICE, NEEDS_DEVICE
+
+
+@pytest.mark.parametrize("value", [1.5, torch.tensor(1.5), torch.tensor([1.5], dtype=torch.float64)])
+def test_a_number_of_the_host_is_read_as_it_is(value: float | torch.Tensor) -> None:
+    assert HostCopy(value).read() == 1.5
+
+
+@NEEDS_DEVICE[0]
+@NEEDS_DEVICE[1]
+def test_a_number_that_the_device_changes_later_is_read_as_it_was() -> None:
+    value = torch.full((), 2.0, device=DEVICE)
+    copies = []
+    for _ in range(5):
+        copies.append(HostCopy(value * 1))
+        value += 1
+    assert [copy.read() for copy in copies] == [2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+@NEEDS_DEVICE[0]
+@pytest.mark.skipif(DEVICE == "cpu" or not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_copy_is_read_while_later_work_still_runs() -> None:
+    device = torch.device(DEVICE)
+    value, work = torch.full((), 2.0, device=device), torch.randn(4096, 4096, device=device)
+    float(value)
+    copy, done = HostCopy(value), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    for _ in range(200):
+        work = torch.tanh(work @ work)
+    done.record()
+    assert copy.read() == 2.0
+    assert not done.query()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize(device)
