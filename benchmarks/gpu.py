@@ -29,7 +29,7 @@ from gpu_task import KINDS
 from gpu_task import task as make_task
 from merging import merge_flat_on_device, merge_in_place
 from results import Results, open_results, parser_of
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from turns import in_turn, ratios, seconds_of, spread
 
 from evener.benchmark.device import profile_device
@@ -115,13 +115,11 @@ def plain_step(context: RankContext, words: dict[str, Any]) -> Step:
     loader = DataLoader(
         context.train_data,
         context.batch_size,
-        shuffle=True,
-        drop_last=True,
+        sampler=RandomSampler(context.train_data, num_samples=10**7),  # type: ignore[arg-type]  # one endless epoch
         pin_memory=pinned,
         num_workers=words["workers"],
-        persistent_workers=words["workers"] > 0,
     )
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    batches = iter(loader)
     cast = torch.autocast(device.type, torch.bfloat16) if words["precision"] == "bf16" else nullcontext()
 
     def step() -> None:
