@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evener.errors import InvalidValue
+from evener.errors import InvalidInput
 from evener.ps import messages as m
 from evener.ps.access.invitation_messages import Invite, Invited, RevokeInvitation
 from evener.ps.collective.rank_messages import SubmitRanks
@@ -18,7 +18,7 @@ from evener.ps.nodes import Nodes
 from evener.ps.run_status import cluster_status
 from evener.ps.scheduler import Scheduler
 from evener.ps.status import encode_status
-from evener.wire.errors import BadFrame
+from evener.schema import shown
 from evener.wire.identity import Grant
 
 
@@ -32,6 +32,7 @@ class CommandHandlers:
         effects: of what happens to nodes.
         examinations: of nodes.
         send: to connections.
+        close_revoked: closes the connections of an invitation of this name.
 
     Attributes:
         address: of the master.
@@ -46,36 +47,39 @@ class CommandHandlers:
         effects: Effects,
         examinations: Examinations,
         send: Send,
+        close_revoked: Callable[[str], None],
     ) -> None:
         self._config, self._nodes, self._scheduler, self._effects = config, nodes, scheduler, effects
-        self._examinations, self._send = examinations, send
+        self._examinations, self._send, self._close_revoked = examinations, send, close_revoked
         self.address = ""
         self.is_ending = False
 
     def on_message(self, peer: int, grant: Grant, header: Header, buffers: Sequence[memoryview]) -> None:
-        """A frame is here from somebody whose token allows what `grant` says."""
-        COMMANDS[type(header)](self, peer, grant, header, buffers)
+        """A frame is here from somebody whose token allows what `grant` says; what cannot be done is answered."""
+        try:
+            COMMANDS[type(header)](self, peer, grant, header, buffers)
+        except InvalidInput as error:
+            self._send(peer, m.Refused(reason=shown(str(error))))
 
     def _expel(self, peer: int, _: Grant, header: m.ExpelNode, __: object) -> None:
         if (node := self._nodes.by_name.get(header.name)) is None:
-            raise BadFrame(f"there is no node {header.name}")
+            raise InvalidInput(f"there is no node {header.name}")
         self._effects.expel(node, "an admin said so")
         self._send_status(peer)
 
     def _forget(self, peer: int, _: Grant, header: m.ForgetNode, __: object) -> None:
-        self._effects.members.forget(header.name)
+        if not self._effects.members.forget(header.name):
+            raise InvalidInput(f"no name {header.name} belongs to a node")
         self._send_status(peer)
 
     def _invite(self, peer: int, _: Grant, header: Invite, __: object) -> None:
-        try:
-            name, token = self._effects.invitations.invite(header.submitter, header.nodes, header.seconds)
-        except InvalidValue as error:
-            raise BadFrame(str(error)) from error
+        name, token = self._effects.invitations.invite(header.submitter, header.nodes, header.seconds)
         self._send(peer, Invited(invitation=name, token=token.text))
 
     def _revoke(self, peer: int, _: Grant, header: RevokeInvitation, __: object) -> None:
         if not self._effects.invitations.revoke(header.invitation):
-            raise BadFrame(f"there is no invitation {header.invitation}")
+            raise InvalidInput(f"there is no invitation {header.invitation}")
+        self._close_revoked(header.invitation)
         self._send_status(peer)
 
     def _chunk(self, peer: int, _: Grant, header: m.BlobChunk, buffers: Sequence[memoryview]) -> None:
@@ -102,7 +106,7 @@ class CommandHandlers:
     def _require_owner(self, grant: Grant, run: str) -> None:
         asker = self._effects.invitations.submitter_of(grant)
         if (owner := self._scheduler.owner_of(run)) not in (None, asker) and asker != "admin":
-            raise BadFrame(f"run {run} was submitted by {owner}, who can stop it, as the admin can")
+            raise InvalidInput(f"run {run} was submitted by {owner}, who can stop it, as the admin can")
 
     def _get_status(self, peer: int, _: Grant, __: m.GetStatus, ___: object) -> None:
         self._send_status(peer)
@@ -118,8 +122,9 @@ class CommandHandlers:
         submitter = self._effects.invitations.submitter_of(grant)
         self._examinations.ask(peer, header, buffers, submitter, busy, self._config.clock())
 
-    def _shut_down(self, _: int, __: Grant, ___: m.ShutDown, ____: object) -> None:
+    def _shut_down(self, peer: int, _: Grant, __: m.ShutDown, ___: object) -> None:
         self.is_ending = True
+        self._send_status(peer)
 
 
 COMMANDS: dict[type[Header], Callable[[CommandHandlers, int, Grant, Any, Any], None]] = {

@@ -25,6 +25,6 @@ ToNode: TypeAlias = (
     | r.PrepareRank | r.StartRank | r.StopRank | r.RankTold
 )  # fmt: skip
 ToCommand: TypeAlias = (
-    m.StatusReply | m.RunAccepted | m.RunRejected | m.RunEvents | m.RunFinished | m.Heartbeat | m.FetchBlob
+    m.StatusReply | m.Refused | m.RunAccepted | m.RunRejected | m.RunEvents | m.RunFinished | m.Heartbeat | m.FetchBlob
     | m.BlobChunk | Invited | e.NodesExamined
 )  # fmt: skip

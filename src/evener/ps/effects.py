@@ -113,7 +113,12 @@ class Effects:
             self._do(transition, node)
 
     def expel(self, node: NodeRecord, reason: str) -> None:
-        """Have a node go for good; the record of the run in progress says why."""
+        """Have a node go for good, and whoever shares its key; the record of the run in progress says why."""
+        for name in (node.name, *self.members.others_with_key_of(node.name)):
+            if (one := self._nodes.by_name.get(name)) is not None and (one is node or one.peer is not None):
+                self._expel(one, reason)
+
+    def _expel(self, node: NodeRecord, reason: str) -> None:
         self.members.expel(node.name, reason)
         self._notify(f"node {node.name} is expelled: {reason}")
         self.audit.write("expelled", name=node.name, address=node.origin, detail=reason)

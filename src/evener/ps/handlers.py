@@ -13,7 +13,7 @@ from typing import Any
 from evener.ps import messages as m
 from evener.ps.access.joining import Joining
 from evener.ps.access.quotas import IDLE_PATIENCES, MOST_WAITING, require_room, require_size
-from evener.ps.access.rights import AUDITED, may_send
+from evener.ps.access.rights import AUDITED, is_of_command, may_send, wrong_token
 from evener.ps.collective import rank_messages as r
 from evener.ps.collective.rank_handlers import RankHandlers
 from evener.ps.command_handlers import COMMANDS, CommandHandlers
@@ -28,7 +28,7 @@ from evener.ps.training_run import run_of
 from evener.schema import shown
 from evener.wire.errors import BadFrame
 from evener.wire.frame import Buffer, allocate
-from evener.wire.identity import Grant, Role
+from evener.wire.identity import Grant
 from evener.wire.server import Server
 
 
@@ -57,7 +57,9 @@ class Handlers:
         self._joining = Joining(config, nodes, effects)
         self._rank_handlers = RankHandlers(scheduler)
         self._examinations = Examinations(nodes, server.send, lambda: look_here(config.home))
-        self.commands = CommandHandlers(config, nodes, scheduler, effects, self._examinations, server.send)
+        self.commands = CommandHandlers(
+            config, nodes, scheduler, effects, self._examinations, server.send, self._close_revoked
+        )
 
     def load(self) -> None:
         """Remember what the last master of this home knew. Raises InvalidInput: a file is damaged."""
@@ -67,11 +69,7 @@ class Handlers:
     def on_connected(self, peer: int, origin: str, grant: Grant) -> None:
         """Somebody has connected, from the address `origin`, whose token allows what `grant` says."""
         self._origins[peer], self._heard[peer], self._grants[peer] = origin, self._config.clock(), grant
-        if (
-            grant.role == "submitter"
-            and grant.invitation
-            and (reason := self._effects.invitations.why_not(grant.invitation))
-        ):
+        if reason := self._effects.invitations.why_no_submitter(grant):
             self._server.disconnect(peer, reason)
 
     def on_disconnected(self, peer: int) -> None:
@@ -94,10 +92,10 @@ class Handlers:
             if now - heard > most and self._nodes.at(peer) is None and not waits:
                 self._server.disconnect(peer, f"it said nothing for {most:g} s")
 
-    def who(self, peer: int) -> tuple[str, str]:
-        """Name and address of somebody who is connected; the name is empty unless it is a node."""
-        node = self._nodes.at(peer)
-        return "" if node is None else node.name, self._origins.get(peer, "")
+    def who(self, peer: int) -> tuple[str, str, str]:
+        """Name, address and invitation of somebody who is connected; the name is empty unless it is a node."""
+        node, grant = self._nodes.at(peer), self._grants.get(peer, Grant())
+        return "" if node is None else node.name, self._origins.get(peer, ""), grant.invitation
 
     def place(self, peer: int, header: Header, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
         """Memory for the buffers of a frame; None if nobody wants them.
@@ -113,7 +111,7 @@ class Handlers:
             run = run_of(node, self._scheduler.runs)
             inbox = run.inbox(node, header, lengths[0]) if run is not None and lengths else None
             return None if inbox is None else (inbox,)
-        self._require_role(peer, type(header))
+        self._require_rights(peer, type(header))
         if type(header) is r.RankEnded and lengths:
             return self._rank_handlers.place(self._nodes.at(peer), header, lengths)
         if type(header) is m.SubmitRun:
@@ -144,10 +142,15 @@ class Handlers:
         elif peer in self._heard:
             self._heard[peer] = self._config.clock()
         kind = type(header)
-        role = self._require_role(peer, kind)
+        grant = self._require_rights(peer, kind)
         if kind in AUDITED:
-            detail = shown(repr(header))
-            self._effects.audit.write(AUDITED[kind], name=role, address=self._origins[peer], detail=detail)
+            self._effects.audit.write(
+                AUDITED[kind],
+                name=self._effects.invitations.submitter_of(grant),
+                address=self._origins[peer],
+                invitation=grant.invitation,
+                detail=shown(repr(header)),
+            )
         if (most := MOST_WAITING.get(kind)) is not None:
             require_room(self._server, peer, most)
         if kind in COMMANDS:
@@ -158,12 +161,30 @@ class Handlers:
             self._server.disconnect(peer, "it has to join first")
         self._effects.of_runs()
 
-    def _require_role(self, peer: int, kind: type[Header]) -> Role:
-        """What the token of somebody allows. Raises BadFrame: not a message of this kind."""
-        role = self._grants.get(peer, Grant("node")).role
-        if not may_send(role, kind):
-            raise BadFrame(f"the token of a {role} does not allow {kind.__name__}")
-        return role
+    def _require_rights(self, peer: int, kind: type[Header]) -> Grant:
+        """What somebody's token allows at this moment. Raises BadFrame: not a message of this kind, or nothing more."""
+        grant = self._grants.get(peer, Grant("node"))
+        if not may_send(grant.role, kind):
+            self._tell_refusal(peer, wrong_token(grant.role, kind), to_command=is_of_command(kind))
+            raise BadFrame(f"the token of a {grant.role} does not allow {kind.__name__}")
+        if reason := self._effects.invitations.why_no_submitter(grant):
+            self._tell_refusal(peer, reason, to_command=True)
+            raise BadFrame(f"{kind.__name__}: {reason}")
+        return grant
+
+    def _tell_refusal(self, peer: int, reason: str, *, to_command: bool) -> None:
+        """Have somebody know why its connection is about to be closed."""
+        header = m.Refused(reason=reason, is_final=True) if to_command else m.Dismiss(reason=reason, is_error=True)
+        self._server.send(peer, header)
+
+    def _close_revoked(self, invitation: str) -> None:
+        """Close the connections of an invitation that was revoked, but for those of nodes that have joined."""
+        reason = self._effects.invitations.why_not(invitation)
+        for peer, grant in list(self._grants.items()):
+            if grant.invitation == invitation and self._nodes.at(peer) is None:
+                self._tell_refusal(peer, reason, to_command=grant.role == "submitter")
+                self._effects.audit.write("closed", address=self._origins[peer], invitation=invitation, detail=reason)
+                self._server.disconnect(peer, reason)
 
     def _join(self, peer: int, node: NodeRecord | None, join: Join, _: object) -> None:
         if node is not None:  # else that node would be waited for, though nobody is there any more

@@ -105,12 +105,13 @@ class Master:
 
     def _on_failed(self, peer: int, error: Exception) -> None:
         """Tell of a peer that is closed: whose fault it is, the log says."""
-        name, address = self._handlers.who(peer)
+        name, address, invitation = self._handlers.who(peer)
         is_fault = not isinstance(error, BadFrame)
         sentence = f"{type(error).__name__}: {first_line(error)}" if is_fault else str(error)
         self._notify(f"closed the connection to {f'node {name} at ' if name else ''}{address}: {sentence}")
         detail = trace_of(error) if is_fault else sentence
-        self._audit.write("fault" if is_fault else "refused", name=name, address=address, detail=detail)
+        what = "fault" if is_fault else "refused"
+        self._audit.write(what, name=name, address=address, invitation=invitation, detail=detail)
 
     def _tick(self) -> None:
         now = self._clock()
@@ -121,6 +122,10 @@ class Master:
         self._scheduler.tick(now, self.server.is_delivering)
         self._effects.of_runs()
         self._handlers.tick(now)
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        """Let everybody hear that the master lives, if it is time to."""
         if is_due(self._beaten, now, self._patience):
             self._beaten = now
             for peer in self.server.peers:
@@ -134,6 +139,7 @@ class Master:
             self.server.send(peer, dismiss)
         missing, until = self.nodes.missing, self._clock() + self._patience
         while (self.nodes.peers or missing) and self._clock() < until:
+            self._beat(self._clock())
             for event in self.server.poll(_TICK_SECONDS):
                 if isinstance(event, PeerDisconnected):
                     self.nodes.disconnect(event.peer)

@@ -27,12 +27,14 @@ from evener.ps.examination.examination_messages import (
 )
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import (
+    MASTER_ENDED,
     AssignNodes,
     ExpelNode,
     FetchBlob,
     ForgetNode,
     GetStatus,
     Header,
+    Refused,
     RunAccepted,
     RunEvents,
     RunFinished,
@@ -51,7 +53,7 @@ from evener.sync.layout import Flat
 from evener.wire.connect import backoff, open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin, ConnectionLost
-from evener.wire.frame import Frame
+from evener.wire.frame import Buffer, Frame
 from evener.wire.identity import Address, Token
 from evener.wire.limits import Limits
 
@@ -94,23 +96,24 @@ class MasterClient:
     def __init__(self, address: Address, token: Token, patience: float) -> None:
         self._address, self._token, self._patience = address, token, patience
         self._is_stopping = False
+        self._refusal: InvalidInput | None = None
         self._unread: deque[Frame[Header]] = deque()
         self._connection = self._dial()
         self._received = time.monotonic()
 
     def ask(self) -> ClusterStatus:
         """Who is here, and what goes on."""
-        self._connection.send(GetStatus())
+        self._send(GetStatus())
         return decode_status(self._await(StatusReply).buffers[0])
 
     def change(self, message: ExpelNode | ForgetNode | RevokeInvitation | StopRun) -> ClusterStatus:
-        """Have a wish done that is allowed; who is here afterwards. Raises ConnectionLost: it may not be."""
-        self._connection.send(message)
+        """Have a wish done that is allowed; who is here afterwards. Raises InvalidInput: it is not done; says why."""
+        self._send(message)
         return decode_status(self._await(StatusReply).buffers[0])
 
     def invite(self, message: Invite) -> Invited:
-        """A token for others. Raises ConnectionLost: there may be none."""
-        self._connection.send(message)
+        """A token for others. Raises InvalidInput: there is none; says why."""
+        self._send(message)
         invited = self._await(Invited).header
         assert isinstance(invited, Invited)
         return invited
@@ -119,10 +122,9 @@ class MasterClient:
         """Have all nodes looked at, and the links between them, within so many seconds.
 
         Raises:
-            InvalidInput: not now; says why.
-            ConnectionLost: this token does not allow it.
+            InvalidInput: not now, or not with this token; says why.
         """
-        self._connection.send(ExamineNodes(seconds=seconds), (encode_part(question), code) if question else ())
+        self._send(ExamineNodes(seconds=seconds), (encode_part(question), code) if question else ())
         frame = self._await(NodesExamined)
         assert isinstance(frame.header, NodesExamined)
         if frame.header.reason:
@@ -130,13 +132,20 @@ class MasterClient:
         return decode_part(frame.buffers[0], Examination)
 
     def down(self) -> None:
-        """End the master and its nodes; returns when the master has gone."""
-        self._connection.send(ShutDown())
+        """End the master and its nodes; returns when the master has said that it has ended.
+
+        Raises:
+            InvalidInput: this token does not allow it.
+            ConnectionLost: the connection broke before the master said so.
+        """
+        self._send(ShutDown())
+        self._await(StatusReply)
         try:
             while True:
                 self._connection.receive()
-        except ConnectionLost:
-            return
+        except ConnectionLost as error:
+            if error.said != MASTER_ENDED:
+                raise
 
     def submit(self, job: Job | RankJob, weights: Flat | None, blobs: Sequence[Blob]) -> str:
         """Have a run begin; returns its name when the master has it and all that belongs to it.
@@ -149,18 +158,19 @@ class MasterClient:
         Raises:
             InvalidInput: the master does not want it; says why.
         """
+        self.ask()  # a token that does not allow to submit runs is refused before weights are on their way
         sender = BlobSender(blobs=blobs)
         if isinstance(job, RankJob):
-            self._connection.send(SubmitRanks(), [encode_rank_part(job)])
+            self._send(SubmitRanks(), [encode_rank_part(job)])
         else:
             assert weights is not None
-            self._connection.send(SubmitRun(), [encode_job(job), weights.memory])
+            self._send(SubmitRun(), [encode_job(job), weights.memory])
         while not isinstance((header := self._await(RunAccepted, RunRejected, FetchBlob).header), RunAccepted):
             if isinstance(header, RunRejected):
                 raise InvalidInput(header.reason)
             assert isinstance(header, FetchBlob)
             chunk, data = sender.chunk(header)
-            self._connection.send(chunk, [data])
+            self._send(chunk, [data])
         return header.run
 
     def assign(self, run: str, nodes: Sequence[str]) -> None:
@@ -169,14 +179,14 @@ class MasterClient:
         Raises:
             InvalidInput: they work for another run, or there is no such run; says which.
         """
-        self._connection.send(AssignNodes(run=run, nodes=tuple(nodes)))
+        self._send(AssignNodes(run=run, nodes=tuple(nodes)))
         if isinstance(header := self._await(RunAccepted, RunRejected).header, RunRejected):
             raise InvalidInput(header.reason)
 
     def follow(self, runs: Sequence[str]) -> None:
         """Hear of these runs over this connection, which has not heard of them: `news` has what they say."""
         for run in runs:
-            self._connection.send(WatchRun(run=run))
+            self._send(WatchRun(run=run))
             self.ask()  # when that is answered, so is the other
 
     def news(self, timeout: float) -> Frame[Header] | None:
@@ -192,7 +202,7 @@ class MasterClient:
             if self._is_patient():
                 return None
             raise ConnectionLost(f"the master has said nothing for {self._patience:g} s")
-        frame = self._connection.receive()
+        frame = self._accepted(self._connection.receive())
         self._received = time.monotonic()
         return frame if _is_news(frame) else None
 
@@ -246,14 +256,17 @@ class MasterClient:
 
     def _send_stop(self, run: str) -> None:
         with contextlib.suppress(ConnectionLost):  # watching will notice
-            self._connection.send(StopRun(run=run))
+            self._send(StopRun(run=run))
 
     def find_again(self, runs: Sequence[str], why: ConnectionLost) -> None:
         """Connect to the master that comes back, and follow these runs there.
 
         Raises:
             NodeLost: it does not come back.
+            InvalidInput: it does not allow this token anything any more.
         """
+        if self._refusal is not None:
+            raise self._refusal
         until = time.monotonic() + _RETURN * self._patience
         for pause in backoff(Random()):
             time.sleep(pause)
@@ -279,10 +292,31 @@ class MasterClient:
         return time.monotonic() - self._received < self._patience
 
     def _await(self, *kinds: type[Header]) -> Frame[Header]:
-        while not isinstance((frame := self._connection.receive()).header, kinds):
+        while not isinstance((frame := self._accepted(self._connection.receive())).header, kinds):
             if _is_news(frame):
                 self._unread.append(frame)
         return frame
+
+    def _send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        """Send a frame. Raises InvalidInput: the master has refused something before, and closed the connection."""
+        try:
+            self._connection.send(header, buffers)
+        except ConnectionLost as error:
+            for unread in error.unread:
+                self._require_accepted(unread)
+            raise
+
+    def _accepted(self, frame: Frame[Header]) -> Frame[Header]:
+        self._require_accepted(frame.header)
+        return frame
+
+    def _require_accepted(self, header: object) -> None:
+        """Raise InvalidInput if `header` says that something is not done."""
+        if isinstance(header, Refused):
+            refusal = InvalidInput(header.reason)
+            if header.is_final:
+                self._refusal = refusal
+            raise refusal
 
     def __enter__(self) -> MasterClient:
         return self

@@ -273,6 +273,18 @@ class RunRejected(Header, frozen=True, kw_only=True):
     run: RunName = ""
 
 
+class Refused(Header, frozen=True, kw_only=True):
+    """What a command asked for is not done.
+
+    Attributes:
+        reason: a sentence.
+        is_final: whether the connection ends, as its token does not allow what was asked.
+    """
+
+    reason: Text
+    is_final: bool = False
+
+
 class StopRun(Header, frozen=True, kw_only=True):
     """A command wants the run to end now, with what it has reached."""
 

@@ -56,7 +56,8 @@ class Connection(Generic[H]):
         self._reader: FrameReader[H] = FrameReader(headers, limits)
         self._sequence = 0
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._broken = ""
+        self._broken = self._said = ""
+        self._unread: list[H] = []
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(transport.sock, select.POLLIN)
         self._writable.register(transport.sock, select.POLLOUT)
@@ -101,6 +102,7 @@ class Connection(Generic[H]):
                 self.close(str(error))
                 raise
         if isinstance(arrived, Close):
+            self._said = arrived.reason
             raise self._lost(ConnectionAbortedError(arrived.words))
         return arrived
 
@@ -158,7 +160,9 @@ class Connection(Generic[H]):
         return arrived
 
     def _unusable(self) -> ConnectionLost:
-        return ConnectionLost(f"the connection to {self._place} cannot be used: {self._broken}")
+        return ConnectionLost(
+            f"the connection to {self._place} cannot be used: {self._broken}", self._said, self._unread
+        )
 
     def _lost(self, error: OSError, when: str = "", *, ask_why: bool = False) -> ConnectionLost:
         """Close without a frame that says so; the error that says why."""
@@ -168,7 +172,8 @@ class Connection(Generic[H]):
         cause = f"nothing moved for {self._limits.patience:g} s" if is_silent else explain(error)
         self._broken = (self._last_word() if ask_why else "") or cause
         self._shut()
-        return ConnectionLost(f"lost the connection to {self._place}{when}: {self._broken}")
+        sentence = f"lost the connection to {self._place}{when}: {self._broken}"
+        return ConnectionLost(sentence, self._said, self._unread)
 
     def _last_word(self) -> str:
         """Why the peer has closed, if it has said so before it stopped listening."""
@@ -178,7 +183,8 @@ class Connection(Generic[H]):
             self._transport.sock.setblocking(False)
             self._reader.place = lambda *_: None
             while not isinstance(arrived := self._pull(), Close):
-                pass
+                self._unread.append(arrived.header)
+            self._said = arrived.reason
             return arrived.words
         except (OSError, BadFrame):
             return ""

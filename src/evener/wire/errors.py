@@ -11,6 +11,7 @@ EvenerError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from evener.errors import EvenerError, InvalidInput, NodeLost
@@ -29,7 +30,17 @@ class BadFrame(EvenerError):
 
 
 class ConnectionLost(NodeLost):
-    """A connection ended, broke, or made no progress within the patience; names the peer."""
+    """A connection ended, broke, or made no progress within the patience; names the peer.
+
+    Args:
+        sentence: what happened.
+        said: why the peer closed the connection, in its own words; empty if it did not say.
+        unread: headers of the frames that came before that, and that `receive` cannot return any more.
+    """
+
+    def __init__(self, sentence: str, said: str = "", unread: Sequence[object] = ()) -> None:
+        super().__init__(sentence)
+        self.said, self.unread = said, unread
 
 
 class CannotJoin(NodeLost):

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from evener.errors import InvalidValue
+from evener.schema import shown
 from evener.wire.errors import BadFrame
 from evener.wire.frame import (
     CHECKSUM,
@@ -150,7 +151,7 @@ class FrameReader(Generic[H]):
             raise BadFrame(f"frame {self._sequence} was due and frame {sequence} came: one was lost, repeated or moved")
         self._start, self._needed, self._sequence = start + self._needed, PREFIX_BYTES, sequence + 1
         if flags == CLOSE:
-            return Close(_decoded(_REASON, head[layout.size :]))
+            return Close(shown(_decoded(_REASON, head[layout.size :])))
         lengths = layout.unpack_from(near, start)[_PREFIX_FIELDS:]
         if (total := sum(lengths)) > limits.frame_bytes:
             raise BadFrame(f"a frame must have at most {limits.frame_bytes} bytes of payload, got {total}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from evener.errors import InvalidFile
+from evener.errors import InvalidFile, InvalidInput
 from evener.ps import messages as m
 from evener.ps.access.members import Members
 from evener.ps.config import Beacon, StateDir
@@ -19,7 +19,7 @@ from evener.ps.messages import ExpelNode, ForgetNode
 from evener.run.ps_node import connector
 from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.errors import ConnectionLost, NothingListens, WrongSecret
+from evener.wire.errors import NothingListens, WrongSecret
 from evener.wire.identity import ROLES, Address, Role, make_identity
 from evener.wire.limits import Limits
 from evener.wire.server import Server
@@ -142,11 +142,20 @@ def test_who_is_expelled_comes_back_under_no_name_also_after_a_restart() -> None
         assert [line["what"] for line in log_of(ps)].count("expelled") == 1
 
 
+def test_who_is_expelled_goes_under_all_its_names() -> None:
+    with plane(patience=1) as ps, with_role(ps, "node") as bad, with_role(ps, "node") as twin:
+        for connection, name in ((bad, "attic"), (twin, "attic-2")):
+            assert isinstance(joined(connection, key=KEY, name=name), m.Welcome)
+        with MasterClient(ps.address, ps.identity.token, 5.0) as admin:
+            assert [node.state for node in admin.change(ExpelNode(name="attic")).nodes] == ["left", "left"]
+        assert any(isinstance(header, m.Dismiss) for header in told_until_closed(twin))
+
+
 def test_a_node_that_is_not_there_cannot_be_expelled() -> None:
     with (
         plane() as ps,
         MasterClient(ps.address, ps.identity.token, 5.0) as admin,
-        pytest.raises(ConnectionLost, match="there is no node nobody"),
+        pytest.raises(InvalidInput, match="nobody"),
     ):
         admin.change(ExpelNode(name="nobody"))
 

@@ -1,6 +1,7 @@
 """The audit log of a master: who did what, from where and when, a JSON object a line, readable for its user only.
 
-    {"time": "2026-01-31T12:00:00.000+00:00", "what": "fault", "name": "attic", "address": "10.0.0.7, port 40122", ...}
+    {"time": "2026-01-31T12:00:00.000+00:00", "what": "fault", "name": "attic", "address": "10.0.0.7, port 40122",
+     "invitation": "9f86d081", "detail": ...}
 
 It keeps the last two pieces of a few megabytes, so that nobody fills the disk by being talked about.
 """
@@ -33,13 +34,14 @@ class AuditLog:
         self._path, self._notify = path, notify
         self._is_failing = False
 
-    def write(self, what: str, *, name: str = "", address: str = "", detail: str = "") -> None:
+    def write(self, what: str, *, name: str = "", address: str = "", invitation: str = "", detail: str = "") -> None:
         """Note that somebody did something.
 
         Args:
             what: one word or two.
-            name: of the node, if it is one.
+            name: of the node, or of who submits.
             address: that it comes from.
+            invitation: by which it came; empty if by the token of a role.
             detail: in words.
         """
         line = {
@@ -47,6 +49,7 @@ class AuditLog:
             "what": what,
             "name": name[:_LONGEST_WORD],
             "address": address[:_LONGEST_WORD],
+            "invitation": invitation[:_LONGEST_WORD],
             "detail": detail[:_LONGEST_DETAIL],
         }
         try:

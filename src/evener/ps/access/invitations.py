@@ -114,6 +114,10 @@ class Invitations:
             return f"the invitation was for {one.nodes} node{'s' * (one.nodes > 1)}, which came"
         return ""
 
+    def why_no_submitter(self, grant: Grant) -> str:
+        """Why a token that allowed to submit runs does not do so any more; empty if it does, or is a node's."""
+        return self.why_not(grant.invitation) if grant.role == "submitter" and grant.invitation else ""
+
     def submitter_of(self, grant: Grant) -> str:
         """What who holds a token is called where it submits: by its invitation, else by its role."""
         one = self._invitations.get(grant.invitation)

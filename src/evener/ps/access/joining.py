@@ -108,8 +108,7 @@ class Joining:
         if earlier is not None:
             self._effects.turn_away(earlier, "a later process of that name has taken its place")
         self._effects.members.bind(node.name, join.key, invitation)
-        by = f"by invitation {invitation}" if invitation else ""
-        self._effects.audit.write("joined", name=node.name, address=node.origin, detail=by)
+        self._effects.audit.write("joined", name=node.name, address=node.origin, invitation=invitation)
         self._effects.welcome(peer, Welcome(patience=self._nodes.patience, remarks=admission.remarks, name=node.name))
         self._effects.follow(transitions)
 

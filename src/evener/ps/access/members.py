@@ -96,10 +96,17 @@ class Members:
         self._members[name] = Member(key=known.key, invitation=known.invitation, expelled=reason)
         self._save()
 
-    def forget(self, name: str) -> None:
-        """Have a name be nobody's, and whoever had it be welcome. Raises OSError."""
-        if self._members.pop(name, None) is not None:
-            self._save()
+    def others_with_key_of(self, name: str) -> list[str]:
+        """Other names that belong to the key of this one."""
+        key = self._members[name].key if name in self._members else ""
+        return [other for other, member in self._members.items() if key and member.key == key and other != name]
+
+    def forget(self, name: str) -> bool:
+        """Have a name be nobody's, and whoever had it be welcome; whether it was somebody's. Raises OSError."""
+        if self._members.pop(name, None) is None:
+            return False
+        self._save()
+        return True
 
     def _is_free(self, name: str, digest: str) -> bool:
         member = self._members.get(name)

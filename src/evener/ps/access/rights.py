@@ -42,6 +42,20 @@ AUDITED: dict[type[Header], str] = {
 """What the audit log calls the acts of commands."""
 
 
+_CURES: dict[tuple[Role, ...], str] = {_NODES: "a node's", _SUBMITTERS: "a submitter's", ("admin",): "an admin's"}
+
+
 def may_send(role: Role, kind: type[Header]) -> bool:
     """Whether a token of `role` allows messages of a kind."""
     return role in _MAY.get(kind, _NODES)
+
+
+def is_of_command(kind: type[Header]) -> bool:
+    """Whether commands send messages of a kind; nodes send the others."""
+    return kind in _MAY
+
+
+def wrong_token(role: Role, kind: type[Header]) -> str:
+    """What to tell somebody whose token does not allow messages of a kind."""
+    article = "an" if role == "admin" else "a"
+    return f"this is {article} {role}'s token; use {_CURES[_MAY.get(kind, _NODES)]}"
