@@ -24,7 +24,7 @@ def greet(node: Token, master: Token, *, full: bool = False, nonce: bytes = A) -
     said: bytes | None = node_side.hello()
     notes = []
     while said is not None:
-        answer = master_side.answer(said, full=full)
+        answer = master_side.answer(said, lambda _: full)
         notes += [said, answer.message]
         said = node_side.answer(answer.message)
     assert answer.welcome
@@ -74,8 +74,8 @@ def test_only_who_knows_the_secret_is_told_that_the_master_is_full() -> None:
 def test_a_proof_of_one_greeting_is_worth_nothing_in_another() -> None:
     hello, _, proof, _ = greet(PLAIN, PLAIN)
     again = MasterHandshake(PLAIN, b"c" * 32)
-    again.answer(hello, full=False)
-    assert again.answer(proof, full=False).refusal == "it does not know the secret"
+    again.answer(hello)
+    assert again.answer(proof).refusal == "it does not know the secret"
 
 
 def test_a_node_is_not_content_with_its_own_proof_sent_back() -> None:
@@ -116,7 +116,7 @@ def test_a_master_that_welcomes_without_proof_is_not_believed() -> None:
 )
 def test_whatever_else_is_said_to_a_master_is_refused(notes: list[bytes], refusal: str) -> None:
     master = MasterHandshake(PLAIN, B)
-    replies = [master.answer(n, full=False) for n in notes]
+    replies = [master.answer(n) for n in notes]
     assert not any(reply.welcome for reply in replies)
     assert [reply.refusal for reply in replies] == [""] * (len(notes) - 1) + [refusal]
 
@@ -153,4 +153,4 @@ def test_a_node_names_what_is_wrong_the_place_and_the_cure(
 )
 def test_nobody_guesses_a_way_in(notes: list[bytes]) -> None:
     master = MasterHandshake(PLAIN, B)
-    assert not any(master.answer(n, full=False).welcome for n in notes)
+    assert not any(master.answer(n).welcome for n in notes)

@@ -160,7 +160,7 @@ def _authenticated(caller: socket.socket, token: Token, deadline: float) -> tupl
     """The rank of a caller that proves the secret, and the connection to it; else -1 and None."""
     handshake = MasterHandshake(token, secrets.token_bytes(NONCE_BYTES))
     while True:
-        reply = handshake.answer(bytes(read(caller, MESSAGE_BYTES, deadline)), full=False)
+        reply = handshake.answer(bytes(read(caller, MESSAGE_BYTES, deadline)))
         caller.sendall(reply.message)
         if reply.refusal:
             return -1, None

@@ -139,7 +139,7 @@ class Handlers:
         node, handler = self._nodes.at(peer), HANDLERS.get(type(header))
         if node is not None:
             self._effects.of_hearing(node)
-        elif peer in self._heard:
+        elif peer in self._heard and not isinstance(header, m.Heartbeat):  # of a node that has not joined: no reason
             self._heard[peer] = self._config.clock()
         kind = type(header)
         grant = self._require_rights(peer, kind)

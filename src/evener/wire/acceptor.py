@@ -54,18 +54,18 @@ class PendingPeer:
         """Whether anything has come that was not refused at once."""
         return self.transport.wire_bytes_received > 0
 
-    def advance(self, *, full: bool) -> HandshakeReply | None:
+    def advance(self, is_full: Callable[[Grant], bool]) -> HandshakeReply | None:
         """Go on with what has come; the last reply, sent already, or None while it is open whether it is welcome.
 
         Args:
-            full: whether nobody more may be welcomed.
+            is_full: whether nobody more with such a token may be welcomed.
         """
         try:
             if not self._has_keys:
                 self.transport.handshake()
                 self._has_keys = True
             while True:
-                reply = self._receive(full)
+                reply = self._receive(is_full)
                 if reply.message:  # forty bytes always fit the buffers of a connection over which nothing else was sent
                     self.transport.send([memoryview(reply.message)])
                 if reply.welcome or reply.refusal:
@@ -80,7 +80,7 @@ class PendingPeer:
         except OSError as error:
             return HandshakeReply(b"", refusal=f"it broke off the greeting: {explain(error)}")
 
-    def _receive(self, full: bool) -> HandshakeReply:
+    def _receive(self, is_full: Callable[[Grant], bool]) -> HandshakeReply:
         """The reply to what has come, which has to be one message and nothing behind it."""
         space = memoryview(bytearray(_MOST_BYTES))
         count = self.transport.receive_into(space)
@@ -92,7 +92,7 @@ class PendingPeer:
         if len(self._received) < MESSAGE_BYTES:
             return HandshakeReply(b"")
         message, self._received = self._received, b""
-        return self._handshake.answer(message, full=full)
+        return self._handshake.answer(message, is_full)
 
 
 class Acceptor:
@@ -102,7 +102,7 @@ class Acceptor:
         identity: of this master.
         limits: how many may be pending, and how long each of them.
         poller: of the server.
-        is_full: whether nobody more may be welcomed.
+        is_full: whether nobody more with such a token may be welcomed.
         welcome: gets the transport and origin of everybody who has proved a secret, and what its token allows.
         refuse: gets origin and reason of everybody who has not.
 
@@ -115,7 +115,7 @@ class Acceptor:
         identity: Identity,
         limits: Limits,
         poller: Poller,
-        is_full: Callable[[], bool],
+        is_full: Callable[[Grant], bool],
         welcome: Callable[[Transport, str, Grant], None],
         refuse: Callable[[str, str], None],
     ) -> None:
@@ -195,7 +195,7 @@ class Acceptor:
         self._poller.watch(sock, partial(self._hear, peer))
 
     def _hear(self, peer: PendingPeer, _: int) -> None:
-        reply = peer.advance(full=self._is_full())
+        reply = peer.advance(self._is_full)
         if reply is None:
             return
         if not reply.welcome:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -102,8 +102,8 @@ class MasterHandshake:
         self._nonce = nonce
         self._node_nonce: bytes | None = None
 
-    def answer(self, received: bytes, *, full: bool) -> HandshakeReply:
-        """The reply to a message of 40 bytes; `full` says that nobody more may be welcomed."""
+    def answer(self, received: bytes, is_full: Callable[[Grant], bool] = lambda _: False) -> HandshakeReply:
+        """The reply to a message of 40 bytes; `is_full` says whether nobody more with such a token may be welcomed."""
         magic, version, kind, body = _MESSAGE.unpack(received)
         if magic != MAGIC:
             return refuse(HandshakeType.NO_HELLO)
@@ -119,7 +119,7 @@ class MasterHandshake:
         proved = [grant for grant, proof in proofs.items() if hmac.compare_digest(body, proof)]
         if not proved:
             return refuse(HandshakeType.WRONG_SECRET)
-        if full:
+        if is_full(proved[0]):
             return refuse(HandshakeType.FULL)
         proof = _proof(self._tokens[proved[0]], b"master", *nonces)
         return HandshakeReply(encode_message(HandshakeType.WELCOME, proof), welcome=True, grant=proved[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import ceil, isfinite
 
 import msgspec
 
@@ -41,3 +41,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("handshake_seconds", "patience"):
             value = getattr(self, field)
             require(isfinite(value) and value > 0, field, value, "positive and finite")
+
+    def connections_of(self, role: str) -> int:
+        """Connections beyond which no other one with a token of `role` is accepted.
+
+        An eighth is kept for submitters and admins, and half of that for admins alone.
+        """
+        kept = ceil(self.connections / 16)
+        return max(1, self.connections - {"node": 2 * kept, "submitter": kept}.get(role, 0))

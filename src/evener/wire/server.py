@@ -249,8 +249,8 @@ class Server(Generic[H]):
         end.is_watched = not end.is_watched
         self._poller.watch_writing(end.transport.sock, end.is_watched)
 
-    def _is_full(self) -> bool:
-        return len(self._peers) >= self._limits.connections
+    def _is_full(self, grant: Grant) -> bool:
+        return len(self._peers) >= self._limits.connections_of(grant.role)
 
     def _on_connected(self, transport: Transport, origin: str, grant: Grant) -> None:
         number, self._num_connected = self._num_connected, self._num_connected + 1

@@ -23,11 +23,15 @@ from evener.ps import run_journal
 from evener.ps.access.quotas import MOST_NAMES, MOST_WAITING, connection_limits
 from evener.ps.blobs import blob_stream
 from evener.ps.blobs.blob_stream import BlobStream, StreamWriter
+from evener.ps.directions import ToNode
 from evener.ps.job import Submissions, encode_job
 from evener.ps.node_state import NodeState
 from evener.ps.nodes import Nodes
+from evener.wire.connect import open_connection
 from evener.wire.connection import Connection
-from evener.wire.errors import CannotJoin, ConnectionLost
+from evener.wire.errors import CannotJoin, ConnectionLost, MasterFull
+from evener.wire.identity import Role
+from evener.wire.limits import Limits
 from support.agreements import SYNC
 from support.linear_engine import job, weights
 from support.master_in_threads import Plane, plane, wait_until
@@ -100,6 +104,29 @@ def test_a_connection_that_says_nothing_is_left_and_one_that_watches_is_not() ->
         assert 0.9 < time.monotonic() - began < 10
         running.join()
         assert results[0][0].exit_code == 0
+
+
+def test_heartbeats_of_somebody_who_has_not_joined_keep_no_connection() -> None:
+    with plane(patience=0.3) as ps:
+        connection = open_connection(ps.address, ps.identity.token_of("node"), ToNode, Limits(patience=5))
+        began = time.monotonic()
+        with connection, contextlib.suppress(ConnectionLost):
+            while time.monotonic() - began < 10:
+                connection.send(m.Heartbeat())
+                time.sleep(0.05)
+        assert 0.9 < time.monotonic() - began < 10
+
+
+def test_nodes_and_submitters_leave_room_for_admins(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Limits(connections=32, pending=8, patience=5)
+    monkeypatch.setattr("evener.ps.master.connection_limits", lambda _: few)
+    with plane(patience=5) as ps, contextlib.ExitStack() as opened:
+        most: dict[Role, int] = {"node": 28, "submitter": 30, "admin": 32}
+        for role, many in most.items():
+            with contextlib.suppress(MasterFull):
+                for _ in range(few.connections + 1):
+                    opened.enter_context(open_connection(ps.address, ps.identity.token_of(role), ToNode, few))
+            assert len(ps.master.server.peers) == many
 
 
 def test_names_of_nodes_that_left_are_forgotten_when_there_are_too_many() -> None:
