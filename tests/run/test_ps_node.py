@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 
 from evener.errors import InvalidInput, MissingFile
 from evener.profile import DeviceProfile
-from evener.ps.config import StateDir, Versions
+from evener.ps.config import Beacon, StateDir, Versions
+from evener.run.config import RunConfig
 from evener.run.console import run_folder
-from evener.run.options import JoinConfig
-from evener.run.ps_master import invitation, reachable_address
+from evener.run.doctor_command import doctor
+from evener.run.options import DoctorConfig, InviteConfig, JoinConfig, MasterAccess, NodesAccess, StopAccess
+from evener.run.ps_invite import invite
+from evener.run.ps_master import down, invitation, nodes, open_master, reachable_address, stop
 from evener.run.ps_node import (
     KNOWN_SECONDS,
     check_security,
@@ -23,9 +27,13 @@ from evener.run.ps_node import (
     given_token,
     join,
     known_profile,
+    own_key,
     own_name,
 )
+from evener.wire.errors import CannotJoin
 from evener.wire.identity import ROLES, Address, Token
+
+TOKEN = Token(secret=bytes(16), fingerprint=None)
 
 
 def profile(cores: int = 1) -> DeviceProfile:
@@ -47,6 +55,56 @@ def test_a_token_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
         JoinConfig(address="127.0.0.1:1", token="typed", token_file=tmp_path)
     with pytest.raises(MissingFile, match=r"cannot read --token-file .*/none: No such file"):
         given_token(None, tmp_path / "none", {})
+
+
+CONNECTS: dict[str, tuple[type[Any], Callable[[Any], object], dict[str, Any]]] = {
+    "nodes": (NodesAccess, lambda access: nodes(access, as_json=False), {}),
+    "stop": (StopAccess, stop, {}),
+    "down": (MasterAccess, down, {}),
+    "invite": (InviteConfig, invite, {}),
+    "doctor": (DoctorConfig, lambda config: doctor(config, as_json=False), {}),
+    "train": (RunConfig, open_master, {"task": "digits", "agreement": "sync"}),
+}
+
+
+@pytest.mark.parametrize("name", CONNECTS)
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o600])
+def test_every_command_warns_of_a_token_file_that_others_can_read(
+    name: str, mode: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, run, words = CONNECTS[name]
+    file = tmp_path / "token"
+    file.write_text(TOKEN.text)
+    file.chmod(mode)
+    with pytest.raises(CannotJoin):
+        run(kind(master=f"unix:{tmp_path / 'none'}", token_file=file, **words))
+    assert (f"chmod 600 {file}" in capsys.readouterr().err) == (mode != 0o600)
+
+
+def test_joining_warns_of_a_token_file_that_others_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN.text)
+    file.chmod(0o644)
+    config = JoinConfig(address=f"unix:{tmp_path / 'none'}", token_file=file, insecure=True, cache=tmp_path, thin=True)
+    with pytest.raises(CannotJoin):
+        join(config, environment={})
+    assert f"chmod 600 {file}" in capsys.readouterr().err
+
+
+def test_files_with_the_secrets_of_nodes_and_masters_are_looked_at_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_key(tmp_path)
+    home = StateDir(tmp_path)
+    home.announce(Beacon(address="unix:/none", listen="unix:/none", token=TOKEN.text, pid=0, patience=1.0))
+    assert capsys.readouterr().err == ""
+    for file in (tmp_path / "key", home.beacon_file):
+        file.chmod(0o644)
+    own_key(tmp_path)
+    with pytest.raises(CannotJoin):
+        open_master(MasterAccess(home=tmp_path))
+    said = capsys.readouterr().err
+    assert all(f"chmod 600 {file}" in said for file in (tmp_path / "key", home.beacon_file))
 
 
 def test_joining_without_any_token_names_the_three_ways(tmp_path: Path) -> None:

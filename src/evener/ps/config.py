@@ -64,6 +64,7 @@ class StateDir:
         members: file of the nodes' names and who was expelled.
         invitations: file of the invitations, without their tokens.
         tokens: folder of the tokens, one file for each role.
+        beacon_file: how to reach its master, with the admin's token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,6 +78,7 @@ class StateDir:
         self.members = folder / "members.json"
         self.invitations = folder / "invitations.json"
         self.tokens = folder / "tokens"
+        self.beacon_file = folder / _BEACON
 
     def free_name(self, wanted: str) -> str:
         """The name of a new run: the wanted one, or with a number behind it if there are results of that name."""
@@ -120,12 +122,16 @@ class StateDir:
         for draft in self.blobs.glob(".*"):
             shutil.rmtree(draft)
 
+    def identity_file(self, *, insecure: bool) -> Path:
+        """The file with the master's certificate and secret."""
+        return self.folder / _IDENTITY[insecure]
+
     def identity(self, *, insecure: bool, rotate: bool = False) -> Identity:
         """The identity of this home, made when it is first asked for; with `rotate`, with another secret from now on.
 
         The token of each role is written where its user can take it from, for this user only.
         """
-        path = self.folder / _IDENTITY[insecure]
+        path = self.identity_file(insecure=insecure)
         if not path.exists():
             make_identity(insecure=insecure).save(path)
         identity = Identity.load(path)
@@ -140,7 +146,7 @@ class StateDir:
     def announce(self, beacon: Beacon) -> None:
         """Write down how to reach the master."""
         data = msgspec.json.format(msgspec.json.encode(beacon), indent=1)
-        atomic_write(self.folder / _BEACON, data, private=True)
+        atomic_write(self.beacon_file, data, private=True)
 
     def beacon(self) -> Beacon:
         """How to reach the master that lives, or last lived, here.
@@ -149,7 +155,7 @@ class StateDir:
             MissingFile: none ever did.
             InvalidFile: the file is damaged.
         """
-        path = self.folder / _BEACON
+        path = self.beacon_file
         try:
             return msgspec.json.decode(path.read_bytes(), type=Beacon)
         except OSError as error:

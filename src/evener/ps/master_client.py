@@ -89,12 +89,15 @@ class MasterClient:
         token: to prove.
         patience: seconds of silence after which the master is given up.
 
+    Attributes:
+        patience: see above.
+
     Raises:
         CannotJoin: there is no connection to be had.
     """
 
     def __init__(self, address: Address, token: Token, patience: float) -> None:
-        self._address, self._token, self._patience = address, token, patience
+        self._address, self._token, self.patience = address, token, patience
         self._is_stopping = False
         self._refusal: InvalidInput | None = None
         self._unread: deque[Frame[Header]] = deque()
@@ -201,7 +204,7 @@ class MasterClient:
         if not self._connection.wait(timeout):
             if self._is_patient():
                 return None
-            raise ConnectionLost(f"the master has said nothing for {self._patience:g} s")
+            raise ConnectionLost(f"the master has said nothing for {self.patience:g} s")
         frame = self._accepted(self._connection.receive())
         self._received = time.monotonic()
         return frame if _is_news(frame) else None
@@ -267,7 +270,7 @@ class MasterClient:
         """
         if self._refusal is not None:
             raise self._refusal
-        until = time.monotonic() + _RETURN * self._patience
+        until = time.monotonic() + _RETURN * self.patience
         for pause in backoff(Random()):
             time.sleep(pause)
             try:
@@ -286,10 +289,10 @@ class MasterClient:
                 return
 
     def _dial(self) -> Connection[Header]:
-        return open_connection(self._address, self._token, ToCommand, Limits(patience=self._patience))
+        return open_connection(self._address, self._token, ToCommand, Limits(patience=self.patience))
 
     def _is_patient(self) -> bool:
-        return time.monotonic() - self._received < self._patience
+        return time.monotonic() - self._received < self.patience
 
     def _await(self, *kinds: type[Header]) -> Frame[Header]:
         while not isinstance((frame := self._accepted(self._connection.receive())).header, kinds):

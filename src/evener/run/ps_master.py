@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -26,10 +27,15 @@ from evener.run.config import RunConfig
 from evener.run.console import open_console
 from evener.run.options import PATIENCE, PORT, MasterAccess, NodesAccess, StopAccess, UpConfig
 from evener.run.page import page_beside
-from evener.run.ps_node import given_token, print_notice
+from evener.run.ps_node import given_token, print_notice, warn_of_readers
 from evener.run.ps_ssh import address_for, nodes_by_ssh, parse_hosts
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
+
+
+_STOP_PATIENCES = 2.0
+"""For which `evener stop` waits: the master gives the ranks of a run one patience to end after their step."""
+_PAUSE_SECONDS = 0.1
 
 
 def up(config: UpConfig, *, as_json: bool) -> None:
@@ -42,6 +48,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
     with place.occupied(), page_beside(place.runs, config.dashboard), sigterm_is_ctrl_c():
+        warn_of_readers(place.identity_file(insecure=insecure))
         identity = place.identity(insecure=insecure, rotate=config.rotate)
         wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))
         file = str(config.system.resolve()) if config.system else last.system if last else ""
@@ -125,7 +132,10 @@ def _lines_of(system: System, address: Address) -> list[str]:
 def open_master(access: MasterAccess | RunConfig) -> MasterClient:
     """A connection to the master that the user named, or to that of this machine. Raises InvalidInput, MissingFile."""
     given = given_token(access.token, access.token_file, os.environ if access.master else {})
-    return MasterClient(*find_master(StateDir(access.home or default_state_dir(os.environ)), access.master, given))
+    home = StateDir(access.home or default_state_dir(os.environ))
+    if given is None:
+        warn_of_readers(home.beacon_file)
+    return MasterClient(*find_master(home, access.master, given))
 
 
 def nodes(access: NodesAccess, *, as_json: bool) -> None:
@@ -151,8 +161,15 @@ def stop(access: StopAccess) -> None:
     """`evener stop`: end a run with what it has reached. Raises InvalidInput: it does not go on."""
     with open_master(access) as client:
         run = _run_to_stop(client.ask(), access.run)
-        client.change(StopRun(run=run.run))
-    sys.stdout.write(f"run {run.run} has ended with what it had reached; results are in {run.folder}\n")
+        status = client.change(StopRun(run=run.run))
+        until = time.monotonic() + _STOP_PATIENCES * client.patience
+        while goes_on := any(one.run == run.run for one in status.runs):  # ranks end after their step
+            if time.monotonic() > until:
+                break
+            time.sleep(_PAUSE_SECONDS)
+            status = client.ask()
+    ending = "is asked to end, but goes on" if goes_on else "has ended with what it had reached"
+    sys.stdout.write(f"run {run.run} {ending}; results {'will be' if goes_on else 'are'} in {run.folder}\n")
 
 
 def _run_to_stop(status: ClusterStatus, wanted: str | None) -> RunStatus:

@@ -11,6 +11,7 @@ import re
 import secrets
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -170,6 +171,7 @@ def own_key(cache: Path) -> str:
         with suppress(FileExistsError):  # another node of this machine was sooner
             os.link(own, file)
         own.unlink()
+    warn_of_readers(file)
     key = file.read_text(encoding="ascii", errors="replace").strip()
     if re.fullmatch("[0-9a-f]{64}", key) is None:
         raise InvalidFile(f"{file} is not the key of a node: remove it for a new one")
@@ -279,10 +281,22 @@ def given_token(token: str | None, token_file: Path | None, environment: Mapping
     """
     if token_file is None:
         return token or environment.get(TOKEN_VARIABLE) or None
+    warn_of_readers(token_file)
     try:
         return token_file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise MissingFile(f"cannot read --token-file {token_file}: {error.strerror}") from error
+
+
+def warn_of_readers(secret: Path) -> None:
+    """Warn if other users of this machine can read or change a file with a secret, and say what to type."""
+    with suppress(OSError):  # whoever reads it says why it cannot be read
+        mode = secret.stat().st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            print_notice(
+                f"warning: {secret} holds a secret, and other users of this machine can read it "
+                f"(its mode is {stat.S_IMODE(mode):o}): type `chmod 600 {secret}`"
+            )
 
 
 def check_security(token: Token, insecure: bool) -> None:

@@ -73,6 +73,20 @@ def test_a_command_line_with_a_nodes_token_is_refused_and_prints_nothing(
         assert ps.ask().nodes == ()
 
 
+def test_a_run_that_goes_on_after_it_was_asked_to_stop_is_not_said_to_have_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with plane("a", patience=0.5) as ps, ps.control() as client:
+        ps.nodes[0].mood.seconds = 0.05
+        run = client.submit(job(SYNC, epochs=1000), weights(), [])
+        monkeypatch.setattr("evener.run.ps_master._STOP_PATIENCES", 0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(ps.master._scheduler, "stop", lambda _: None)
+            stop(StopAccess(master=str(ps.address), token=ps.identity.token.text, run=run))
+        assert "has ended" not in capsys.readouterr().out
+        client.change(m.StopRun(run=run))
+
+
 @pytest.mark.parametrize("name", ["expel", "forget", "revoke"])
 def test_what_an_admin_wants_of_somebody_who_is_not_known_is_refused_over_a_connection_that_stays(name: str) -> None:
     with plane() as ps, ps.control() as admin:
