@@ -10,7 +10,7 @@ import msgspec
 from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import Epoch, Event, Step, TrainRecord, Validation
-from evener.schema import Amount, Part
+from evener.schema import Amount, Part, decode_printable
 
 
 class Phase(Part, frozen=True, kw_only=True):
@@ -44,5 +44,11 @@ def encode_events(events: Sequence[RunEvent]) -> bytes:
 
 
 def decode_events(data: bytes | memoryview) -> list[RunEvent]:
-    """The events in a buffer. Raises msgspec.DecodeError."""
-    return [msgspec.json.decode(raw, type=_KINDS[kind]) for kind, raw in _decoder.decode(data)]
+    """The events in a buffer, their texts printable. Raises msgspec.DecodeError."""
+    return [decode_printable(raw, _kind_of(name)) for name, raw in _decoder.decode(data)]
+
+
+def _kind_of(name: str) -> type[RunEvent]:
+    if name not in _KINDS:
+        raise msgspec.ValidationError(f"there is no event of kind {name[:64]!r}")
+    return _KINDS[name]

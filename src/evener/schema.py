@@ -43,6 +43,8 @@ RunName = Annotated[str, Meta(max_length=120, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z
 """It is the name of a folder, too; empty for none."""
 Digest = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")]
 """A SHA-256, hexadecimal; empty for none."""
+_NOT_PLAIN = re.compile(rb"[^\t\n\r\x20-\x5b\x5d-\x7e]")
+"""What JSON has of characters that need not show what they are: escapes, and all beyond ASCII."""
 _UNSHOWN = re.compile(PRINTABLE.removeprefix(r"\A").removesuffix(r"*\Z").replace("[^", "[", 1))
 
 
@@ -51,10 +53,39 @@ def summable(loss: float) -> float | None:
     return loss if abs(loss) <= MOST_LOSS else None
 
 
+def printable(text: str) -> str:
+    """`text` on one line, each character that does not show what it is replaced by a question mark."""
+    return _UNSHOWN.sub("?", " ".join(text.split())) if _UNSHOWN.search(text) else text
+
+
 def shown(text: str) -> str:
-    """`text` as `Text`: on one line, what does not show replaced, and cut if it is long."""
-    text = _UNSHOWN.sub("?", " ".join(text.split()))
+    """`text` as `Text`: printable, on one line, and cut if it is long."""
+    text = printable(" ".join(text.split()))
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 4] + " ..."
+
+
+T = TypeVar("T")
+
+
+def decode_printable(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
+    """What a peer sent as JSON, as a `kind` whose texts are all printable: no line is forged, no terminal moved.
+
+    Raises:
+        msgspec.DecodeError: it is something else.
+    """
+    if _NOT_PLAIN.search(data) is None:
+        return msgspec.json.decode(data, type=kind)
+    return msgspec.convert(_made_printable(msgspec.json.decode(data)), kind, str_keys=True)
+
+
+def _made_printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_made_printable(one) for one in value]
+    if isinstance(value, dict):
+        return {printable(key): _made_printable(one) for key, one in value.items()}
+    return value
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from evener.schema import Amount, Part
+from evener.schema import Amount, Name, Part
 
 
 class Participant(Part, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Participant(Part, frozen=True, kw_only=True):
     """
 
     process: Amount
-    node: str
+    node: Name
     since: Amount
 
 
@@ -82,8 +82,8 @@ class Hello(Part, frozen=True, kw_only=True, tag=True):
         founders: nodes that are to be in the first generation; empty for one that comes later.
     """
 
-    node: str
-    founders: tuple[str, ...] = ()
+    node: Name
+    founders: tuple[Name, ...] = ()
 
 
 class Beat(Part, frozen=True, kw_only=True, tag=True):

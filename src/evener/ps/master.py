@@ -23,6 +23,7 @@ from evener.ps.handlers import Handlers
 from evener.ps.messages import MASTER_ENDED, Dismiss, Header, Heartbeat, Join
 from evener.ps.nodes import Nodes
 from evener.ps.scheduler import Scheduler
+from evener.schema import shown
 from evener.wire.errors import BadFrame
 from evener.wire.identity import Address
 from evener.wire.server import Server
@@ -107,7 +108,7 @@ class Master:
         """Tell of a peer that is closed: whose fault it is, the log says."""
         name, address, invitation = self._handlers.who(peer)
         is_fault = not isinstance(error, BadFrame)
-        sentence = f"{type(error).__name__}: {first_line(error)}" if is_fault else str(error)
+        sentence = shown(f"{type(error).__name__}: {first_line(error)}") if is_fault else str(error)
         self._notify(f"closed the connection to {f'node {name} at ' if name else ''}{address}: {sentence}")
         detail = trace_of(error) if is_fault else sentence
         what = "fault" if is_fault else "refused"

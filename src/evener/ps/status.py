@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from evener.schema import Part
+from evener.schema import Part, decode_printable
 
 
 class NodeStatus(Part, frozen=True, kw_only=True):
@@ -109,5 +109,5 @@ def encode_status(situation: ClusterStatus) -> bytes:
 
 
 def decode_status(data: bytes | memoryview) -> ClusterStatus:
-    """From JSON. Raises msgspec.DecodeError."""
-    return msgspec.json.decode(data, type=ClusterStatus)
+    """From JSON, its texts printable. Raises msgspec.DecodeError."""
+    return decode_printable(data, ClusterStatus)

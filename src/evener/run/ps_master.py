@@ -32,7 +32,6 @@ from evener.run.ps_ssh import address_for, nodes_by_ssh, parse_hosts
 from evener.signals import sigterm_is_ctrl_c
 from evener.wire.identity import Address
 
-
 _STOP_PATIENCES = 2.0
 """For which `evener stop` waits: the master gives the ranks of a run one patience to end after their step."""
 _PAUSE_SECONDS = 0.1

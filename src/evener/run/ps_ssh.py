@@ -21,6 +21,7 @@ from typing import IO
 
 from evener.errors import InvalidInput, require
 from evener.host import own_address
+from evener.schema import shown
 from evener.wire.identity import Address
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
@@ -86,6 +87,9 @@ def address_for(bound: Address, host: str) -> Address:
     return Address(own_address(host.rpartition("@")[2]), bound.port) if is_everywhere else bound
 
 
+_LONGEST_LINE = 4096
+
+
 class _RemoteNode:
     """A process of ssh, and the thread that reads what is said there."""
 
@@ -135,8 +139,8 @@ class _RemoteNode:
         assert self._process.stdout is not None
         last = ""
         with self._process.stdout as said:
-            for line in said:
-                last = line.strip().removeprefix("evener: ") or last
+            for line in iter(lambda: said.readline(_LONGEST_LINE), ""):
+                last = shown(line).removeprefix("evener: ") or last
                 if line.strip():
                     self._tell(f"{self._host}: {last}")
         code = self._process.wait()

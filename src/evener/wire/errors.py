@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from evener.errors import EvenerError, InvalidInput, NodeLost
+from evener.schema import shown
 
 
 class BadToken(InvalidInput):
@@ -26,7 +27,14 @@ class CannotListen(InvalidInput):
 
 
 class BadFrame(EvenerError):
-    """What arrived is not the frame that was due, or exceeds a limit; the connection is closed."""
+    """What arrived is not the frame that was due, or exceeds a limit; the connection is closed.
+
+    Args:
+        sentence: what is wrong; what it repeats of the frame is made printable.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(shown(sentence))
 
 
 class ConnectionLost(NodeLost):
