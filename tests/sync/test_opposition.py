@@ -127,3 +127,66 @@ def push(server: ParameterServer, name: str, values: NDArray[np.float64]) -> lis
     inbox[:] = flat(values).memory.data
     del inbox
     return server.push(name, Push(number=number, seconds=1.0, loss=1.0), LAYOUT.num_bytes).judgements
+
+
+TWO = layout_of({"w": np.zeros(SIZE, np.float32), "b": np.zeros(7, np.float32)})
+
+
+def half_right(draw: np.random.Generator, times: float) -> NDArray[np.float64]:
+    """As much of the truth as of noise, so many times too long."""
+    noise = draw.standard_normal(SIZE)
+    mixed: NDArray[np.float64] = times * (TRUTH / np.linalg.norm(TRUTH) + noise / np.linalg.norm(noise))
+    return np.linalg.norm(TRUTH) * mixed
+
+
+@pytest.mark.parametrize("times", [1e3, 1e6, 1e30])
+@pytest.mark.parametrize("others", [2, 3, 6])
+def test_what_is_far_too_long_is_left_out_though_half_of_it_is_right(times: float, others: int) -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        honest = [(f"{i}", flat(gradient(draw, 16)), 16) for i in range(others)]
+        return [*honest, ("evil", flat(half_right(draw, times)), 16)]
+
+    found = rounds(Opposition(), 45, made)
+    assert found[7:] == [[others]] * 38
+    assert found[:7] == [[others] if times > 1e4 else []] * 7
+
+
+def test_what_is_far_too_long_in_a_small_part_alone_is_left_out() -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        def one(times: float) -> Flat:
+            values = {"w": gradient(draw, 16).astype(np.float32), "b": np.full(7, times, np.float32)}
+            return flat_of(TWO, values)
+
+        return [("a", one(1.0), 16), ("b", one(1.0), 16), ("evil", one(1e6), 16)]
+
+    assert rounds(Opposition(), 45, made) == [[2]] * 45
+
+
+def test_two_of_five_do_not_shield_each_other() -> None:
+    def made(draw: np.random.Generator, _: int) -> list[Contribution]:
+        honest = [(f"{i}", flat(gradient(draw, 16)), 16) for i in range(3)]
+        return [*honest, *((name, flat(half_right(draw, 1e6)), 16) for name in ("evil", "vile"))]
+
+    assert rounds(Opposition(), 10, made) == [[3, 4]] * 10
+
+
+def test_contributions_that_come_one_at_a_time_are_left_out_once_three_workers_are_known() -> None:
+    draw, opposition = np.random.default_rng(1), Opposition()
+    found = []
+    for _ in range(45):
+        for name in ("a", "b", "evil"):
+            values = half_right(draw, 1e6) if name == "evil" else gradient(draw, 16)
+            found.append((name, opposition.examine([(name, flat(values), 16)])))
+    assert [one for name, one in found if name == "evil"] == [[0]] * 45
+    assert not any(one for name, one in found if name != "evil")
+
+
+def test_one_batch_in_eight_with_the_only_mistake_of_a_trained_model_is_no_malice() -> None:
+    def made(draw: np.random.Generator, number: int) -> list[Contribution]:
+        hit = number % 40, number % 8 == 3
+        return [
+            (name, flat((5e3 if hit[1] and hit[0] // 8 == i else 1.0) * gradient(draw, 16)), 16)
+            for i, name in enumerate("abcd")
+        ]
+
+    assert not any(rounds(Opposition(), 200, made))

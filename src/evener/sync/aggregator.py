@@ -24,7 +24,7 @@ WholeMerge = Callable[[Flat, Sequence[Flat], Sequence[float]], None]
 """Writes what contributions that are all here agree upon, weighted, with their counters."""
 
 NOT_FINITE = "the contribution is not finite: there is a NaN or an infinity in it, or its sum with others overflows"
-OPPOSED = "the contribution is far longer than is usual, and points away from all others"
+OPPOSED = "the contribution is far longer than is usual, or is long and points away from all others"
 
 
 class Received(msgspec.Struct, frozen=True):
