@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.unfinished import Asked
 from evener.yolo.rank import alone, yolo_rank
+from evener.yolo.trusted import refuse_programs, warning_of
 from evener.yolo.words import YoloConfig, read_masters_words, read_words, run_config, yolo_config
 
 LICENCE = (
@@ -38,8 +39,9 @@ def train(config: RunConfig, *, as_json: bool) -> None:
     if config.agreement is None and not config.is_on_master:
         run(yolo_config(config), as_json=as_json)
         return
-    read_masters_words(yolo_config(config).words, is_agreed=config.agreement is not None)
+    words = read_masters_words(yolo_config(config).words, is_agreed=config.agreement is not None)
     _require_ultralytics()
+    _warn(words)
     if config.agreement:
         from evener.yolo.local_run import train_on_nodes as train_on_master
     else:
@@ -58,15 +60,27 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
         InvalidInput: what is asked for cannot be done.
     """
     if config.names_master:
+        if config.trusted_only:
+            refuse_programs(read_words(config.words), is_here=False)
         train(run_config(config), as_json=as_json)
         return
-    read_words(config.words)
+    words = read_words(config.words)
     _require_ultralytics()
+    if config.trusted_only:
+        refuse_programs(words, is_here=True)
+    elif os.environ.get("RANK", "0") == "0":
+        _warn(words)
     config = msgspec.structs.replace(config, to_stderr=as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         record = _as_rank(config) if is_torchrun(config) else _on_local_nodes(config)
     if as_json and record is not None:
         print_line(json.dumps(summary(record)))
+
+
+def _warn(words: Mapping[str, str]) -> None:
+    """Tell the user of files that run as programs."""
+    if sentence := warning_of(words):
+        sys.stderr.write(f"evener: {sentence}\n")
 
 
 def _require_ultralytics() -> None:

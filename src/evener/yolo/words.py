@@ -78,6 +78,9 @@ class YoloConfig(NodesConfig, frozen=True, kw_only=True):
     master: MasterAddress = None
     token: MasterToken = None
     token_file: TokenFile = None
+    trusted_only: Annotated[
+        bool, Meta(description="Refuse files that run as programs: a .pt of unknown classes, `download:` in data=.")
+    ] = False
     to_stderr: bool = False
     started: float = field(default_factory=time.time)
     lost: tuple[Event, ...] = ()
