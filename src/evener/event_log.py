@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ _MOMENT = 0.25
 """Seconds whose steps are one line; as many times that as there are nodes by 16."""
 _NODES = 16
 _CHAPTER = 64
+_COARSER_BYTES = 2**25
 
 
 class _Sum:
@@ -66,6 +68,7 @@ class EventLog:
         clock: seconds since 1970.
         private: readable for this user only.
         show: is given every line, too, whether it could be written or not.
+        most_bytes: of the file; nothing is written beyond them.
     """
 
     def __init__(
@@ -76,7 +79,9 @@ class EventLog:
         *,
         private: bool = False,
         show: Callable[[Moment], object] = bool,
+        most_bytes: int | None = None,
     ) -> None:
+        self._most_bytes = most_bytes
         self._path, self._notify, self._clock, self._show = path, notify, clock, show
         self._lines, self._moment, self._chapter = 0, _Sum(), _Sum()
         self._written = 0.0
@@ -99,9 +104,13 @@ class EventLog:
         if isinstance(event, TrainRecord):  # its steps are here already
             event = msgspec.structs.replace(event, steps=(), validations=(), events=())
         self._moment.add(event)
-        wait = _MOMENT * max(1, len(event.nodes) // _NODES) if isinstance(event, Step) else 0.0
+        wait = self._seconds_apart(event) if isinstance(event, Step) else 0.0
         if self._clock() - self._written >= wait:
             self.flush()
+
+    def _seconds_apart(self, step: Step) -> float:
+        """Between two lines of steps: twice as many whenever the file has grown by so much, which bounds it."""
+        return _MOMENT * max(1, len(step.nodes) // _NODES) * 2.0 ** (self._offset // _COARSER_BYTES)
 
     def flush(self) -> None:
         """Have everything in the file."""
@@ -136,6 +145,9 @@ class EventLog:
     def _write(self, data: bytes) -> None:
         if self._file is None:
             return
+        if self._most_bytes is not None and self._offset + len(data) > self._most_bytes:
+            self._fail(OSError(errno.EFBIG, f"it has {self._most_bytes} bytes, which is the limit"))
+            return
         try:
             self._file.write(data)
             self._offset += len(data)
@@ -143,5 +155,7 @@ class EventLog:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
+        if self._file is not None:
+            self._file.close()  # nothing of it is buffered
         self._file = None
         self._notify(f"cannot write {self._path} ({error.strerror}): the live page of this run stands still")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -11,6 +11,9 @@ from evener.plan import Plan
 from evener.profile import ClusterProfile
 from evener.record import Epoch, Event, Step, TrainRecord, Validation
 from evener.schema import Amount, Part, decode_printable
+
+MOST_EVENTS_BYTES = 2**20
+"""That a process shows at a time, but for its record."""
 
 
 class Phase(Part, frozen=True, kw_only=True):
@@ -36,6 +39,7 @@ _KINDS: dict[str, type[RunEvent]] = {
     kind.__name__: kind for kind in (Plan, Step, Validation, Epoch, Event, Phase, TrainRecord, ClusterProfile)
 }
 _decoder = msgspec.json.Decoder(list[tuple[str, msgspec.Raw]])
+_single = msgspec.json.Decoder(tuple[tuple[str, msgspec.Raw]])
 
 
 def encode_events(events: Sequence[RunEvent]) -> bytes:
@@ -46,6 +50,22 @@ def encode_events(events: Sequence[RunEvent]) -> bytes:
 def decode_events(data: bytes | memoryview) -> list[RunEvent]:
     """The events in a buffer, their texts printable. Raises msgspec.DecodeError."""
     return [decode_printable(raw, _kind_of(name)) for name, raw in _decoder.decode(data)]
+
+
+def sized_events(data: bytes | memoryview, most: int) -> Iterator[tuple[int, RunEvent]]:
+    """The same with the bytes of each, but for events of more than `most` bytes; a record may be larger, alone.
+
+    Raises:
+        msgspec.DecodeError: there are none, or there is something else beside a large record.
+    """
+    is_large = len(data) > MOST_EVENTS_BYTES
+    rows = _single.decode(data) if is_large else _decoder.decode(data)
+    if is_large and rows[0][0] != TrainRecord.__name__:
+        raise msgspec.ValidationError(f"events of {len(data)} bytes are more than {MOST_EVENTS_BYTES}")
+    for name, raw in rows:
+        size = memoryview(raw).nbytes
+        if size <= most or name == TrainRecord.__name__:
+            yield size, decode_printable(raw, _kind_of(name))
 
 
 def _kind_of(name: str) -> type[RunEvent]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_LARGE_BYTES = 2 * 2**20
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
 """Variables by which a user tells glibc what to do."""
 
@@ -36,6 +37,17 @@ def keep_freed_memory() -> None:
     if hasattr(library, "mallopt"):
         library.mallopt(_M_TRIM_THRESHOLD, -1)
         library.mallopt(_M_MMAP_MAX, 0)
+
+
+def return_large_memory() -> None:
+    """Have this process give pieces of some megabytes back to the system as soon as they are freed.
+
+    By itself the C library raises the size from which on it does so up to 32 MB with every such piece that is freed, so
+    that a server keeps what its largest messages took. Nothing happens where the user has said something else.
+    """
+    library = ctypes.CDLL(None)
+    if not any(name in os.environ for name in _SETTINGS) and hasattr(library, "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def kept_bytes() -> int:

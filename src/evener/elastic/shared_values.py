@@ -11,9 +11,10 @@ it was heard, is answered again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from evener.elastic.generation import Beat, Generation, Heard, Hello
 from evener.errors import InvalidInput
@@ -21,13 +22,21 @@ from evener.schema import Amount, Part
 
 MOST_BYTES = 64 * 2**20
 """Of all keys and values together."""
+MOST_OWN_BYTES = 2 * 2**20
+"""Of what one node leaves and asks for."""
+MOST_ANSWER_BYTES = 2**20
+MOST_QUESTIONS = 256
+"""Of one process that wait for values."""
+_ENTRY_BYTES = 256
+"""That keeping a value or a question takes besides its own bytes."""
+Key = Annotated[str, Meta(max_length=1024)]
 
 
 class SetValue(Part, frozen=True, kw_only=True, tag=True):
     """Keep a value; `number` is that of the answer."""
 
     number: Amount
-    key: str
+    key: Key
     value: bytes
 
 
@@ -41,7 +50,7 @@ class AskValues(Part, frozen=True, kw_only=True, tag=True):
     """
 
     number: Amount
-    keys: tuple[str, ...]
+    keys: tuple[Key, ...]
     waits: bool
 
 
@@ -86,37 +95,60 @@ class SharedValues:
     ) -> None:
         self.by_key = dict(found or {})
         self._keep = keep
-        self._bytes = sum(len(key) + len(value) for key, value in self.by_key.items())
-        self._waiting: list[tuple[int, AskValues]] = []
+        self._bytes = sum(_size(key, value) for key, value in self.by_key.items())
+        self._bytes_of: dict[str, int] = {}
+        self._owners: dict[str, str] = {}
+        self._waiting: dict[tuple[int, int], AskValues] = {}
 
-    def answers(self, process: int, message: SetValue | AskValues) -> Iterator[tuple[int, Values]]:
-        """Whom `message` of `process` has answered now, and how. Raises InvalidInput: there are too many values."""
+    def answers(self, process: int, message: SetValue | AskValues, owner: str = "") -> Iterator[tuple[int, Values]]:
+        """Whom `message` of `process`, on node `owner`, has answered now, and how.
+
+        Raises:
+            InvalidInput: the node, or all nodes together, leave or ask for too much.
+        """
         if isinstance(message, SetValue):
-            self._set(message.key, message.value)
+            self._set(message.key, message.value, owner)
             yield process, Values(number=message.number, values=())
-            waiting, self._waiting = self._waiting, []
-            for other, asked in waiting:
+            waiting, self._waiting = self._waiting, {}
+            for (other, _), asked in waiting.items():
                 yield from self._answer(other, asked)
         else:
             yield from self._answer(process, message)
 
     def forget(self, process: int) -> None:
         """Nobody answers `process` any more."""
-        self._waiting = [(one, asked) for one, asked in self._waiting if one != process]
+        self._waiting = {key: asked for key, asked in self._waiting.items() if key[0] != process}
 
-    def _set(self, key: str, value: bytes) -> None:
-        before = len(key) + len(self.by_key[key]) if key in self.by_key else 0
-        size = self._bytes - before + len(key) + len(value)
-        if size > MOST_BYTES:
-            raise InvalidInput(f"the ranks leave more than {MOST_BYTES} bytes for each other")
+    def _set(self, key: str, value: bytes, owner: str) -> None:
+        before, size = _size(key, self.by_key[key]) if key in self.by_key else 0, _size(key, value)
+        first = self._owners.get(key, owner)
+        own = self._bytes_of.get(owner, 0) - (before if first == owner else 0) + size
+        if self._bytes - before + size > MOST_BYTES or own > MOST_OWN_BYTES:
+            raise InvalidInput(
+                f"the ranks leave more than {MOST_BYTES} bytes for each other, or one more than {MOST_OWN_BYTES}"
+            )
         if key not in self.by_key:
             self._keep(key, value)
-        self._bytes, self.by_key[key] = size, value
+        self._bytes_of[first] = self._bytes_of.get(first, 0) - before
+        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + size
+        self._bytes += size - before
+        self._owners[key], self.by_key[key] = owner, value
 
     def _answer(self, process: int, asked: AskValues) -> Iterator[tuple[int, Values]]:
         found = tuple(self.by_key[key] for key in asked.keys if key in self.by_key)
+        if sum(map(len, found)) > MOST_ANSWER_BYTES:
+            raise InvalidInput(f"a process asks for more than {MOST_ANSWER_BYTES} bytes at a time")
         is_whole = len(found) == len(asked.keys)
         if is_whole or not asked.waits:
             yield process, Values(number=asked.number, values=found if is_whole else None)
-        else:
-            self._waiting.append((process, asked))
+            return
+        own = [one for (other, number), one in self._waiting.items() if other == process and number != asked.number]
+        size = sum(_size(*one.keys) for one in (*own, asked))
+        if len(own) >= MOST_QUESTIONS or size > MOST_ANSWER_BYTES:
+            raise InvalidInput(f"more than {MOST_QUESTIONS} questions, or {MOST_ANSWER_BYTES} bytes, of a process wait")
+        self._waiting[process, asked.number] = asked  # again, if it did not know whether it was heard
+
+
+def _size(*parts: str | bytes) -> int:
+    """Bytes that keeping these takes."""
+    return _ENTRY_BYTES + sum(len(part) for part in parts)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evener.ps import messages as m
+from evener.ps.access.fetches import Fetches
 from evener.ps.access.joining import Joining
-from evener.ps.access.quotas import IDLE_PATIENCES, MOST_WAITING, require_room, require_size
+from evener.ps.access.quotas import IDLE_PATIENCES, Arrivals, require_room, require_size
 from evener.ps.access.rights import AUDITED, is_of_command, may_send, wrong_token
 from evener.ps.collective import rank_messages as r
 from evener.ps.collective.rank_handlers import RankHandlers
@@ -55,6 +56,7 @@ class Handlers:
         self._heard: dict[int, float] = {}
         self._grants: dict[int, Grant] = {}
         self._joining = Joining(config, nodes, effects)
+        self._arrivals, self._fetches = Arrivals(), Fetches(server, self._give)
         self._rank_handlers = RankHandlers(scheduler)
         self._examinations = Examinations(nodes, server.send, lambda: look_here(config.home))
         self.commands = CommandHandlers(
@@ -77,6 +79,8 @@ class Handlers:
         self._origins.pop(peer, None)
         self._heard.pop(peer, None)
         self._grants.pop(peer, None)
+        self._arrivals.end(peer)
+        self._fetches.left(peer)
         self._scheduler.disconnected(peer)
         self._examinations.left(peer)
         node = self._nodes.disconnect(peer)
@@ -86,11 +90,16 @@ class Handlers:
     def tick(self, now: float) -> None:
         """Go on with what time makes due; leave those who say nothing and hear nothing: connections are few."""
         self._examinations.tick(now)
+        self.serve()
         most = IDLE_PATIENCES * self._config.patience
         for peer, heard in list(self._heard.items()):
             waits = self._scheduler.is_watching(peer) or self._examinations.is_of(peer)
             if now - heard > most and self._nodes.at(peer) is None and not waits:
                 self._server.disconnect(peer, f"it said nothing for {most:g} s")
+
+    def serve(self) -> None:
+        """Give pieces of blobs to those who have taken the last ones."""
+        self._fetches.serve()
 
     def who(self, peer: int) -> tuple[str, str, str]:
         """Name, address and invitation of somebody who is connected; the name is empty unless it is a node."""
@@ -113,10 +122,13 @@ class Handlers:
             return None if inbox is None else (inbox,)
         self._require_rights(peer, type(header))
         if type(header) is r.RankEnded and lengths:
-            return self._rank_handlers.place(self._nodes.at(peer), header, lengths)
+            return self._rank_handlers.place_weights(self._nodes.at(peer), header, lengths)
         if type(header) is m.SubmitRun:
             return allocate(header, lengths) if self._scheduler.wants_submission(peer, lengths) else None
         require_size(type(header), lengths)
+        if type(header) in OF_RANKS and not self._rank_handlers.is_wanted(self._nodes.at(peer), header, lengths):
+            return None
+        self._arrivals.begin(peer, sum(lengths))
         return allocate(header, lengths)
 
     def on_part(self, peer: int, header: Header, received: int, is_whole: bool) -> bool:
@@ -136,6 +148,7 @@ class Handlers:
 
     def on_message(self, peer: int, header: Header, buffers: Sequence[memoryview]) -> None:
         """A frame is here."""
+        self._arrivals.end(peer)
         node, handler = self._nodes.at(peer), HANDLERS.get(type(header))
         if node is not None:
             self._effects.of_hearing(node)
@@ -151,9 +164,9 @@ class Handlers:
                 invitation=grant.invitation,
                 detail=shown(repr(header)),
             )
-        if (most := MOST_WAITING.get(kind)) is not None:
-            require_room(self._server, peer, most)
         if kind in COMMANDS:
+            if kind is not m.BlobChunk:  # which is asked for, and not answered
+                require_room(self._server, peer)
             self.commands.on_message(peer, self._grants[peer], header, buffers)
         elif handler is not None and (node is not None or kind is Join):
             handler(self, peer, node, header, buffers)
@@ -224,7 +237,10 @@ class Handlers:
             run.validated(node, header)
 
     def _fetch(self, peer: int, _: object, header: m.FetchBlob, __: object) -> None:
-        self._scheduler.fetch(peer, header)
+        self._fetches.ask(peer, header)
+
+    def _give(self, peer: int, fetch: m.FetchBlob) -> None:
+        self._scheduler.fetch(peer, fetch)
 
     def _examined(self, _: int, node: NodeRecord, header: e.Examined, buffers: Sequence[memoryview]) -> None:
         self._examinations.examined(node, header, buffers)
@@ -236,6 +252,9 @@ class Handlers:
         self._examinations.probed(node, header, buffers)
 
 
+OF_RANKS: tuple[type[Header], ...] = (
+    r.RankReady, r.RankSaid, r.RankShown, r.RankSaved, r.RankPiece, r.RankEnded
+)  # fmt: skip
 HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     Join: Handlers._join,
     m.FetchBlob: Handlers._fetch,
@@ -248,6 +267,6 @@ HANDLERS: dict[type[Header], Callable[[Handlers, int, Any, Any, Any], None]] = {
     m.Validated: Handlers._validated,
     e.Examined: Handlers._examined,
     e.Probed: Handlers._probed,
-    **dict.fromkeys((r.RankReady, r.RankSaid, r.RankShown, r.RankSaved, r.RankPiece, r.RankEnded), Handlers._of_rank),
+    **dict.fromkeys(OF_RANKS, Handlers._of_rank),
 }
 """Who deals with what a node sends."""

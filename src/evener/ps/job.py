@@ -23,7 +23,8 @@ from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.snapshot import require_free
 from evener.wire.errors import BadFrame
 
-MOST_JOB_BYTES = 16 * 2**20
+MOST_JOB_BYTES = 8 * 2**20
+"""Of all runs in progress together, too."""
 
 
 class Job(Part, frozen=True, kw_only=True):

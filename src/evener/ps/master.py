@@ -81,6 +81,7 @@ class Master:
         """Deal with what has happened; wait a moment for it."""
         for event in self.server.poll(_TICK_SECONDS):
             self._on_event(event)
+        self._handlers.serve()
         self._tick()
 
     def close(self) -> None:

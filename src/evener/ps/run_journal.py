@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 from evener.events import RunEvent
 from evener.history import Entry, History, NodeWork
-from evener.ps.access.quotas import MOST_EVENTS
+from evener.ps.access.quotas import MOST_EVENT_BYTES, MOST_EVENTS
 from evener.record import Epoch, Event, Validation
 from evener.sync.messages import Update
+
+_EVENT_BYTES = 256
+"""That an event takes besides its message."""
 
 
 class RunJournal:
@@ -27,6 +30,8 @@ class RunJournal:
         self.history = history
         self.events: list[RunEvent] = []
         self._clock = clock
+        self._event_bytes = sum(_EVENT_BYTES + len(event.message) for event in history.events)
+        self._has_more = any(event.kind == "more events" for event in history.events)
         self._updated_at = clock()
 
     def start_timing(self) -> None:
@@ -36,11 +41,14 @@ class RunJournal:
     def note(self, step: int, kind: str, message: str, nodes: tuple[str, ...]) -> None:
         """Write an event down, which is about `nodes`, and have it shown."""
         event = Event(step=step, kind=kind, message=message, nodes=nodes)
-        if len(self.history.events) < MOST_EVENTS:
+        self._event_bytes += _EVENT_BYTES + len(message)
+        if len(self.history.events) < MOST_EVENTS and self._event_bytes <= MOST_EVENT_BYTES:
             self.history.events.append(event)
             self.events.append(event)
-        elif len(self.history.events) == MOST_EVENTS:
-            more = Event(step=event.step, kind="more events", message=f"only the first {MOST_EVENTS} are kept")
+        elif not self._has_more:
+            self._has_more = True
+            kept = len(self.history.events)
+            more = Event(step=event.step, kind="more events", message=f"only the first {kept} are kept")
             self.history.events.append(more)
             self.events.append(more)
 

@@ -13,13 +13,15 @@ from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted
 from evener.history import History
+from evener.memory import usable_memory
 from evener.ps.access.audit import AuditLog, trace_of
 from evener.ps.active_run import ActiveRun
+from evener.ps.blobs.blob_stream import why_no_disk
 from evener.ps.blobs.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer, unfinished
 from evener.ps.collective.rank_scheduler import RankScheduler
 from evener.ps.config import MasterConfig
-from evener.ps.job import Job, Submission, Submissions
+from evener.ps.job import MOST_JOB_BYTES, Job, Submission, Submissions, encode_job
 from evener.ps.merges import merge_of
 from evener.ps.messages import (
     AssignNodes,
@@ -149,6 +151,8 @@ class Scheduler:
         with self.guarding(wanted.run):
             self._active[wanted.run].assign(wanted.nodes)
             self._send(peer, RunAccepted(run=wanted.run))
+            return
+        self._send(peer, RunRejected(reason=f"run {wanted.run} was set aside", run=wanted.run))
 
     def _why_not_assigned(self, wanted: AssignNodes) -> str:
         if (active := self._active.get(wanted.run)) is None:
@@ -292,8 +296,19 @@ class Scheduler:
         others = self.runs if among is None else among
         if len(others) >= MOST_RUNS:
             return f"the master has {MOST_RUNS} runs in progress, which is the limit: end one with `evener stop`"
+        if among is None and (reason := self._why_no_room(job)):
+            return reason
         excluding = (run for run in others if run.job.excludes(job))
         return self.ranks.busy or self._busy_with(next(excluding, None))
+
+    def _why_no_room(self, job: Job) -> str:
+        """Why memory and disk have no room for another run; empty if they do."""
+        jobs = [job, *(run.job for run in self.runs)]
+        if sum(len(encode_job(one)) for one in jobs) > MOST_JOB_BYTES:
+            return f"the runs in progress would be described by more than {MOST_JOB_BYTES} bytes, which is the limit"
+        if sum(one.layout.num_bytes for one in jobs) > (most := usable_memory()[1] // 2):
+            return f"the weights of all runs would take more than the {most} bytes that this master has for them"
+        return why_no_disk(self._home.folder)
 
     def _busy_with(self, run: TrainingRun | None) -> str:
         return "" if run is None else busy_with(status_of(run, self._home.runs))

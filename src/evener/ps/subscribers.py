@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from evener.event_log import EventLog
 from evener.event_tail import EVENTS_FILE
 from evener.events import Phase, RunEvent, encode_events
+from evener.ps.access.quotas import MOST_LOG_BYTES
 from evener.ps.config import MasterConfig
 from evener.ps.messages import RunEvents, RunFinished, Send
 from evener.ps.nodes import Nodes
@@ -21,7 +22,7 @@ def open_log(config: MasterConfig, run: str) -> EventLog:
     """Where all that happens in a run is kept."""
     folder = config.home.runs / run
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return EventLog(folder / EVENTS_FILE, config.notify, private=True)
+    return EventLog(folder / EVENTS_FILE, config.notify, private=True, most_bytes=MOST_LOG_BYTES)
 
 
 class Subscribers:
@@ -46,10 +47,7 @@ class Subscribers:
     def add(self, peer: int, run: TrainingRun) -> None:
         """Another one subscribes: to what happens from now on, and first to the epochs before and the division."""
         self.flush(run)
-        if run.journal.history.epochs:
-            self._send(peer, RunEvents(run=run.job.run), (encode_events(run.journal.history.epochs),))
-        self._peers.add(peer)
-        self._add_plan(run)
+        self.greet(peer, run.job.run, [*run.journal.history.epochs, *self._plan(run)])
 
     def __contains__(self, peer: int) -> bool:
         return peer in self._peers
@@ -114,11 +112,12 @@ class Subscribers:
 
     def _add_plan(self, run: TrainingRun) -> None:
         self._columns = len(run.journal.history.totals)
-        if self._columns:
-            run.journal.events.append(self._phase(run))
-            run.journal.events.append(
-                plan_of(run.job, run.journal.history.names, self._nodes.by_name, run.speeds.costs)
-            )
+        run.journal.events += self._plan(run)
+
+    def _plan(self, run: TrainingRun) -> list[RunEvent]:
+        """How much there is to do, and how it is divided, once somebody has a part in it."""
+        names = run.journal.history.names
+        return [self._phase(run), plan_of(run.job, names, self._nodes.by_name, run.speeds.costs)] if names else []
 
     def _phase(self, run: TrainingRun) -> Phase:
         """How much there is to do, and how much of it is done."""

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from evener.errors import InvalidInput
 from evener.host import environment, own_address
+from evener.malloc import return_large_memory
 from evener.ps.config import Beacon, MasterConfig, StateDir, default_state_dir, versions_here
 from evener.ps.master import Master
 from evener.ps.master_client import MasterClient, find_master
@@ -44,6 +45,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     """
     place, insecure = StateDir(config.home or default_state_dir(os.environ)), config.insecure
     hosts = parse_hosts(config.ssh) if config.ssh is not None else []
+    return_large_memory()
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
     with place.occupied(), page_beside(place.runs, config.dashboard), sigterm_is_ctrl_c():

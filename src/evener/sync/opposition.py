@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evener.sync.layout import Flat
-from evener.sync.robust import norm_of
 
 MOST_TIMES = 5.0
 """The median of lengths, that a contribution may be long without a second look."""
@@ -72,7 +71,7 @@ class Opposition:
         if len(self._lengths) < _LEAST_WORKERS:
             return []
         self._refresh(len(contributions))
-        far_workers = self._far_workers(max(lengths))
+        far_workers = self._far_workers(max(lengths, default=0.0))
         found = []
         for i, (worker, _, _) in enumerate(contributions):
             is_far = worker in far_workers and self._is_far(worker, lengths[i])
@@ -159,5 +158,5 @@ class Opposition:
 
 def _length_of(flat: Flat) -> float:
     """The Euclidean norm; of numbers whose squares overflow, the largest of them. Not finite if one of them is not."""
-    length = norm_of(flat)
+    length = sqrt(sum(float(np.dot(array, array)) for array in flat.floats))
     return length if isfinite(length) else max(float(np.abs(array).max()) for array in flat.floats if array.size)

@@ -37,6 +37,8 @@ from evener.wire.reader import FrameReader, Place
 from evener.wire.transport import Transport, block_for, explain
 
 _CLOSE_SECONDS = 1.0
+_COUNTED_BYTES = 2**20
+"""Of a frame that waits, at most; a larger one brings weights, which lie in memory once for all peers."""
 _LEAST_UNDER_WAY = 16 * 1024
 """Bytes in the system's hands that are looked at: heartbeats, which go on whatever a peer does, are shorter."""
 
@@ -216,6 +218,8 @@ class Peer(Generic[H]):
         self.is_watched = False
         self._limits = limits
         self._queue: deque[list[memoryview]] = deque()
+        self._counted: deque[int] = deque()
+        self._queued_bytes = 0
         self._sequence = self._confirmed = 0
         self._sent, self._received = Progress(now), Progress(now)
 
@@ -246,9 +250,12 @@ class Peer(Generic[H]):
             BadFrame: too many frames wait already.
         """
         queue = self._queue
-        if len(queue) >= self._limits.queued_frames:
+        if len(queue) >= self._limits.queued_frames or self._queued_bytes > self._limits.queued_bytes:
             raise BadFrame(f"it took too little: {len(queue)} frames wait for it, which is the limit")
-        queue.append(encode_frame(self._sequence, header, buffers, self._limits))
+        views = encode_frame(self._sequence, header, buffers, self._limits)
+        queue.append(views)
+        self._counted.append(min(sum(map(len, views)), _COUNTED_BYTES))
+        self._queued_bytes += self._counted[-1]
         self._sequence += 1
         return self.is_watched or self.transmit()
 
@@ -262,12 +269,15 @@ class Peer(Generic[H]):
                 if views:
                     return True
                 queue.popleft()
+                self._queued_bytes -= self._counted.popleft()
             if transport.has_unsent:
                 transport.flush()
         except BlockingIOError:
             return True
         except OSError:
-            queue.clear()  # the peer is gone; reading will say why, perhaps in its own words
+            queue.clear()
+            self._counted.clear()
+            self._queued_bytes = 0  # the peer is gone; reading will say why, perhaps in its own words
         return False
 
     def send_close(self, reason: str) -> None:

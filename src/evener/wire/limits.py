@@ -21,6 +21,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         handshake_seconds: within which a pending peer has to prove the secret.
         patience: seconds without a byte of progress after which a frame that has begun is given up.
         queued_frames: that may wait for one peer at a server.
+        queued_bytes: of these; of a frame a megabyte at most is counted, since large ones are weights that peers share.
     """
 
     header_bytes: int = 64 * 1024
@@ -31,9 +32,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     handshake_seconds: float = 5.0
     patience: float = 15.0
     queued_frames: int = 1024
+    queued_bytes: int = 16 * 2**20
 
     def __post_init__(self) -> None:
-        for field in ("header_bytes", "connections", "pending", "queued_frames"):
+        for field in ("header_bytes", "connections", "pending", "queued_frames", "queued_bytes"):
             value = getattr(self, field)
             require(value >= 1, field, value, "at least 1")
         require(0 <= self.buffers <= 65535, "buffers", self.buffers, "between 0 and 65535")

@@ -162,6 +162,8 @@ class FrameReader(Generic[H]):
         """Have the next bytes come behind those that were read ahead, with room for the whole head."""
         if self._start == self._end:
             self._start = self._end = 0
+            if len(self._near) > READ_AHEAD and self._needed == PREFIX_BYTES:  # a large head was read
+                self._near = memoryview(bytearray(READ_AHEAD))
             self.space = self._near
             return
         if self._start + self._needed > len(self._near):

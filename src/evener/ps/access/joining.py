@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from evener.doctor.peers import CLOCK_SECONDS, minor
 from evener.profile import ClusterProfile, DeviceProfile
-from evener.ps.access.quotas import MOST_NAMES
+from evener.ps.access.quotas import MOST_NAMES, require_small
 from evener.ps.config import MasterConfig, Versions
 from evener.ps.effects import Effects
 from evener.ps.messages import PROTOCOL, Join, Welcome
@@ -91,6 +91,7 @@ class Joining:
             invitation: with which it has come; empty if with the token of all nodes.
             join: what it says.
         """
+        require_small(join.profile)
         join, admission = self._admission(join, origin, invitation)
         transitions: tuple[Transition, ...] = ()
         if not admission.refusal:
@@ -116,6 +117,7 @@ class Joining:
         """A node has measured its device. Raises BadFrame: it had done so before."""
         if node.profile is not None:
             raise BadFrame("its device has been measured before")
+        require_small(profile)
         node.profile = replace(profile, node=node.name, address=host_in(node.origin))
         profiles = [one.profile for one in self._nodes.by_name.values() if one.profile is not None]
         try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import msgspec
+
+from evener.profile import DeviceProfile
 from evener.ps.blobs.blob import CHUNK_BYTES
 from evener.ps.collective.rank_messages import (
     MOST_RANK_JOB,
@@ -23,7 +26,7 @@ from evener.ps.examination.examination_messages import (
     ExamineNodes,
     Probed,
 )
-from evener.ps.messages import BlobChunk, FetchBlob, GetStatus, Header, WatchRun
+from evener.ps.messages import BlobChunk, Header
 from evener.wire.errors import BadFrame
 from evener.wire.limits import Limits
 from evener.wire.server import Server
@@ -32,12 +35,22 @@ MOST_NAMES = 4096
 """Nodes that a master remembers."""
 MOST_EVENTS = 10_000
 """That the record of a run keeps."""
+MOST_EVENT_BYTES = 2**22
+"""Of these, in memory."""
+MOST_LOG_BYTES = 2**29
+"""Of the file with the events of a run."""
+MOST_PROFILE_BYTES = 4096
+"""Of the profile of a node's device, as it travels."""
+MOST_ARRIVING_BYTES = 2**26
+"""Of buffers that are on their way from all peers together, besides weights and contributions."""
+MOST_FETCHING = 64
+"""Peers that have not taken the last piece of a blob that they asked for; others wait for theirs."""
 IDLE_PATIENCES = 4.0
 """For which a connection may say nothing that is neither a node's nor watches a run."""
-MOST_WAITING: dict[type[Header], int] = {FetchBlob: 16, GetStatus: 4, WatchRun: 1, ExamineNodes: 1}
-"""Frames that may wait for a peer which asks for more; a piece of a blob is a megabyte."""
-MOST_WAITING_IN_ALL = 512
-"""Frames that may wait for all peers together when one asks for a piece of a blob."""
+MOST_WAITING = 4
+"""Frames that may wait for a peer which asks for another answer."""
+MOST_FETCHES = 16
+"""Pieces of blobs that a peer may ask for before it has taken the first."""
 MOST_BUFFERS: dict[type[Header], tuple[int, ...]] = {
     BlobChunk: (CHUNK_BYTES,),
     ExamineNodes: (MOST_QUESTION_BYTES, MOST_CODE_BYTES),
@@ -60,12 +73,59 @@ def require_size(kind: type[Header], lengths: Sequence[int]) -> None:
         raise BadFrame(f"{kind.__name__} brings {sum(lengths)} bytes too many")
 
 
-def require_room(server: Server[Header], peer: int, most: int) -> None:
-    """Raise BadFrame if somebody asks for more than it takes, or all do."""
-    if server.num_waiting(peer) >= most:
-        raise BadFrame(f"it asks for more than it takes: {most} answers wait for it")
-    if server.num_waiting() >= MOST_WAITING_IN_ALL:
-        raise BadFrame("too many answers wait for others to take them: try again")
+def require_room(server: Server[Header], peer: int) -> None:
+    """Raise BadFrame if somebody asks for more answers than it takes."""
+    if server.num_waiting(peer) >= MOST_WAITING:
+        raise BadFrame(f"it asks for more than it takes: {MOST_WAITING} answers wait for it")
+
+
+def require_small(profile: DeviceProfile | None) -> None:
+    """Raise BadFrame if the profile of a device is larger than any that is measured when a node joins."""
+    if profile is not None and len(msgspec.msgpack.encode(profile)) > MOST_PROFILE_BYTES:
+        raise BadFrame(f"the profile of a device has at most {MOST_PROFILE_BYTES} bytes")
+
+
+class Allowance:
+    """So many bytes at once, and so many more with every second.
+
+    Args:
+        at_once: bytes.
+        per_second: bytes.
+        clock: seconds.
+    """
+
+    def __init__(self, at_once: int, per_second: int, clock: Callable[[], float]) -> None:
+        self._most, self._per_second, self._clock = at_once, per_second, clock
+        self._left, self._seen = float(at_once), clock()
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether there are so many; they are taken then."""
+        now = self._clock()
+        self._left = min(float(self._most), self._left + (now - self._seen) * self._per_second)
+        self._seen = now
+        if num_bytes > self._left:
+            return False
+        self._left -= num_bytes
+        return True
+
+
+class Arrivals:
+    """The buffers that are on their way to the master: no peer has memory made for more than all may have."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, int] = {}
+
+    def begin(self, peer: int, num_bytes: int) -> None:
+        """A frame begins. Raises BadFrame: too much is on its way from all peers."""
+        self._bytes.pop(peer, None)
+        if num_bytes and sum(self._bytes.values()) + num_bytes > MOST_ARRIVING_BYTES:
+            raise BadFrame("too much is on its way from others at this moment: try again")
+        if num_bytes:
+            self._bytes[peer] = num_bytes
+
+    def end(self, peer: int) -> None:
+        """It is here, or its connection is gone."""
+        self._bytes.pop(peer, None)
 
 
 def connection_limits(patience: float) -> Limits:

@@ -18,6 +18,12 @@ LEAST_FREE = 0.05
 """Of the disk, that no blob takes."""
 
 
+def why_no_disk(folder: Path) -> str:
+    """Why nothing large may be written below `folder`; empty if it may."""
+    disk = shutil.disk_usage(folder)
+    return "" if disk.free > LEAST_FREE * disk.total else f"the master's disk is full: {disk.free} bytes are free"
+
+
 class BlobStream:
     """A blob in one file.
 
@@ -68,12 +74,13 @@ class StreamWriter:
         digest: its name.
         into: folder of blobs.
         is_synced: whether the disk is waited for at the end; else whoever asks for it does that.
+        share: of what is free on the disk now, that it may take.
 
     Attributes:
         received: bytes of the stream so far: the next piece has to begin there.
     """
 
-    def __init__(self, digest: str, into: Path, *, is_synced: bool = True) -> None:
+    def __init__(self, digest: str, into: Path, *, is_synced: bool = True, share: float = 1.0) -> None:
         self._digest, self._place = digest, blob_folder(into, digest)
         into.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder, self._is_synced = into, is_synced
@@ -81,6 +88,7 @@ class StreamWriter:
         self._file = (self._draft / "stream").open("xb")
         self._hasher = hashlib.sha256()
         self.received = 0
+        self._most_bytes = share * shutil.disk_usage(into).free
 
     def add(self, piece: bytes | memoryview) -> None:
         """Take the next piece of the stream.
@@ -90,7 +98,8 @@ class StreamWriter:
             OSError: it cannot be written.
         """
         disk = shutil.disk_usage(self._folder)
-        if disk.free - len(piece) < LEAST_FREE * disk.total:
+        is_too_large = self.received + len(piece) > self._most_bytes
+        if is_too_large or disk.free - len(piece) < LEAST_FREE * disk.total:
             raise InvalidFile(f"the master's disk has no room for blob {self._digest[:12]}")
         self._hasher.update(piece)
         self._file.write(piece)

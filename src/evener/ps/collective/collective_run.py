@@ -21,12 +21,20 @@ from evener.elastic.elastic_ranks import ElasticRanks
 from evener.elastic.generation import Generation
 from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
 from evener.errors import EvenerError, NodeLost, NotNeeded, TrainingFailed
-from evener.events import decode_events
+from evener.events import sized_events
 from evener.ps.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.collective.rank_journal import Begun, Found, Kept, RankJournal
 from evener.ps.collective.rank_lifecycle import Beginnings, RunEnding
-from evener.ps.collective.rank_messages import PrepareRank, RankEnded, RankJob, RankReady, RankSaved, encode_rank_part
-from evener.ps.collective.rank_news import RankNews
+from evener.ps.collective.rank_messages import (
+    MOST_WORDS,
+    PrepareRank,
+    RankEnded,
+    RankJob,
+    RankReady,
+    RankSaved,
+    encode_rank_part,
+)
+from evener.ps.collective.rank_news import MOST_EVENT_BYTES, RankNews
 from evener.ps.collective.rank_table import Absences, DeclinedNodes, RankTable
 from evener.ps.collective.remote_rank import RemoteRank, RemoteStarter
 from evener.ps.messages import Send
@@ -65,10 +73,10 @@ class CollectiveRun:
     ) -> None:
         self.job, self._nodes, self._send, self._clock, self._journal = job, nodes, send, clock, journal
         self.checkpoints, self._beginnings = checkpoints, Beginnings(nodes, job.run)
-        self.news = RankNews()
+        self.news = RankNews(clock)
         self.failure: EvenerError | None = None
         self.is_complete = False
-        self.weights = b""
+        self.weights, self._bringing = b"", ""
         self._values, self._starter = SharedValues(), RemoteStarter(job.run, nodes, send)
         self._table = RankTable(self._starter, journal)
         self._elastic: ElasticRanks[RemoteRank] | None = None
@@ -127,7 +135,7 @@ class CollectiveRun:
             return
         message = decode_from_rank(data)
         if isinstance(message, SetValue | AskValues):
-            for number, answer in self._values.answers(process, message):
+            for number, answer in self._values.answers(process, message, node.name):
                 self._table.tell(number, msgspec.msgpack.encode(answer))
             return
         rank.said.append(data)
@@ -136,7 +144,7 @@ class CollectiveRun:
     def shown(self, node: NodeRecord, process: int, data: memoryview) -> None:
         """A process tells what happened. Raises msgspec.DecodeError."""
         if self._may_speak(node, process):
-            self.news.add(decode_events(data))
+            self.news.add(sized_events(data, MOST_EVENT_BYTES))
 
     def saved(self, node: NodeRecord, header: RankSaved) -> None:
         """A process has written a checkpoint."""
@@ -163,9 +171,23 @@ class CollectiveRun:
         return self.news.step.step if self.news.step is not None else 0
 
     def wants_weights(self, node: NodeRecord, process: int) -> bool:
-        """Whether a process that has ended may bring weights."""
+        """Whether a process that has ended may bring weights: one at a time, until they are here."""
         rank = self._table.of(node, process)
-        return rank is not None and rank.ended is None and not self.weights
+        if rank is None or rank.ended is not None or self.weights or self._bringing not in ("", node.name):
+            return False
+        self._bringing = node.name
+        return True
+
+    def wants(self, node: NodeRecord, process: int, num_bytes: int) -> bool:
+        """Whether a process may say or show something of this length."""
+        return self._table.of(node, process) is not None and (
+            num_bytes <= MOST_WORDS or (not self.news.has_record and self._may_speak(node, process))
+        )
+
+    def left(self, node: NodeRecord) -> None:
+        """The connection of a node is gone, and with it what it was bringing."""
+        if self._bringing == node.name:
+            self._bringing = ""
 
     def note(self, kind: str, message: str, *nodes: str) -> None:
         """Have something told that happened to `nodes`; when they take part, their generation tells."""
@@ -264,7 +286,7 @@ class CollectiveRun:
             or not self._ending.is_over(elastic, self._table.ranks, self._clock())
         ):
             return
-        error = self._ending.error(elastic, self._table.ranks, has_record=self.news.record is not None)
+        error = self._ending.error(elastic, self._table.ranks, has_record=self.news.has_record)
         if error is None:
             self.is_complete = True
         else:
@@ -286,6 +308,7 @@ class CollectiveRun:
             return
         self.note("begins again", f"{words} {error}")
         self.close()
+        self.news.forget_record()
         self._ending.begins_again()
         self._elastic = None
         self._table.clear()

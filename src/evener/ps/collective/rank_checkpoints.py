@@ -25,6 +25,8 @@ from evener.ps.messages import BlobChunk, FetchBlob, Send
 from evener.ps.nodes import NodeRecord
 
 _AHEAD = 2
+_SHARE = 0.5
+"""Of the disk's free bytes, that one may take: nobody knows how large it is to be, and two are kept for a while."""
 _WEIGHTS = "model.safetensors"
 
 
@@ -49,7 +51,7 @@ class RankCheckpoints:
         notify: Callable[[str], None],
     ) -> None:
         self._send, self._keep, self._notify = send, keep, notify
-        self._receiver = BlobReceiver(blobs, partial(StreamWriter, is_synced=False), _AHEAD)
+        self._receiver = BlobReceiver(blobs, partial(StreamWriter, is_synced=False, share=_SHARE), _AHEAD)
         self._from: NodeRecord | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evener-checkpoints")
         self._syncing: Future[None] | None = None

@@ -8,6 +8,7 @@ import msgspec
 
 from evener.errors import InvalidInput
 from evener.memory import usable_memory
+from evener.ps.access.quotas import MOST_BUFFERS
 from evener.ps.collective.rank_messages import RankEnded, RankPiece, RankReady, RankSaid, RankSaved, RankShown
 from evener.ps.messages import Header
 from evener.ps.nodes import NodeRecord
@@ -26,7 +27,17 @@ class RankHandlers:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    def place(self, node: NodeRecord | None, header: RankEnded, lengths: tuple[int, ...]) -> Sequence[Buffer] | None:
+    def is_wanted(self, node: NodeRecord | None, header: Header, lengths: tuple[int, ...]) -> bool:
+        """Whether what a process says is for the run in progress, and not too much."""
+        run = self._scheduler.ranks.run
+        if node is None or run is None or run.job.run != getattr(header, "run", ""):
+            return False
+        process = getattr(header, "process", None)
+        return process is None or not lengths or run.wants(node, process, sum(lengths))
+
+    def place_weights(
+        self, node: NodeRecord | None, header: RankEnded, lengths: tuple[int, ...]
+    ) -> Sequence[Buffer] | None:
         """Memory for the weights that a process has left; None if nobody wants them. Raises BadFrame: too many."""
         run = self._scheduler.ranks.run
         if len(lengths) != 1 or lengths[0] > usable_memory()[1] // 2:
@@ -39,6 +50,8 @@ class RankHandlers:
         """A node says something of its rank. Raises BadFrame: what no rank says."""
         run = self._scheduler.ranks.run
         if run is None or run.job.run != getattr(header, "run", ""):
+            return
+        if type(header) in MOST_BUFFERS and not buffers:  # nobody wanted it
             return
         try:
             if isinstance(header, RankReady):

@@ -20,6 +20,7 @@ from typing import BinaryIO, TypeAlias
 
 import msgspec
 
+from evener.atomic import atomic_write
 from evener.elastic.generation import Generation
 from evener.ps.collective.rank_messages import RankJob
 from evener.ps.config import StateDir
@@ -28,6 +29,7 @@ from evener.schema import Amount, Part
 _HEAD = struct.Struct("<II")
 """Bytes of a record, and their CRC-32."""
 _FILE = "ranks.journal"
+_LEAST_COMPACTED = 4 * 2**20
 
 
 class Begun(Part, frozen=True, kw_only=True, tag=True):
@@ -109,7 +111,7 @@ class RankJournal:
     def __init__(self, home: StateDir, notify: Callable[[str], None]) -> None:
         self._home, self._path, self._notify = home, home.run / _FILE, notify
         self._file: BinaryIO | None = None
-        self._is_failing = False
+        self._is_failing, self._needed_bytes = False, 0
 
     def add(self, record: Record) -> None:
         """Write a record down; a disk that is full is a warning, and the next beginning is tried again."""
@@ -119,11 +121,25 @@ class RankJournal:
         try:
             self._write(_HEAD.pack(len(data), zlib.crc32(data)) + data)
             self._is_failing = False
+            self._compact_if_due()
         except OSError as error:
             self._notify(f"warning: the run cannot be written down ({error.strerror}): it ends with this master")
             self._is_failing = True
             if self._file is not None:
                 self._file.truncate(0)
+
+    def _compact_if_due(self) -> None:
+        """Keep no more than twice of what is needed, and some megabytes: rosters are written again and again."""
+        assert self._file is not None
+        if self._file.tell() < _LEAST_COMPACTED + 2 * self._needed_bytes or (found := self.load()) is None:
+            return
+        records: list[Record] = [found.begun, *(Kept(key=key, value=value) for key, value in found.values.items())]
+        records += [found.roster, *([] if found.saved is None else [found.saved])]
+        encoded = [msgspec.msgpack.encode(one) for one in records]
+        data = b"".join(_HEAD.pack(len(one), zlib.crc32(one)) + one for one in encoded)
+        self._file.close()
+        atomic_write(self._path, data, private=True)
+        self._file, self._needed_bytes = self._path.open("ab", buffering=0), len(data)
 
     def load(self) -> Found | None:
         """What the last master of this home wrote down of a run that was in progress; None if there was none."""
@@ -160,7 +176,7 @@ class RankJournal:
         """Nothing more is written now."""
         if self._file is not None:
             self._file.close()
-        self._file, self._is_failing = None, False
+        self._file, self._is_failing, self._needed_bytes = None, False, 0
 
     def _write(self, data: bytes) -> None:
         """Raises OSError: not all of it."""

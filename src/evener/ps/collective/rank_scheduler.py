@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from evener.errors import EvenerError, Interrupted
+from evener.ps.blobs.blob_stream import why_no_disk
 from evener.ps.collective.collective_run import CollectiveRun
 from evener.ps.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.collective.rank_journal import RankJournal
@@ -16,7 +18,7 @@ from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
 from evener.ps.messages import BlobChunk, Release, RunAccepted, RunFinished, RunRejected, Send
 from evener.ps.nodes import NodeRecord, Nodes
-from evener.ps.results import RunResult, encode_record, save_result
+from evener.ps.results import RunResult, save_result
 from evener.ps.run_status import busy_with, set_aside_sentence, status_of_ranks
 from evener.ps.subscribers import Subscribers, open_log
 from evener.schema import shown
@@ -83,6 +85,8 @@ class RankScheduler:
     def disconnected(self, peer: int) -> None:
         """A connection is gone."""
         self._submissions.left(peer)
+        if self.run is not None and (node := self._nodes.at(peer)) is not None:
+            self.run.left(node)
         if self._subscribers.remove(peer) and self.run is not None:
             self._config.notify(f"the command that watched run {self.name} is gone; the run goes on")
 
@@ -128,7 +132,7 @@ class RankScheduler:
             reason += f"; the weights after step {run.checkpoints.last.step} are what remains"
         run.checkpoints.forget()
         header = RunFinished(exit_code=error.exit_code if error else 0, reason=shown(reason), run=run.job.run)
-        record = encode_record(run.news.record) if run.news.record is not None else b""
+        record = msgspec.json.format(run.news.record, indent=1) if run.news.has_record else b""
         result = RunResult(header.exit_code, header.reason, record, weights)
         where = self._keep(self._config.home.runs / run.job.run, result)
         self._journal.forget()
@@ -148,6 +152,7 @@ class RankScheduler:
         """The master ends."""
         if self.run is not None:
             self.run.checkpoints.close()
+            self.run.news.forget_record()
         self._submissions.close()
         self._subscribers.close()
         self._journal.close()
@@ -157,7 +162,7 @@ class RankScheduler:
         if submission is None:
             return
         assert isinstance(submission.job, RankJob)
-        if reason := self.busy or self._why_not():
+        if reason := self.busy or self._why_not() or why_no_disk(self._config.home.folder):
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
         job = replace(submission.job, run=self._config.home.free_name(submission.job.run))
@@ -175,6 +180,8 @@ class RankScheduler:
 
     def _release(self, header: RunFinished, buffers: Sequence[bytes]) -> None:
         """Nobody works for the run, or watches it, any more: its nodes end their processes."""
+        if self.run is not None:
+            self.run.news.forget_record()
         self.run = None
         self._subscribers.end(header, buffers)
         for node in self._nodes.by_name.values():
@@ -183,8 +190,7 @@ class RankScheduler:
             self._send(node.peer, Release(run=header.run))
 
     def _flush(self, run: CollectiveRun) -> None:
-        self._subscribers.show(run.job.run, run.news.events)
-        run.news.events = []
+        self._subscribers.show(run.job.run, run.news.take())
 
     def _keep(self, folder: Path, result: RunResult) -> str:
         """Write down what a run has come to; where that is, in words."""
