@@ -23,8 +23,9 @@ from evener.sync.protocol import SyncProtocol, Workload
 from evener.sync.snapshot import require_free
 from evener.wire.errors import BadFrame
 
-MOST_JOB_BYTES = 8 * 2**20
-"""Of all runs in progress together, too."""
+MOST_JOB_BYTES = 2 * 2**20
+MOST_JOBS_BYTES = 2 * MOST_JOB_BYTES
+"""Of all runs in progress together."""
 
 
 class Job(Part, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from evener.ps.blobs.blob_transfer import BlobSender
 from evener.ps.checkpointing import Checkpointer, unfinished
 from evener.ps.collective.rank_scheduler import RankScheduler
 from evener.ps.config import MasterConfig
-from evener.ps.job import MOST_JOB_BYTES, Job, Submission, Submissions, encode_job
+from evener.ps.job import MOST_JOBS_BYTES, Job, Submission, Submissions, encode_job
 from evener.ps.merges import merge_of
 from evener.ps.messages import (
     AssignNodes,
@@ -304,8 +304,8 @@ class Scheduler:
     def _why_no_room(self, job: Job) -> str:
         """Why memory and disk have no room for another run; empty if they do."""
         jobs = [job, *(run.job for run in self.runs)]
-        if sum(len(encode_job(one)) for one in jobs) > MOST_JOB_BYTES:
-            return f"the runs in progress would be described by more than {MOST_JOB_BYTES} bytes, which is the limit"
+        if sum(len(encode_job(one)) for one in jobs) > MOST_JOBS_BYTES:
+            return f"the runs in progress would be described by more than {MOST_JOBS_BYTES} bytes, which is the limit"
         if sum(one.layout.num_bytes for one in jobs) > (most := usable_memory()[1] // 2):
             return f"the weights of all runs would take more than the {most} bytes that this master has for them"
         return why_no_disk(self._home.folder)

@@ -38,7 +38,7 @@ from evener.ps.collective.rank_journal import Begun, RankJournal, roster_of
 from evener.ps.collective.rank_messages import RankJob
 from evener.ps.collective.rank_news import RankNews
 from evener.ps.config import StateDir
-from evener.ps.job import MOST_JOB_BYTES
+from evener.ps.job import MOST_JOBS_BYTES
 from evener.ps.messages import FetchBlob, StatusReply
 from evener.ps.run_journal import RunJournal
 from evener.record import Event, NodeStep, Step
@@ -316,7 +316,7 @@ def test_a_checkpoint_takes_half_of_the_free_disk_at_most(tmp_path: Path) -> Non
 
 def test_runs_at_rest_take_so_much_memory_in_all() -> None:
     with plane() as ps, ps.control() as control:
-        options = {f"{number}": "x" * 4000 for number in range(MOST_JOB_BYTES // 12_000)}
+        options = {f"{number}": "x" * 4000 for number in range(MOST_JOBS_BYTES // 12_000)}
         resting = replace(job(SYNC, run="rest"), nodes=(), options=options)
         taken = [control.submit(resting, weights(), []) for _ in range(2)]
         with pytest.raises(InvalidInput):
