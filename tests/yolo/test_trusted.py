@@ -57,23 +57,25 @@ def test_what_runs_as_a_program_is_named(words: dict[str, str], names: list[str]
 
 
 @pytest.mark.parametrize("model", ["evaluated.yaml", "yolov8n.yaml"])
-@pytest.mark.parametrize("is_here", [True, False])
-def test_it_is_refused_before_anything_is_loaded(model: str, is_here: bool, folder: Path) -> None:
+def test_it_is_refused_before_anything_is_loaded(model: str, folder: Path) -> None:
     with pytest.raises(InvalidInput, match=r"download|activation"):
-        refuse_programs({"model": model, "data": "code.yaml"}, is_here=is_here)
+        refuse_programs({"model": model, "data": "code.yaml"})
 
 
-def test_a_checkpoint_that_a_masters_nodes_would_load_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"model=x\.pt"):
-        refuse_programs({"model": "x.pt"}, is_here=False)
-    config = YoloConfig(words=("train", "model=x.pt", "data=plain.yaml"), home=folder, trusted_only=True)
+@pytest.mark.parametrize("home", [None, Path("home")])
+def test_a_checkpoint_is_refused_where_ultralytics_cannot_load_known_classes_alone(
+    home: Path | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evener.yolo.trusted._loads_safely", lambda: False)
+    monkeypatch.setattr(command, "_require_ultralytics", lambda: None)
+    config = YoloConfig(words=("train", "model=x.pt", "data=plain.yaml"), home=home, trusted_only=True)
     with pytest.raises(InvalidInput, match=r"model=x\.pt"):
         command.run(config, as_json=False)
 
 
 def test_what_is_plain_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SAFE_LOAD, "")
-    refuse_programs({"model": "yolov8n.yaml", "data": "archive.yaml"}, is_here=False)
+    refuse_programs({"model": "yolov8n.yaml", "data": "archive.yaml"})
     assert os.environ[SAFE_LOAD] == "1"
 
 
@@ -104,7 +106,7 @@ class Evil:
         return os.mkdir, ("ran",)
 torch.save({"model": Evil()}, "evil.pt")
 from evener.yolo.trusted import refuse_programs
-refuse_programs({"model": "evil.pt"}, is_here=True)
+refuse_programs({"model": "evil.pt"})
 import torchvision_operators
 from ultralytics import YOLO
 try:

@@ -238,6 +238,11 @@ class Peer(Generic[H]):
         return self._confirmed > before
 
     @property
+    def excess_bytes(self) -> int:
+        """That wait for the socket to take more, besides one frame; see `Limits.queued_bytes`."""
+        return max(0, self._queued_bytes - _COUNTED_BYTES)
+
+    @property
     def num_waiting(self) -> int:
         """Frames that wait for the socket to take more."""
         return len(self._queue)

@@ -22,6 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         patience: seconds without a byte of progress after which a frame that has begun is given up.
         queued_frames: that may wait for one peer at a server.
         queued_bytes: of these; of a frame a megabyte at most is counted, since large ones are weights that peers share.
+        queued_bytes_in_all: of all peers together, besides a megabyte of each.
     """
 
     header_bytes: int = 64 * 1024
@@ -33,9 +34,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 15.0
     queued_frames: int = 1024
     queued_bytes: int = 16 * 2**20
+    queued_bytes_in_all: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        for field in ("header_bytes", "connections", "pending", "queued_frames", "queued_bytes"):
+        for field in ("header_bytes", "connections", "pending", "queued_frames", "queued_bytes", "queued_bytes_in_all"):
             value = getattr(self, field)
             require(value >= 1, field, value, "at least 1")
         require(0 <= self.buffers <= 65535, "buffers", self.buffers, "between 0 and 65535")

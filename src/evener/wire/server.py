@@ -194,6 +194,17 @@ class Server(Generic[H]):
         for end in list(self._peers.values()):
             if reason := end.stalled(now):
                 self.disconnect(end.number, reason)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Leave those for whom most waits, while too much waits for all peers together."""
+        waiting = sorted(((end.excess_bytes, number) for number, end in self._peers.items()), reverse=True)
+        total = sum(count for count, _ in waiting)
+        for count, number in waiting:
+            if total <= self._limits.queued_bytes_in_all:
+                return
+            self.fail(number, BadFrame(f"it took too little: {count} bytes wait for it, and {total} for all"))
+            total -= count
 
     def _serve(self, end: Peer[H], ready: int) -> None:
         """Do what a socket is ready for."""

@@ -61,13 +61,13 @@ def run(config: YoloConfig, *, as_json: bool) -> None:
     """
     if config.names_master:
         if config.trusted_only:
-            refuse_programs(read_words(config.words), is_here=False)
+            refuse_programs(read_words(config.words))
         train(run_config(config), as_json=as_json)
         return
     words = read_words(config.words)
     _require_ultralytics()
     if config.trusted_only:
-        refuse_programs(words, is_here=True)
+        refuse_programs(words)
     elif os.environ.get("RANK", "0") == "0":
         _warn(words)
     config = msgspec.structs.replace(config, to_stderr=as_json)

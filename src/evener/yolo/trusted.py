@@ -62,17 +62,19 @@ def warning_of(words: Mapping[str, str]) -> str:
     )
 
 
-def refuse_programs(words: Mapping[str, str], *, is_here: bool) -> None:
+def refuse_programs(words: Mapping[str, str]) -> None:
     """Have nothing run that came with a file, from now on in this process and those that it starts.
 
     Args:
         words: settings by name.
-        is_here: whether all files are loaded on this machine; the nodes of a master load theirs as they do.
 
     Raises:
         InvalidInput: a file cannot be loaded without; names it.
     """
-    if found := what_is_evaluated(words) or ([] if is_here and _loads_safely() else what_runs(words)):
+    found = what_is_evaluated(words)
+    if not found and (pickles := what_runs(words)) and not _loads_safely():
+        found = pickles
+    if found:
         raise InvalidInput(f"--trusted-only: {', '.join(found)} would run as a program; leave it out")
     os.environ[SAFE_LOAD] = "1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -46,6 +47,7 @@ from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame
 from evener.wire.limits import Limits
 from evener.wire.reader import FrameReader
+from evener.wire.server import Server
 from support.agreements import SYNC
 from support.largest_messages import LARGE_PROFILE, RECORD
 from support.linear_engine import job, weights
@@ -275,6 +277,18 @@ def test_frames_that_wait_for_a_peer_are_bounded_by_their_bytes_and_large_ones_c
         with pytest.raises(BadFrame):
             send_without_end(peer, size)
         assert peer.num_waiting <= most
+
+
+def test_who_lets_most_wait_is_left_when_too_much_waits_for_all() -> None:
+    server = object.__new__(Server)
+    server._limits = Limits(queued_bytes_in_all=10 * 2**20)
+    sizes = {1: 0, 2: 7, 3: 2, 4: 6, 5: 1}
+    server._peers = {number: SimpleNamespace(excess_bytes=size * 2**20) for number, size in sizes.items()}  # type: ignore[misc]
+    left: list[int] = []
+    server.fail = lambda peer, _: left.append(peer)  # type: ignore[method-assign]
+    server._relieve()
+    assert left == [2]
+    assert Limits().queued_bytes_in_all < Limits().connections * Limits().queued_bytes
 
 
 def test_a_large_head_leaves_no_memory_behind() -> None:
