@@ -34,9 +34,9 @@ def test_who_is_gone_is_not_answered() -> None:
 
 
 def test_a_value_that_is_set_again_counts_once_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_values, "MOST_BYTES", 10)
+    monkeypatch.setattr(shared_values, "MOST_BYTES", 300)
     values = SharedValues()
     for _ in range(20):
         list(values.answers(1, SetValue(number=1, key="beat", value=b"1")))
-    with pytest.raises(InvalidInput, match="more than 10 bytes"):
+    with pytest.raises(InvalidInput, match="more than 300 bytes"):
         list(values.answers(1, SetValue(number=1, key="other", value=b"2")))

@@ -128,7 +128,7 @@ def buffers_of(kind: type[Any], number: int) -> list[list[Any]]:
         SetValue(number=number, key="again", value=bytes(most[0] - 100)),
         AskValues(number=number, keys=("again",) * 100_000, waits=False),
         AskValues(number=number, keys=(f"missing{number}" * 30,) * 3000, waits=True),
-        Hello(node="x" * 200, founders=("x" * 200,) * 4000),
+        Hello(node="x" * 200, founders=("x" * 250,) * 1024),
         Beat(count=number, step=number, holds=0),
     ]
     return [[msgspec.msgpack.encode(one)] for one in said]

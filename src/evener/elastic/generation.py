@@ -11,9 +11,10 @@ A process has a number that no other one of the run ever has: one that was given
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from evener.schema import Amount, Name, Part
@@ -83,7 +84,7 @@ class Hello(Part, frozen=True, kw_only=True, tag=True):
     """
 
     node: Name
-    founders: tuple[Name, ...] = ()
+    founders: Annotated[tuple[Name, ...], Meta(max_length=1024)] = ()
 
 
 class Beat(Part, frozen=True, kw_only=True, tag=True):
