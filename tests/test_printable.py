@@ -11,7 +11,7 @@ import pytest
 
 from evener.elastic.generation import Hello
 from evener.elastic.shared_values import decode_from_rank
-from evener.events import Phase, decode_events, encode_events
+from evener.events import Phase, RunEvent, decode_events, encode_events
 from evener.ps.status import ClusterStatus, NodeStatus, decode_status, encode_status
 from evener.record import Event, TrainRecord, Validation
 from evener.schema import PRINTABLE
@@ -110,7 +110,7 @@ def test_a_line_of_json_that_is_escaped_is_cleaned_as_one_that_is_not(text: str)
 
 
 def test_plain_text_and_numbers_are_what_they_were() -> None:
-    events = [
+    events: list[RunEvent] = [
         Event(step=1, kind="joined", message="node é 漢字 🙂 joined", nodes=("a",)),
         Validation(step=1, epoch=0, loss=1e-300, accuracy=None, seconds=0.1, metrics={"mAP50": 0.25}),
         Phase(what="training", detail='"quoted"  twice', num_samples=2**53),

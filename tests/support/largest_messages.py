@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import msgspec.inspect as mi
@@ -93,20 +93,20 @@ def largest(kind: Any) -> Any:
 LARGE_PROFILE = replace(
     PROFILE,
     model="x" * 256,
-    throughputs=tuple(Throughput(precision=one, matmul_flops=1e12, reason="x" * 512) for one in PRECISIONS),
+    throughputs=tuple(Throughput(precision=one, matmul_flops=1e12, reason="x" * 950) for one in PRECISIONS),
     address="x" * 256,
     leaf="x" * 256,
 )
 
 
 @cache
-def _largest_of(kind: type[Any]) -> Any:
+def _largest_of(kind: Any) -> Any:
     return msgspec.convert(largest(mi.type_info(kind)), kind)
 
 
 def largest_header(kind: type[Any], **fields: Any) -> m.Header:
     """A header of this type that is as large as one may be, but for these fields."""
-    found = _largest_of(kind)
+    found = _largest_of(cast(Hashable, kind))
     own = {field: value for field, value in fields.items() if field in kind.__struct_fields__}
     return replace(found, **own)  # type: ignore[no-any-return]
 
@@ -120,7 +120,7 @@ def _events(most: int, event: Any) -> bytes:
 def buffers_of(kind: type[Any], number: int) -> list[list[Any]]:
     """The largest buffers that a message may bring, for every meaning that they can have."""
     if kind is not r.RankSaid:
-        return _buffers_of(kind, number % 7)
+        return _buffers_of(cast(Hashable, kind), number % 7)
     most = MOST_BUFFERS[kind]
     said = [
         SetValue(number=number, key=f"k{number}", value=bytes(most[0] - 100)),
@@ -135,7 +135,7 @@ def buffers_of(kind: type[Any], number: int) -> list[list[Any]]:
 
 
 @cache
-def _buffers_of(kind: type[Any], number: int) -> list[list[Any]]:
+def _buffers_of(kind: Any, number: int) -> list[list[Any]]:
     most = MOST_BUFFERS.get(kind, ())
     if kind is r.RankShown:
         node = NodeStep(samples=1, io_seconds=0, compute_seconds=0, wait_seconds=0, update_seconds=0, sent_bytes=0)
@@ -422,7 +422,7 @@ def try_state(
                 if kind is m.Join:
                     evil.leave()
                     evil.state = state
-                _settle(watcher)
+                _settle(watcher, before)
                 what = f"{kind.__name__}.{meaning} of a {role}, {state}"
                 one = Found(
                     what, before, watcher.memory, watcher.peak, disk_of(ps.home) - disk, watcher.slowest, evil.sent,
@@ -468,13 +468,13 @@ def _send(evil: Evil, kind: type[Any], meaning: int, number: int) -> None:
         evil.process = 0
 
 
-def _settle(watcher: Watcher) -> None:
-    """Wait until the master has dealt with what it has."""
+def _settle(watcher: Watcher, before: int) -> None:
+    """Wait until the master has dealt with what it has, and holds no frame that has not come whole."""
     busy = watcher.process.cpu_times().user
-    for _ in range(100):
+    for _ in range(40):
         time.sleep(0.3)
         now = watcher.process.cpu_times().user
-        if now - busy < 0.15:
+        if now - busy < 0.15 and watcher.memory < 1.15 * before:
             return
         busy = now
 

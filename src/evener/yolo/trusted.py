@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -83,10 +84,11 @@ def _loads_safely() -> bool:
     """Whether the Ultralytics that is installed can load known classes alone."""
     os.environ[SAFE_LOAD] = "1"  # which it reads when it is imported
     try:
-        from ultralytics.nn.tasks import _SafeLoad
+        from ultralytics.nn import tasks
     except ImportError:
         return False
-    return bool(_SafeLoad.SUPPORTED and _SafeLoad.restricted())
+    safe: Any = getattr(tasks, "_SafeLoad", None)
+    return safe is not None and bool(safe.SUPPORTED and safe.restricted())
 
 
 def _is_file(value: str, suffixes: tuple[str, ...]) -> bool:

@@ -285,7 +285,7 @@ def test_who_lets_most_wait_is_left_when_too_much_waits_for_all() -> None:
     sizes = {1: 0, 2: 7, 3: 2, 4: 6, 5: 1}
     server._peers = {number: SimpleNamespace(excess_bytes=size * 2**20) for number, size in sizes.items()}  # type: ignore[misc]
     left: list[int] = []
-    server.fail = lambda peer, _: left.append(peer)  # type: ignore[method-assign]
+    server.fail = lambda peer, error: left.append(peer)  # type: ignore[method-assign]
     server._relieve()
     assert left == [2]
     assert Limits().queued_bytes_in_all < Limits().connections * Limits().queued_bytes

@@ -106,7 +106,9 @@ def test_a_connection_that_says_nothing_is_left_and_one_that_watches_is_not() ->
 
 def test_heartbeats_of_somebody_who_has_not_joined_keep_no_connection() -> None:
     with plane(patience=0.3) as ps:
-        connection = open_connection(ps.address, ps.identity.token_of("node"), ToNode, Limits(patience=5))
+        connection: Connection[m.Header] = open_connection(
+            ps.address, ps.identity.token_of("node"), ToNode, Limits(patience=5)
+        )
         began = time.monotonic()
         with connection, contextlib.suppress(ConnectionLost):
             while time.monotonic() - began < 10:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from evener.ps.master_client import MasterClient
 from evener.run.options import MasterAccess, NodesAccess, StopAccess
 from evener.run.ps_master import down, nodes, stop
 from evener.wire.connect import open_connection
+from evener.wire.connection import Connection
 from evener.wire.errors import ConnectionLost
 from evener.wire.identity import Role, Token
 from evener.wire.limits import Limits
@@ -106,7 +107,7 @@ def test_a_connection_that_breaks_before_the_master_says_that_it_ends_is_no_end(
 
     with plane() as ps, ps.control() as admin:
         with monkeypatch.context() as patched:
-            patched.setitem(COMMANDS, m.ShutDown, cut)
+            patched.setitem(cast(Any, COMMANDS), m.ShutDown, cut)
             with pytest.raises(ConnectionLost):
                 admin.down()
         assert ps.ask().nodes == ()
@@ -114,7 +115,9 @@ def test_a_connection_that_breaks_before_the_master_says_that_it_ends_is_no_end(
 
 def test_a_node_with_a_submitters_token_is_told_in_its_own_language() -> None:
     with plane() as ps:
-        connection = open_connection(ps.address, ps.identity.token_of("submitter"), ToNode, Limits(patience=5))
+        connection: Connection[m.Header] = open_connection(
+            ps.address, ps.identity.token_of("submitter"), ToNode, Limits(patience=5)
+        )
         with connection:
             connection.send(introduction("a"))
             told = told_until_closed(connection)
@@ -169,7 +172,9 @@ def test_an_invitation_that_ends_is_asked_for_at_every_command(name: str, monkey
 def test_frames_of_a_revoked_submitter_that_are_read_later_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(submitter="alice", seconds=60.0))
-        connection = open_connection(ps.address, Token.parse(invitation.token), ToCommand, Limits(patience=5))
+        connection: Connection[m.Header] = open_connection(
+            ps.address, Token.parse(invitation.token), ToCommand, Limits(patience=5)
+        )
         with connection:
             monkeypatch.setattr(ps.master._handlers.commands, "_close_revoked", lambda _: None)
             admin.change(RevokeInvitation(invitation=invitation.invitation))
@@ -183,7 +188,7 @@ def test_frames_of_a_revoked_submitter_that_are_read_later_are_refused(monkeypat
 def test_revoking_closes_who_came_by_it_and_has_not_joined_and_no_node_that_has() -> None:
     with plane() as ps, ps.control() as admin:
         invitation = admin.invite(Invite(nodes=2, seconds=60.0))
-        ends = [
+        ends: list[Connection[m.Header]] = [
             open_connection(ps.address, Token.parse(invitation.token), ToNode, Limits(patience=5)) for _ in range(2)
         ]
         with ends[0], ends[1]:

@@ -39,7 +39,7 @@ MOST_EVENT_BYTES = 2**22
 """Of these, in memory."""
 MOST_LOG_BYTES = 2**29
 """Of the file with the events of a run."""
-MOST_PROFILE_BYTES = 4096
+MOST_PROFILE_BYTES = 5120
 """Of the profile of a node's device, as it travels."""
 MOST_ARRIVING_BYTES = 2**26
 """Of buffers that are on their way from all peers together, besides weights and contributions."""
