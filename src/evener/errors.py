@@ -8,7 +8,8 @@ EvenerError                 1
 |  |- MissingFile               a file or data set is not there; says what to fetch from where
 |  `- MissingExtra              an optional dependency is not installed; says what to type
 |- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
-|  `- NonFiniteLoss
+|  |- NonFiniteLoss
+|  `- NoUsableNode             no node can take part in a run; says why each cannot
 |- CannotWrite              1   the disk is full or gone; says what of a run is kept
 |- NodeLost                 4   a node died, stopped answering, or cannot be reached
 |- DoesNotFit               5   no division of the work fits the memory
@@ -23,20 +24,26 @@ import os
 import traceback
 from collections.abc import Iterable
 from functools import cache
+from math import nan
 from pathlib import Path
 from textwrap import shorten
+from typing import ClassVar
 
 
 class EvenerError(Exception):
-    """Base of all errors below; `str()` of it is one sentence without a traceback."""
+    """Base of all errors below; `str()` of it is one sentence without a traceback.
 
-    exit_code = 1
+    Class and fields survive the way to another process (`error_kind.py`); a field is an annotated attribute with a
+    default.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class InvalidInput(EvenerError):
     """What was asked for cannot be done as it stands; nothing was started."""
 
-    exit_code = 2
+    exit_code: ClassVar[int] = 2
 
 
 class InvalidValue(InvalidInput, ValueError):
@@ -48,6 +55,10 @@ class InvalidValue(InvalidInput, ValueError):
         allowed: what is allowed, in words.
         advice: to say behind it.
     """
+
+    field: str = ""
+    value: object = None
+    allowed: str = ""
 
     def __init__(self, field: str, value: object, allowed: str, advice: str = "") -> None:
         super().__init__(f"{field} must be {allowed}, got {value!r}{advice}")
@@ -73,7 +84,7 @@ class MissingExtra(InvalidInput):
 class TrainingFailed(EvenerError):
     """The task's own code failed, or produced what cannot be trained on."""
 
-    exit_code = 3
+    exit_code: ClassVar[int] = 3
 
 
 class NonFiniteLoss(TrainingFailed):
@@ -85,9 +96,17 @@ class NonFiniteLoss(TrainingFailed):
         loss: the value.
     """
 
+    node: str = ""
+    step: int = 0
+    loss: float = nan
+
     def __init__(self, node: str, step: int, loss: float, advice: str = "") -> None:
         super().__init__(f"the loss on node {node} at step {step} is {loss}{advice}")
         self.node, self.step, self.loss = node, step, loss
+
+
+class NoUsableNode(TrainingFailed):
+    """No node of a master can take part in a run; says why each of them cannot."""
 
 
 class CannotWrite(EvenerError):
@@ -104,27 +123,37 @@ class CannotWrite(EvenerError):
 
 
 class NodeLost(EvenerError):
-    """A node died, stopped answering or cannot be reached; names node, rank and step."""
+    """A node died, stopped answering or cannot be reached.
 
-    exit_code = 4
+    Args:
+        sentence: names node, rank and step.
+        nodes: names of the nodes that are lost; empty where the process that raises this does not know them.
+    """
+
+    exit_code: ClassVar[int] = 4
+    nodes: tuple[str, ...] = ()
+
+    def __init__(self, sentence: str, nodes: Iterable[str] = ()) -> None:
+        super().__init__(sentence)
+        self.nodes = tuple(nodes)
 
 
 class DoesNotFit(EvenerError):
     """No division of the work fits the memory of the nodes; says which batch would."""
 
-    exit_code = 5
+    exit_code: ClassVar[int] = 5
 
 
 class NotNeeded(EvenerError):
     """A node would make the steps of a run longer, which begins or goes on without it; says what was predicted."""
 
-    exit_code = 6
+    exit_code: ClassVar[int] = 6
 
 
 class Interrupted(EvenerError):
     """The user or the scheduler asked to stop; says where the run can be resumed from."""
 
-    exit_code = 130
+    exit_code: ClassVar[int] = 130
 
 
 def require(condition: bool, field: str, value: object, allowed: str) -> None:
@@ -162,21 +191,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f", did you mean {match[0]!r}?" if match else ""
 
 
-def error_of(sentence: str, exit_code: int) -> EvenerError:
-    """An error that arose in another process, as that one explained it."""
-    error = EvenerError(sentence)
-    error.exit_code = exit_code
-    return error
-
-
-def explain(error: BaseException) -> tuple[str, int, str]:
-    """(sentence, exit code, traceback) of an error; the traceback is empty where the sentence says it all."""
+def explain(error: BaseException) -> tuple[str, str]:
+    """Sentence and traceback of an error; the traceback is empty where the sentence says it all."""
     if isinstance(error, EvenerError):
-        return str(error), error.exit_code, ""
+        return str(error), ""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped before the first step", Interrupted.exit_code, ""
-    sentence = f"{type(error).__name__}: {error}"
-    return sentence, EvenerError.exit_code, "".join(traceback.format_exception(error))
+        return "stopped before the first step", ""
+    return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The code with which a command ends by `error`."""
+    if isinstance(error, EvenerError):
+        return error.exit_code
+    return Interrupted.exit_code if isinstance(error, KeyboardInterrupt) else EvenerError.exit_code
 
 
 def end_process(error: EvenerError) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from evener.errors import InvalidInput, NodeLost
+from evener.errors import EvenerError, InvalidInput, NodeLost
 from evener.launch.parent import Parent
 from evener.launch.processes import LocalProcess, LocalProcesses
 
@@ -93,7 +93,8 @@ def test_what_a_process_sends_comes_in_order_and_its_end_is_known() -> None:
 def test_an_error_for_the_user_comes_with_its_sentence_and_exit_code_and_no_traceback() -> None:
     one, _, ending = outcome(fail, InvalidInput("no such task"))
     assert one.failure is not None
-    assert (one.failure.sentence, one.failure.exit_code, one.failure.traceback) == ("no such task", 2, "")
+    assert (one.failure.sentence, one.failure.traceback) == ("no such task", "")
+    assert type(one.failure.as_error()) is InvalidInput
     assert one.failure.is_own
     assert ending == "ended with exit code 2"
 
@@ -103,7 +104,7 @@ def test_a_bug_comes_with_its_traceback_which_is_printed_once_it_is_raised(capsy
     assert one.failure is not None
     error = one.failure.as_error()
     assert str(error) == "KeyError: 'x'"
-    assert error.exit_code == 1
+    assert type(error) is EvenerError
     printed = capsys.readouterr().err
     assert "Traceback" in printed
     assert "in fail" in printed

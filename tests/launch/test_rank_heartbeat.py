@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from evener.errors import NodeLost
 from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
 from support.stores import memory_store
 
@@ -34,13 +35,14 @@ def test_silence_is_a_count_that_has_not_grown_for_the_patience(
     for seconds, rank in sorted(zip(last, (1, 2), strict=True)):
         store.set(f"beat/{rank}", "1:3")
         heartbeat._find_lost(seconds)
-    sentence = heartbeat._find_lost(now)
-    assert (sentence is None) == (silent is None)
-    assert sentence is None or f"(rank {silent}) has been silent for 5 s, at step 3" in sentence
+    lost = heartbeat._find_lost(now)
+    assert (lost is None) == (silent is None)
+    assert lost is None or f"(rank {silent}) has been silent for 5 s, at step 3" in str(lost)
+    assert lost is None or lost.nodes == (heartbeat._nodes[silent or 0],)
 
 
 def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
-    store, lost = memory_store(), list[str]()
+    store, lost = memory_store(), list[NodeLost]()
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=0.4, on_lost=lost.append)
     heartbeat.start()
     for count in range(1, 9):
@@ -48,24 +50,25 @@ def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:
         time.sleep(0.1)
     assert not lost
     heartbeat.join(timeout=5)
-    assert lost == ["node b (rank 1) has been silent for 0.4 s, at step 7; node a waited for it"]
+    assert [str(one) for one in lost] == ["node b (rank 1) has been silent for 0.4 s, at step 7; node a waited for it"]
+    assert lost[0].nodes == ("b",)
     assert read_beat(store, 1) == (8, 7)
     assert read_beat(store, 0)[1] == 0
 
 
 def test_a_failure_that_a_rank_reports_reaches_the_others_at_once() -> None:
-    store, lost = memory_store(), list[str]()
+    store, lost = memory_store(), list[NodeLost]()
     heartbeat = RankHeartbeat(store, rank=0, nodes=["a", "b"], patience=60, on_lost=lost.append)
     RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=60, on_lost=print).report_failure(
         "node b ran out of memory"
     )
     heartbeat.start()
     heartbeat.join(timeout=5)
-    assert lost == ["node b ran out of memory"]
+    assert [str(one) for one in lost] == ["node b ran out of memory"]
 
 
 def test_a_stopped_heartbeat_says_nothing() -> None:
-    lost = list[str]()
+    lost = list[NodeLost]()
     heartbeat = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=0.2, on_lost=lost.append)
     heartbeat.start()
     heartbeat.stop()
@@ -98,10 +101,10 @@ def test_who_keeps_the_store_does_not_wait_for_the_silent() -> None:
 
 
 def test_who_hears_of_a_failure_says_so() -> None:
-    store, lost = memory_store(), list[str]()
+    store, lost = memory_store(), list[NodeLost]()
     heartbeat = RankHeartbeat(store, rank=1, nodes=["a", "b"], patience=2.0, on_lost=lost.append)
     store.set("failure", "node a (rank 0) failed: why")
     heartbeat.start()
     heartbeat.join(timeout=10)
-    assert lost == ["node a (rank 0) failed: why"]
+    assert [str(one) for one in lost] == ["node a (rank 0) failed: why"]
     assert store.check(["heard/1"])

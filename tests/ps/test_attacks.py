@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from evener.errors import EvenerError
 from evener.profile import DeviceProfile
 from evener.ps import messages as m
 from evener.ps.job import encode_job
@@ -285,7 +286,7 @@ def test_a_run_that_the_master_cannot_go_on_with_is_set_aside_and_the_next_one_b
         else:
             monkeypatch.setattr(active_run, "weights_of", broken)
         result, _ = ps.watch(job(SYNC), weights())
-        assert result.exit_code == 1
+        assert type(result.error) is EvenerError
         assert "run linear-1 cannot be gone on with (ArithmeticError: the books do not balance)" in result.reason
         monkeypatch.undo()
         wait_until(lambda: any("cannot be gone on with" in sentence for sentence in ps.said))

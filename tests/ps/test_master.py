@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from evener.errors import InvalidInput
+from evener.errors import Interrupted, InvalidInput, NonFiniteLoss, NoUsableNode
 from evener.ps.messages import PROTOCOL, Contribution, Dismiss, Header
 from evener.sync.messages import Push
 from evener.wire.errors import ConnectionLost
@@ -118,7 +118,7 @@ def test_training_that_diverges_on_all_nodes_ends_with_a_sentence() -> None:
         for name in ("a", "b"):
             ps.join(name, Mood(always_nan=True))
         result, _ = ps.watch(job(SYNC), weights())
-    assert result.exit_code == 3
+    assert isinstance(result.error, NonFiniteLoss)
     assert "every update of every node is refused" in result.reason
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_nobody_can_take_part_in_ends_with_the_reasons() -> None:
     with plane() as ps:
         ps.join("a", Mood(refuses="there are no data here"))
         result, _ = ps.watch(job(SYNC), weights())
-    assert result.exit_code == 3
+    assert isinstance(result.error, NoUsableNode)
     assert "no node can take part in the run: node a cannot take part: there are no data here" in result.reason
     assert result.record == b""
 
@@ -192,7 +192,7 @@ def test_ctrl_c_of_the_command_ends_the_run_with_what_it_has_reached() -> None:
             control._send_stop(submitted.run)
             result = control.watch(submitted.run, lambda _: None, lambda: None)
         record, _ = unpack(result)
-        assert result.exit_code == 130
+        assert isinstance(result.error, Interrupted)
         assert "as asked" in result.reason
         assert record.steps[-1].step > 3
         assert ps.ask().run is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import nan
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from evener.errors import MissingFile
+from evener.error_kind import kind_of
+from evener.errors import MissingFile, NonFiniteLoss
 from evener.history import Entry, History, NodeWork
 from evener.oracle.apportion import Worker
 from evener.ps.nodes import NodeRecord
@@ -67,7 +69,7 @@ def test_results_are_found_again_and_nothing_is_made_up(tmp_path: Path) -> None:
         load_result(tmp_path / "run")
     flat = weights()
     flat.memory[:] = 1
-    kept = RunResult(3, "why", b"{}", weights_of(flat))
+    kept = RunResult(kind_of(NonFiniteLoss("b", 3, nan)), "why", b"{}", weights_of(flat))
     save_result(tmp_path / "run", kept)
     assert load_result(tmp_path / "run") == kept
     arrays = load(kept.weights)

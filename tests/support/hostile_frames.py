@@ -322,7 +322,7 @@ def main() -> None:
     grown = process.memory_info().rss / before - 1
     stage.finish()
     assert stage.result is not None
-    sys.stdout.write(f"{dict(stage.sent)}\nmemory {grown:+.1%}, exit code {stage.result.exit_code}\n")
+    sys.stdout.write(f"{dict(stage.sent)}\nmemory {grown:+.1%}, ended by {stage.result.kind}\n")
     found = load((stage.folder / "home" / "runs" / RUN / "model.safetensors").read_bytes())
     for who, one in (("beside them", found), ("one process", serial(epochs))):
         sys.stdout.write(f"loss after {epochs} epochs, {who}: {gradient(one['w'], one['b'], *data(SAMPLES, 1))[2]!r}\n")

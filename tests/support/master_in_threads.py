@@ -139,7 +139,7 @@ class Plane:
     def run(self, job: Job, weights: Flat) -> tuple[TrainRecord, dict[str, Any]]:
         """Record and weights of a run that is to be completed."""
         result, _ = self.watch(job, weights)
-        assert (result.exit_code, result.reason) == (0, "")
+        assert (result.error, result.reason) == (None, "")
         return unpack(result)
 
     def watch(self, job: Job, weights: Flat, blobs: Any = ()) -> tuple[RunResult, list[RunEvent]]:

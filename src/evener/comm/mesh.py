@@ -135,4 +135,6 @@ class Mesh:
 
     def _lost(self, rank: int, error: OSError) -> NodeLost:
         why = error.strerror or str(error) or type(error).__name__
-        return NodeLost(f"node {self.nodes[self.rank]} lost node {self.nodes[rank]} (rank {rank}): {why}")
+        return NodeLost(
+            f"node {self.nodes[self.rank]} lost node {self.nodes[rank]} (rank {rank}): {why}", (self.nodes[rank],)
+        )

@@ -117,12 +117,14 @@ def _call(
     except OSError as error:
         raise NodeLost(
             f"node {mesh.nodes[mesh.rank]} cannot reach node {mesh.nodes[other]} (rank {other}) at {host}:{port}: "
-            f"{error.strerror or error}; is the port open, and the address the right interface's?"
+            f"{error.strerror or error}; is the port open, and the address the right interface's?",
+            (mesh.nodes[other],),
         ) from error
     except CannotJoin as error:
         raise NodeLost(
             f"node {mesh.nodes[mesh.rank]} is not listened to by node {mesh.nodes[other]} (rank {other}) "
-            f"at {host}:{port}: {error.rule}"
+            f"at {host}:{port}: {error.rule}",
+            (mesh.nodes[other],),
         ) from error
     return channel
 
@@ -144,7 +146,8 @@ def _accept(mesh: Mesh, server: socket.socket, store: SignedStore, token: Token,
         caller, _ = server.accept()
     except OSError as error:
         missing = [mesh.nodes[r] for r in range(mesh.rank + 1, mesh.size) if r not in mesh.peers]
-        raise NodeLost(f"node {missing[0]} did not connect to node {mesh.nodes[mesh.rank]}: {error}") from error
+        sentence = f"node {missing[0]} did not connect to node {mesh.nodes[mesh.rank]}: {error}"
+        raise NodeLost(sentence, (missing[0],)) from error
     try:
         rank, channel = _authenticated(caller, token, time.monotonic() + min(patience, _HANDSHAKE_SECONDS))
     except (OSError, struct.error):

@@ -166,7 +166,7 @@ class ElasticGroup:
     def _abort(self, generation: Generation) -> None:
         """Called in another thread, holding its lock: ranks are gone."""
         self.known_at = time.perf_counter()
-        self._abort_all(NodeLost(generation.reason))
+        self._abort_all(NodeLost(generation.reason, generation.lost))
 
     def _abort_all(self, error: NodeLost) -> None:
         self._connections.abort(error)

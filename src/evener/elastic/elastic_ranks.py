@@ -253,7 +253,8 @@ class ElasticRanks(Generic[P]):
             return
         self._stateless_since = self._stateless_since or now
         if not self._authority.may_have_state or now - self._stateless_since > self._patience:
-            raise NodeLost(f"{generation.reason}: nobody is left who holds the state of the training{self._advice}")
+            sentence = f"{generation.reason}: nobody is left who holds the state of the training{self._advice}"
+            raise NodeLost(sentence, generation.lost)
 
     def _replace(self, post: _Post, now: float) -> None:
         """Start another process on a node whose last one has ended, and is known to be lost, soon."""

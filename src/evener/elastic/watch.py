@@ -120,4 +120,4 @@ class Watch:
         """End this process, once."""
         if not self._is_over.is_set():
             self._is_over.set()
-            self._line.end(NodeLost(f"node {self._line.node} {why}"))
+            self._line.end(NodeLost(f"node {self._line.node} {why}", (self._line.node,)))

@@ -30,7 +30,7 @@ from rich.table import Table
 from safetensors.numpy import load as load_weights
 
 from evener import autodiff as ad
-from evener.errors import error_of, require
+from evener.errors import require
 from evener.experiments.options import NfnnConfig, numbers
 from evener.experiments.results import Column, Row, megabytes, ratio, table_of, write_csv
 from evener.launch.nodes import LocalNode
@@ -163,8 +163,8 @@ def outcome_of(
     backend = ThinBackend(task, weights_seed, "fp32")
     client.submit(job, backend.initial_weights(), [])
     result = client.watch(job.run, lambda _: None, check)
-    if result.exit_code:
-        raise error_of(result.reason, result.exit_code)
+    if result.error is not None:
+        raise result.error
     record = parse_noun(result.record, TrainRecord, source="the master's record")
     backend.model.load_state_dict(load_weights(result.weights))
     return NfnnOutcome(

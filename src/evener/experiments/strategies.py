@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import DoesNotFit, EvenerError, require
+from evener.errors import DoesNotFit, require
 from evener.experiments.local_ranks import equal_nodes, measure_on, require_gpus, where
 from evener.experiments.options import StrategiesConfig, numbers
 from evener.experiments.strategies_report import StepTime, StrategyCell, StrategyRow, as_row, line, show
@@ -77,9 +77,7 @@ def time_cell(cell: StrategyCell, network: ResNetSize, nodes: Sequence[LocalNode
     """
     try:
         return measure_on(nodes, partial(_timed, cell, network, steps), StepTime)
-    except EvenerError as error:
-        if error.exit_code != DoesNotFit.exit_code:
-            raise
+    except DoesNotFit:
         return None
 
 

@@ -15,7 +15,8 @@ from typing import NoReturn
 
 import msgspec
 
-from evener.errors import EvenerError, NodeLost, error_of, explain
+from evener.error_kind import ErrorKind, kind_of
+from evener.errors import EvenerError, NodeLost, exit_code_of, explain
 from evener.process_exit import exit_now
 
 
@@ -36,22 +37,23 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         is_own: whether it arose here; else the connection to another process broke, or that one fell silent.
-        exit_code: of the error.
+        kind: of the error.
         sentence: for the user.
         traceback: for whoever mends it; empty for errors that the sentence explains.
-        kind: class of the error.
     """
 
     is_own: bool
-    exit_code: int
+    kind: ErrorKind
     sentence: str
     traceback: str = ""
-    kind: str = ""
 
     def as_error(self) -> EvenerError:
-        """The error to be raised where the process was started; prints the traceback, if there is one."""
+        """The error to be raised where the process was started, of the class that it had in the process.
+
+        Prints the traceback, if there is one.
+        """
         sys.stderr.write(self.traceback)
-        return error_of(self.sentence, self.exit_code)
+        return self.kind.as_error(self.sentence)
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -86,8 +88,8 @@ class Parent:
             if error is None:
                 self._send(Done())
             else:
-                sentence, code, trace = explain(error)
-                self._send(Failed(not isinstance(error, NodeLost), code, sentence, trace, type(error).__name__))
+                code, (sentence, trace) = exit_code_of(error), explain(error)
+                self._send(Failed(not isinstance(error, NodeLost), kind_of(error), sentence, trace))
         if isinstance(error, NodeLost):
             os._exit(code)
         exit_now(code)

@@ -25,7 +25,7 @@ class RankHeartbeat:
         rank: of this process.
         nodes: name of every rank's node.
         patience: seconds of silence after which a rank is lost.
-        on_lost: called once, in this thread, with one sentence about who is lost.
+        on_lost: called once, in this thread, with an error that says who is lost.
         keeps_store: whether the store is kept by this process, and gone with it.
 
     Attributes:
@@ -39,7 +39,7 @@ class RankHeartbeat:
         rank: int,
         nodes: Sequence[str],
         patience: float,
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[NodeLost], None],
         keeps_store: bool = False,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="evener-heartbeat", daemon=True)
@@ -86,9 +86,9 @@ class RankHeartbeat:
         count = 0
         while not self._done.wait(interval(self._patience)):
             count += 1
-            sentence = self._beat(count)
-            if sentence and not self._done.is_set():
-                self._on_lost(sentence)
+            lost = self._beat(count)
+            if lost is not None and not self._done.is_set():
+                self._on_lost(lost)
                 return
 
     def _leave(self, key: str, value: str) -> None:
@@ -97,27 +97,29 @@ class RankHeartbeat:
         except RuntimeError:
             return  # the store is gone, and with it whoever could have read this
 
-    def _beat(self, count: int) -> str | None:
-        """Beat, then listen to the others; a sentence if one of them is lost."""
+    def _beat(self, count: int) -> NodeLost | None:
+        """Beat, then listen to the others; an error if one of them is lost."""
         try:
             self._store.set(_key(self._rank), f"{count}:{self.step}")
             if self._store.check([_FAILURE]):
                 self._store.set(_heard(self._rank), "1")
-                return str(self._store.get(_FAILURE).decode())
+                return NodeLost(self._store.get(_FAILURE).decode())
             return self._find_lost(time.monotonic())
         except NodeLost as error:
-            return str(error)
+            return error
         except RuntimeError as error:
-            return f"the store that all ranks share is gone, with the process that kept it ({first_line(error)})"
+            why = first_line(error)
+            return NodeLost(f"the store that all ranks share is gone, with the process that kept it ({why})")
 
-    def _find_lost(self, now: float) -> str | None:
+    def _find_lost(self, now: float) -> NodeLost | None:
         beats = {other: read_beat(self._store, other) for other in self._others}
         idle = {other: p.idle_seconds(beats[other][0], now=now) for other, p in self._others.items()}
         for other, seconds in idle.items():
             if seconds > self._patience and not self._store.check([_left(other)]):
-                return (
+                return NodeLost(
                     f"node {self._nodes[other]} (rank {other}) has been silent for {self._patience:g} s, "
-                    f"at step {beats[other][1]}; node {self._nodes[self._rank]} waited for it"
+                    f"at step {beats[other][1]}; node {self._nodes[self._rank]} waited for it",
+                    (self._nodes[other],),
                 )
         return None
 

@@ -14,7 +14,6 @@ import torch
 
 from evener.comm.signed_store import SignedStore
 from evener.elastic.line import Line
-from evener.errors import NodeLost
 from evener.events import RunEvent, encode_events
 from evener.launch.nodes import LocalNode
 from evener.launch.parent import Parent
@@ -95,7 +94,7 @@ def _be_rank(
             rank=rank,
             nodes=env.names,
             patience=patience,
-            on_lost=lambda sentence: env.end(NodeLost(sentence)),
+            on_lost=env.end,
         )
     run_rank(env, program, config)
 

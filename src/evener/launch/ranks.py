@@ -64,7 +64,7 @@ def run_local(
             if loss is None:
                 return
             beginnings -= 1
-            if beginnings > 0 and not loss.has_begun and isinstance(loss.error, NodeLost):
+            if beginnings > 0 and not loss.has_begun:
                 on_event(Event(step=0, kind="begins again", message=f"before the first step {loss.error}"))
                 continue
             kept = [rank for rank in range(len(nodes)) if rank not in loss.ranks]
@@ -87,7 +87,7 @@ class _Loss(NamedTuple):
         has_begun: whether there was a step.
     """
 
-    error: EvenerError
+    error: NodeLost
     ranks: list[int]
     step: int
     has_begun: bool
@@ -115,7 +115,7 @@ def _run_once(
     try:
         raise_first(ranks, store, nodes, was_stopped, elastic)
     except EvenerError as error:
-        if was_stopped or error.exit_code != NodeLost.exit_code:
+        if was_stopped or not isinstance(error, NodeLost):
             raise
         loss = _Loss(error, _lost(ranks), max(steps()), has_begun())
         for rank in ranks:
@@ -195,7 +195,8 @@ def raise_first(
         raise own[0].as_error()
     for i, rank in enumerate(ranks):
         if _has_failed(rank, elastic) and rank.failure is None:
-            raise NodeLost(f"node {nodes[i].name} (rank {i}) {rank.ending} at step {read_beat(store, i)[1]}")
+            sentence = f"node {nodes[i].name} (rank {i}) {rank.ending} at step {read_beat(store, i)[1]}"
+            raise NodeLost(sentence, (nodes[i].name,))
     if failures:
         raise failures[0].as_error()
     if was_stopped and not all(rank.has_finished for rank in ranks):

@@ -56,7 +56,7 @@ def torchrun_environment(
             rank=rank,
             nodes=env.names,
             patience=patience,
-            on_lost=lambda sentence: env.end(NodeLost(sentence)),
+            on_lost=lambda lost: env.end(lost),
             keeps_store=is_keeper,
         )
     return env

@@ -20,7 +20,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.comm.step_timing import StepTimer
-from evener.errors import EvenerError, NodeLost, TrainingFailed, explain
+from evener.errors import EvenerError, NodeLost, TrainingFailed, exit_code_of, explain
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
@@ -128,7 +128,7 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def _fail_to_join(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Before there is a run."""
     _tell(kind, error, trace)
-    os._exit(explain(error)[1])
+    os._exit(exit_code_of(error))
 
 
 class _Ending:
@@ -143,7 +143,7 @@ class _Ending:
         self._has_failed = True
         if self._run.rehearsal.understudy is not None:
             self._run.rehearsal.understudy.fail(error)
-        sentence, code, _ = explain(error)
+        sentence, code = explain(error)[0], exit_code_of(error)
         _tell(kind, error, trace)
         for view in self._views:
             view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))

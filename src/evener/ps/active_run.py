@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from evener.error_kind import kind_of
 from evener.errors import EvenerError
 from evener.ps.checkpointing import Checkpointer
 from evener.ps.config import MasterConfig
@@ -80,8 +81,8 @@ class ActiveRun:
         run = self.training
         self.subscribers.flush(run)
         reason = shown(str(error)) if error else ""
-        header = RunFinished(exit_code=error.exit_code if error else 0, reason=reason, run=run.job.run)
-        result = RunResult(header.exit_code, header.reason, b"", b"")
+        header = RunFinished(kind=kind_of(error) if error else None, reason=reason, run=run.job.run)
+        result = RunResult(header.kind, header.reason, b"", b"")
         if run.journal.history.totals:
             result = result._replace(record=self._record(), weights=weights_of(run.server.weights))
         return header, result, self._keep(result)

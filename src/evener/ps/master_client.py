@@ -247,7 +247,7 @@ class MasterClient:
                     raise InvalidInput(frame.header.reason)
                 elif isinstance(frame.header, RunFinished):
                     record, weights = (bytes(buffer) for buffer in frame.buffers) if frame.buffers else (b"", b"")
-                    return RunResult(frame.header.exit_code, frame.header.reason, record, weights)
+                    return RunResult(frame.header.kind, frame.header.reason, record, weights)
 
     def _obey(self, requests: int, run: str) -> None:
         """Have the run end when Ctrl-C was pressed once; end without waiting for that when it was pressed again."""

@@ -13,12 +13,13 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta
 
+from evener.error_kind import ErrorKind
 from evener.profile import DeviceProfile
 from evener.schema import Count, Digest, Finite, Loss, Name, RunName, Seconds, Text, UnitSeconds, Word
 from evener.sync.messages import Answer, Push
 from evener.wire.frame import Buffer
 
-PROTOCOL = 4
+PROTOCOL = 5
 MASTER_ENDED = "the master ends, and its nodes with it"
 """Why a master closes its connections when nobody is to look for it any more."""
 
@@ -301,12 +302,12 @@ class RunFinished(Header, frozen=True, kw_only=True):
     """The run is over; two buffers, its record and its weights, unless it failed before it began.
 
     Attributes:
-        exit_code: of the command that submitted it; 0 if the run was completed.
-        reason: a sentence if it was not.
+        kind: of the error that ended it; None if the run was completed.
+        reason: the error's sentence.
         run: its name.
     """
 
-    exit_code: Annotated[int, Meta(ge=0, le=255)]
+    kind: ErrorKind | None = None
     reason: Text = ""
     run: RunName = ""
 

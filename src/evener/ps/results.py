@@ -11,7 +11,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from evener.atomic import atomic_write
-from evener.errors import MissingFile
+from evener.error_kind import ErrorKind
+from evener.errors import EvenerError, MissingFile
 from evener.history import History
 from evener.oracle.apportion import Worker, apportion
 from evener.plan import Assignment, Plan
@@ -106,16 +107,21 @@ class RunResult(NamedTuple):
     """How a run ended.
 
     Attributes:
-        exit_code: of the command that submitted it; 0 if it was completed.
-        reason: a sentence if it was not.
+        kind: of the error that ended it; None if it was completed.
+        reason: the error's sentence.
         record: as JSON; empty if nobody ever worked for it.
         weights: a safetensors file; likewise.
     """
 
-    exit_code: int
+    kind: ErrorKind | None
     reason: str
     record: bytes
     weights: bytes
+
+    @property
+    def error(self) -> EvenerError | None:
+        """Why it ended before it was completed; None if it was."""
+        return None if self.kind is None else self.kind.as_error(self.reason)
 
 
 def encode_record(record: TrainRecord) -> bytes:
@@ -133,7 +139,7 @@ def save_result(folder: Path, result: RunResult) -> None:
     for name, data in (
         (_WEIGHTS, result.weights),
         (_RECORD, result.record),
-        (_END, msgspec.json.encode((result.exit_code, result.reason))),
+        (_END, msgspec.json.encode((result.kind, result.reason))),
     ):
         atomic_write(folder / name, data, private=True)
 
@@ -145,7 +151,7 @@ def load_result(folder: Path) -> RunResult:
         MissingFile: there was no such run, or it has not ended.
     """
     try:
-        exit_code, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[int, str])
-        return RunResult(exit_code, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
+        kind, reason = msgspec.json.decode((folder / _END).read_bytes(), type=tuple[ErrorKind | None, str])
+        return RunResult(kind, reason, (folder / _RECORD).read_bytes(), (folder / _WEIGHTS).read_bytes())
     except (OSError, *NOT_DECODED) as error:
         raise MissingFile(f"no result lies in {folder}") from error

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from evener.error_kind import kind_of
 from evener.errors import EvenerError, Interrupted
 from evener.history import History
 from evener.memory import usable_memory
@@ -127,7 +128,7 @@ class Scheduler:
         except EvenerError as error:
             self._send(peer, RunRejected(reason=shown(f"there is no run {run}: {error}"), run=run))
             return
-        header = RunFinished(exit_code=result.exit_code, reason=shown(result.reason), run=run)
+        header = RunFinished(kind=result.kind, reason=shown(result.reason), run=run)
         self._send(peer, header, (result.record, result.weights))
 
     def owner_of(self, run: str) -> str | None:
@@ -243,7 +244,7 @@ class Scheduler:
         active = self._active.get(run)
         checkpointer = active.checkpointer if active else Checkpointer(self._config, run)
         if active is not None:
-            self._release(active, RunFinished(exit_code=EvenerError.exit_code, reason=sentence, run=run), ())
+            self._release(active, RunFinished(kind=kind_of(EvenerError(sentence)), reason=sentence, run=run), ())
         self._notify(f"warning: {sentence}; {checkpointer.set_aside()}")
         checkpointer.close()
 

@@ -101,7 +101,7 @@ class Subscribers:
             self._send(peer, header, buffers)
         self._peers.clear()
         if self._log is not None:
-            self._log.add(Phase(what="failed" if header.exit_code else "over", detail=header.reason))
+            self._log.add(Phase(what="failed" if header.kind is not None else "over", detail=header.reason))
         self.close()
 
     def close(self) -> None:

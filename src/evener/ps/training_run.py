@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from evener.errors import EvenerError, NonFiniteLoss, TrainingFailed
+from evener.errors import EvenerError, NonFiniteLoss, NoUsableNode
 from evener.history import History, NodeWork
 from evener.ps.job import Job, encode_job
 from evener.ps.messages import Contribution, Prepare, Send, ServerReply, Validated
@@ -145,7 +145,7 @@ class TrainingRun:
         ready = [node for node in able if node.ready == run]
         if present and not able:
             reasons = "; ".join(f"node {node.name} {node.doing}" for node in present)
-            self.failure = TrainingFailed(f"no node can take part in the run: {reasons}")
+            self.failure = NoUsableNode(f"no node can take part in the run: {reasons}")
         waited = self._clock() - self._first_ready
         if ready and not self.has_begun and (len(ready) == len(able) or waited > self._nodes.patience):
             self.has_begun, self.server.quorum = True, len(ready)

@@ -119,8 +119,7 @@ class RunView:
         """Have whoever looks at the run know how it ended, and by whom."""
         sentence = first_line(error) if error is not None else ""
         if isinstance(error, NodeLost):
-            lost = tuple(a.node for a in self._plan.assignments if a.node in sentence.split()) if self._plan else ()
-            log.add(Event(step=0, kind="node lost", message=sentence, nodes=lost))
+            log.add(Event(step=0, kind="node lost", message=sentence, nodes=error.nodes))
         if error is not None:
             log.flush()
             self._keep_unfinished(sentence)

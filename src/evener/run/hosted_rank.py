@@ -83,7 +83,7 @@ def _ending_of(one: LocalProcess) -> Ending:
     failed = one.failure
     return Ending(
         has_finished=one.has_finished,
-        exit_code=0 if failed is None else failed.exit_code,
+        kind=None if failed is None else failed.kind,
         is_own=failed is not None and failed.is_own,
         sentence="" if failed is None else failed.sentence,
         words=one.ending,

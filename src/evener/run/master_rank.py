@@ -13,7 +13,6 @@ import torch
 from evener.comm.signed_store import SignedStore
 from evener.doctor.network import interfaces
 from evener.elastic.line import Line
-from evener.errors import NodeLost
 from evener.events import encode_events
 from evener.host import own_address
 from evener.launch.line_store import LineStore, RankLine
@@ -65,7 +64,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
             rank=place.rank,
             nodes=env.names,
             patience=place.patience,
-            on_lost=lambda sentence: env.end(NodeLost(sentence)),
+            on_lost=env.end,
         )
     run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
 

@@ -65,7 +65,7 @@ class LocalCluster:
         """Raises NodeLost when any of the processes has ended."""
         for one in self._processes:
             if one.has_ended:
-                raise NodeLost(f"{one.process.name} {one.ending}")
+                raise NodeLost(f"{one.process.name} {one.ending}", (one.process.name,))
 
     def check_any(self) -> None:
         """Raises NodeLost when no node is left: nobody would ever come back here."""

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evener.data.shares import round_table
-from evener.errors import InvalidInput, NodeLost, error_of
+from evener.errors import InvalidInput, NodeLost
 from evener.events import Phase
 from evener.launch.nodes import relative_shares
 from evener.ps.blobs.blob import Blob, whole_folder
@@ -90,8 +90,8 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
             backend.write_weights(result.weights, folder / "model.safetensors")
             record = parse_noun(result.record, TrainRecord, source="the master's record")
             view(replace(record, ending=result.reason))
-    if result.exit_code:
-        raise error_of(result.reason, result.exit_code)
+    if result.error is not None:
+        raise result.error
     assert view.record is not None
     return view.record
 
@@ -154,7 +154,8 @@ def await_system(config: RunConfig, client: MasterClient, show: Callable[[Phase]
         if time.monotonic() > until:
             raise NodeLost(
                 f"{', '.join(missing)} of {system.file} did not join within {config.patience:g} s: "
-                "type there what `evener up` says, or take them out of the file"
+                "type there what `evener up` says, or take them out of the file",
+                missing,
             )
         time.sleep(_LOOK_SECONDS)
     return system

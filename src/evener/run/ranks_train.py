@@ -15,7 +15,6 @@ import msgspec
 from msgspec.structs import replace
 
 from evener.atomic import atomic_write
-from evener.errors import error_of
 from evener.events import Phase
 from evener.plan import is_of_teams
 from evener.ps.blobs.blob import Blob
@@ -77,8 +76,8 @@ def submit(config: RunConfig, *, to_stderr: bool, program: Blob | None = None) -
         if result.record:
             record = parse_noun(result.record, TrainRecord, source="the master's record")
             view(replace(record, ending=result.reason))
-    if result.exit_code:
-        raise error_of(result.reason, result.exit_code)
+    if result.error is not None:
+        raise result.error
     assert view.record is not None
     return view.record
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from evener.errors import EvenerError, InvalidInput, NodeLost, error_of
+from evener.errors import EvenerError, InvalidInput, NodeLost, NoUsableNode
 from evener.events import RunEvent, decode_events
 from evener.launch.nodes import LocalNode
 from evener.ps.blobs.blob import Blob
@@ -215,9 +215,9 @@ class MasterRuns:
         if isinstance(header, RunRejected):
             lost = NodeLost(f"the master does not know its run any more ({header.reason}), which begins anew")
             self._said.append((number, RunEnd(lost)))
-        elif header.exit_code:
-            error = error_of(header.reason, header.exit_code)
-            self._said.append((number, RunEnd(error, type(error).__name__, of_node="can take part" in header.reason)))
+        elif header.kind is not None:
+            error = header.kind.as_error(header.reason)
+            self._said.append((number, RunEnd(error, of_node=isinstance(error, NoUsableNode))))
         else:
             run.backend.write_weights(bytes(frame.buffers[1]), run.config.folder / WEIGHTS)
             self._said.append((number, RunEnd(None)))
@@ -247,4 +247,4 @@ class MasterRuns:
             gone = [name for name in run.nodes if states.get(name, "left") in ("benched", "left")]
             gone += [name for name in run.nodes if self._away.get(name, 0) >= _AWAY_LOOKS]
             if len(gone) == len(run.nodes):
-                self._rest(number, NodeLost(f"node {', '.join(gone)} is gone"))
+                self._rest(number, NodeLost(f"node {', '.join(gone)} is gone", gone))

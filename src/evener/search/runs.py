@@ -58,20 +58,18 @@ class RunEnd(NamedTuple):
 
     Attributes:
         error: that ended it; None if it did all that was to be done.
-        kind: class of that error where it arose; empty if nobody said so.
         is_refused: whether it could not have its nodes, and did nothing.
         of_node: whether its node could not take part in it, which another one may.
     """
 
     error: EvenerError | None
-    kind: str = ""
     is_refused: bool = False
     of_node: bool = False
 
     @property
     def has_diverged(self) -> bool:
         """Whether the loss is not finite."""
-        return self.kind == NonFiniteLoss.__name__
+        return isinstance(self.error, NonFiniteLoss)
 
 
 class Runs(Protocol):
@@ -163,7 +161,7 @@ class TrialRuns:
         self._failed_at.pop(number, None)
         end = RunEnd(None)
         if not all(process.has_finished for process in run.processes):
-            end = RunEnd(run.error(), next((kind for kind in map(_kind_of, run.processes) if kind), ""))
+            end = RunEnd(run.error())
         for process in run.processes:
             self._processes.end(process)
         run.close()
@@ -174,9 +172,5 @@ def failure_of(process: LocalProcess, node: LocalNode) -> EvenerError:
     """Why a process alone failed."""
     if process.failure is not None:
         return process.failure.as_error()
-    return NodeLost(f"node {node.name} {process.ending if process.has_ended else 'has been silent'}")
-
-
-def _kind_of(process: LocalProcess) -> str:
-    """The class of the error that arose in a process itself."""
-    return process.failure.kind if process.failure is not None and process.failure.is_own else ""
+    ending = process.ending if process.has_ended else "has been silent"
+    return NodeLost(f"node {node.name} {ending}", (node.name,))

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from evener.errors import DoesNotFit, EvenerError, Interrupted, NodeLost, NotExact, error_of
+from evener.error_kind import restated
+from evener.errors import DoesNotFit, EvenerError, Interrupted, NodeLost, NotExact
 from evener.plan import Plan
 from evener.record import Epoch
 from evener.run.config import RunConfig
@@ -234,14 +235,14 @@ class Search:
             self._conclude(trial, stint.verdict)
         elif end.has_diverged:
             self._conclude(trial, "pruned", f"diverged: {error}")
-        elif stint.moves and (error is None or error.exit_code in (NodeLost.exit_code, Interrupted.exit_code)):
+        elif stint.moves and (error is None or isinstance(error, NodeLost | Interrupted)):
             return  # it goes on elsewhere
-        elif len(stint.nodes) > 1 and end.kind == NotExact.__name__:
+        elif len(stint.nodes) > 1 and isinstance(error, NotExact):
             self._divides = False
             self._tell(trial, f"goes on with one node, as all others: {error}")
         elif end.is_refused:
             return  # it waits for nodes
-        elif error is None or error.exit_code == NodeLost.exit_code:
+        elif error is None or isinstance(error, NodeLost):
             self._lost(trial, error or NodeLost("its run ended without a score"))
         elif self._fits_elsewhere(trial, error, end):
             trial.avoided |= set(stint.nodes)
@@ -250,7 +251,7 @@ class Search:
 
     def _fits_elsewhere(self, trial: SearchTrial, error: EvenerError, end: RunEnd) -> bool:
         """Whether what ended a run on a node may not end it on another: memory, or, once, data and modules there."""
-        is_of_node = error.exit_code == DoesNotFit.exit_code or (end.of_node and not trial.avoided)
+        is_of_node = isinstance(error, DoesNotFit) or (end.of_node and not trial.avoided)
         return is_of_node and len(trial.avoided) + 1 < len(self._board.here)
 
     def _lost(self, trial: SearchTrial, error: EvenerError) -> None:
@@ -258,7 +259,7 @@ class Search:
         trial.attempts += 1
         self._study.note(trial.number, "attempts", trial.attempts)
         if trial.attempts >= ATTEMPTS:
-            self._failed(trial, error_of(f"{error}, the {ATTEMPTS}rd time", error.exit_code))
+            self._failed(trial, restated(error, f"{error}, the {ATTEMPTS}rd time"))
         else:
             self._tell(trial, f"goes back to epoch {trial.epochs}: {error}")
 
@@ -268,7 +269,7 @@ class Search:
         self._conclude(trial, "failed", reason)
         self._same = (reason, self._same[1] + 1 if self._same[0] == reason else 1)
         if self._same[1] == _SAME_ERRORS:
-            raise error_of(f"{_SAME_ERRORS} trials ended alike: {reason}", error.exit_code)
+            raise restated(error, f"{_SAME_ERRORS} trials ended alike: {reason}")
 
     def _conclude(self, trial: SearchTrial, outcome: Outcome, reason: str = "") -> None:
         """A trial is over: write that down, keep of it what may be wanted."""

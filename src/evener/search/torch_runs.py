@@ -51,8 +51,8 @@ class RankRun:
             raise_first(self.processes, self._store, self._nodes, False, None)
         except EvenerError as error:
             return error
-        names = ", ".join(node.name for node in self._nodes)
-        return NodeLost(f"node {names} has been silent for {self._patience:g} s")
+        names = [node.name for node in self._nodes]
+        return NodeLost(f"node {', '.join(names)} has been silent for {self._patience:g} s", names)
 
     def close(self) -> None:
         """See `NodeRun`."""

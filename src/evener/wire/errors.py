@@ -46,9 +46,12 @@ class ConnectionLost(NodeLost):
         unread: headers of the frames that came before that, and that `receive` cannot return any more.
     """
 
+    said: str = ""
+    unread: tuple[object, ...] = ()
+
     def __init__(self, sentence: str, said: str = "", unread: Sequence[object] = ()) -> None:
         super().__init__(sentence)
-        self.said, self.unread = said, unread
+        self.said, self.unread = said, tuple(unread)
 
 
 class CannotJoin(NodeLost):
@@ -63,6 +66,8 @@ class CannotJoin(NodeLost):
     cure: ClassVar[str] = "see the reason"
     lasting: ClassVar[bool] = False
     """Whether trying again cannot help."""
+    place: str = ""
+    detail: str = ""
 
     def __init__(self, place: str, detail: str = "") -> None:
         seen = f" ({detail})" if detail else ""

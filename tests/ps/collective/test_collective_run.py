@@ -11,7 +11,8 @@ import pytest
 
 from evener.elastic.generation import Beat, Generation, Hello, encode_message
 from evener.elastic.shared_values import AskValues, SetValue, Values, decode_to_rank
-from evener.errors import Interrupted, NodeLost
+from evener.error_kind import kind_of
+from evener.errors import Interrupted, InvalidInput, NodeLost, NonFiniteLoss, NotNeeded
 from evener.events import encode_events
 from evener.plan import Assignment, Plan
 from evener.profile import DeviceProfile
@@ -36,6 +37,8 @@ from evener.record import Event, Step
 
 PATIENCE = 5.0
 PROFILE = DeviceProfile(node="any", device="cpu", model="", cores=1, memory_bytes=1, usable_memory_bytes=1)
+DIVERGED = kind_of(NonFiniteLoss("b", 9, float("nan")))
+REFUSED, STOPPED, NOT_NEEDED = (kind_of(one("why")) for one in (InvalidInput, Interrupted, NotNeeded))
 PLAN = Plan(strategy="data", batch_size=1, assignments=(Assignment(rank=0, node="a", device="cpu", samples=1),))
 
 
@@ -228,7 +231,8 @@ def test_who_is_lost_before_the_first_step_costs_a_new_beginning_and_three_are_e
         scene.now += 2.0
         scene.run.tick()
     assert scene.run.failure is not None
-    assert (str(scene.run.failure), scene.run.failure.exit_code) == ("node a was killed by signal 9 (SIGKILL)", 4)
+    assert isinstance(scene.run.failure, NodeLost)
+    assert scene.run.failure.nodes == ("a",)
     told = [event.message for event in scene.run.news.events if isinstance(event, Event)]
     assert told == ["before the first step node a was killed by signal 9 (SIGKILL)"] * 2
 
@@ -236,12 +240,13 @@ def test_who_is_lost_before_the_first_step_costs_a_new_beginning_and_three_are_e
 def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
     scene = Scene("a", "b")
     scene.found()
-    scene.end("b", 2, has_finished=False, exit_code=3, is_own=True, sentence="the loss of node b is nan", ending="x")
+    scene.end("b", 2, has_finished=False, kind=DIVERGED, is_own=True, sentence="the loss of node b is nan", ending="x")
     scene.run.tick()
     scene.now += 2.0
     scene.run.tick()
     assert scene.run.failure is not None
-    assert (str(scene.run.failure), scene.run.failure.exit_code) == ("the loss of node b is nan", 3)
+    assert isinstance(scene.run.failure, NonFiniteLoss)
+    assert (scene.run.failure.node, scene.run.failure.step) == ("b", 9)
 
 
 def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_is_lost() -> None:
@@ -251,7 +256,15 @@ def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_
     scene.ready("c")
     scene.run.tick()
     assert scene.places()[3].is_late
-    scene.end("c", 3, has_finished=False, exit_code=6, is_own=True, sentence="a step would not be shorter", ending="x")
+    scene.end(
+        "c",
+        3,
+        has_finished=False,
+        kind=NOT_NEEDED,
+        is_own=True,
+        sentence="a step would not be shorter",
+        ending="x",
+    )
     for _ in range(3):
         scene.now += 20.0
         scene.run.tick()
@@ -291,7 +304,14 @@ def test_a_run_that_is_to_stop_stops_its_ranks_and_waits_for_them() -> None:
     scene.run.tick()
     assert scene.run.failure is None
     for name, process in (("a", 1), ("b", 2)):
-        scene.end(name, process, has_finished=False, exit_code=130, is_own=True, sentence="stopped after step 3")
+        scene.end(
+            name,
+            process,
+            has_finished=False,
+            kind=STOPPED,
+            is_own=True,
+            sentence="stopped after step 3",
+        )
     scene.run.tick()
     assert isinstance(scene.run.failure, Interrupted)
 
@@ -397,7 +417,7 @@ def test_a_run_that_no_rank_may_leave_goes_on_from_its_checkpoint_or_ends(is_hea
         if is_heard_of_first:
             scene.end("a", 1, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
         said = "node b lost node a (rank 0): the connection was closed"
-        scene.end("b", 2, has_finished=False, exit_code=NodeLost.exit_code, sentence=said)
+        scene.end("b", 2, has_finished=False, kind=kind_of(NodeLost("", ["a"])), sentence=said)
         for _ in range(3):
             scene.run.tick()
             scene.now += 1
@@ -416,7 +436,7 @@ def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_a
     scene.now += PATIENCE + 1
     scene.run.tick()
     alone = max(scene.places())
-    scene.end("a", alone, has_finished=False, exit_code=2, is_own=True, sentence="too few for two stages")
+    scene.end("a", alone, has_finished=False, kind=REFUSED, is_own=True, sentence="too few for two stages")
     for _ in range(3):
         scene.run.tick()
         scene.now += PATIENCE
@@ -428,7 +448,14 @@ def test_where_fewer_nodes_cannot_go_on_from_a_checkpoint_it_waits_for_as_many_a
     scene.run.tick()
     assert {place.rank for number, place in scene.places().items() if number > alone} == {0, 1}
     for name, process in (("a", alone + 1), ("b", alone + 2)):
-        scene.end(name, process, has_finished=False, exit_code=2, is_own=True, sentence="too few for two stages")
+        scene.end(
+            name,
+            process,
+            has_finished=False,
+            kind=REFUSED,
+            is_own=True,
+            sentence="too few for two stages",
+        )
     scene.run.tick()
     assert str(scene.run.failure) == "too few for two stages"
 

@@ -164,7 +164,7 @@ def test_the_end_of_a_process_brings_its_weights(scene: Scene) -> None:
     scene.prepare()
     rank = scene.start(3)
     (rank.setup.folder / WEIGHTS).write_bytes(b"weights")
-    rank.setup.on_ended(Ending(True, 0, False, "", "ended"))
+    rank.setup.on_ended(Ending(True, None, False, "", "ended"))
     scene.wait_for(lambda: scene.of(RankEnded))
     header, buffers = scene.sent[-1]
     assert (header.has_finished, header.process, buffers) == (True, 3, [b"weights"])

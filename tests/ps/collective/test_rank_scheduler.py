@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from evener.error_kind import kind_of
+from evener.errors import EvenerError
 from evener.profile import DeviceProfile
 from evener.ps.collective.collective_run import CollectiveRun
 from evener.ps.collective.rank_journal import Begun, RankJournal, Roster
@@ -79,7 +81,7 @@ def test_a_run_that_goes_wrong_at_the_master_is_set_aside_and_another_one_begins
         stage.scheduler.tick(1.0, lambda _: False)
         stage.scheduler.stop(StopRun(run="first"))
     (finished,) = stage.sent_of(RunFinished)
-    assert finished.exit_code == 1
+    assert finished.kind == kind_of(EvenerError(""))
     assert "run first cannot be gone on with (ZeroDivisionError: a mistake of the master's own)" in finished.reason
     assert [release.run for release in stage.sent_of(Release)] == ["first"]
     assert stage.told[-1].startswith(f"warning: {finished.reason}")

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from evener.elastic.elastic_ranks import ElasticRanks
 from evener.elastic.generation import Generation
 from evener.elastic.shared_values import AskValues, SetValue, SharedValues, decode_from_rank
-from evener.errors import EvenerError, NodeLost, NotNeeded, TrainingFailed
+from evener.errors import EvenerError, NodeLost, NotNeeded, NoUsableNode
 from evener.events import sized_events
 from evener.ps.collective.rank_checkpoints import RankCheckpoints
 from evener.ps.collective.rank_journal import Begun, Found, Kept, RankJournal
@@ -157,7 +157,7 @@ class CollectiveRun:
         if rank is None or rank.ended is not None:
             return
         rank.ended = header
-        if header.exit_code == NotNeeded.exit_code:
+        if rank.failure is not None and isinstance(rank.failure.error, NotNeeded):
             self._declined.add(node)
             self.not_ready(node, header.sentence)
         if weights:
@@ -228,7 +228,7 @@ class CollectiveRun:
         try:
             if founders := self._beginnings.founders(self._clock()):
                 self._begin(founders)
-        except TrainingFailed as error:
+        except NoUsableNode as error:
             self.failure = error
 
     def _begin(self, founders: Sequence[NodeRecord]) -> None:

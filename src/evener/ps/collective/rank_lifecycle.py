@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from math import inf
 
 from evener.elastic.elastic_ranks import ElasticRanks
-from evener.errors import EvenerError, NodeLost, TrainingFailed
+from evener.errors import EvenerError, NodeLost, NoUsableNode, TrainingFailed
 from evener.ps.collective.remote_rank import RemoteRank, why_ended
 from evener.ps.nodes import NodeRecord, Nodes
 
@@ -54,7 +54,7 @@ class Beginnings:
         """The nodes that it begins on now; nobody yet while some are awaited.
 
         Raises:
-            TrainingFailed: nobody who is here can take part.
+            NoUsableNode: nobody who is here can take part.
         """
         is_late = now - self._first_ready > self._nodes.patience
         found = founders_of(self._nodes.present, self._run, is_late=is_late)
@@ -74,7 +74,7 @@ class Beginnings:
             has_begun: whether all ranks had come.
             before: ranks that it had.
         """
-        if error.exit_code != NodeLost.exit_code:  # what a rank says of a loss is no NodeLost here
+        if not isinstance(error, NodeLost):
             return "" if has_begun else self._with_all(before)
         if not has_begun and self._number < _MOST:
             self._first_ready = now
@@ -104,14 +104,14 @@ def founders_of(present: Sequence[NodeRecord], run: str, *, is_late: bool) -> li
         is_late: whether those who are ready have waited for the others for long enough.
 
     Raises:
-        TrainingFailed: nobody of them can take part.
+        NoUsableNode: nobody of them can take part.
     """
     measured = [node for node in present if node.profile is not None]
     able = [node for node in measured if run not in node.not_ready]
     ready = [node for node in able if node.ready == run]
     if measured and not able:
         reasons = "; ".join(f"node {node.name} {node.doing}" for node in measured)
-        raise TrainingFailed(f"no node can take part in the run: {reasons}")
+        raise NoUsableNode(f"no node can take part in the run: {reasons}")
     is_complete = len(ready) == len(able) and len(measured) == len(present)
     return ready if is_late or is_complete else []
 

@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from evener.error_kind import ErrorKind
 from evener.errors import InvalidFile, require
 from evener.ps.messages import Header
 from evener.schema import NOT_DECODED, Count, Digest, Name, Part, RunName, Seconds, Text, Word
@@ -193,7 +194,7 @@ class RankEnded(Header, frozen=True, kw_only=True):
     Attributes:
         run, process: which one.
         has_finished: whether its work is done.
-        exit_code: of its error; 0 if it did not say any.
+        kind: of its error; None if it did not say any.
         is_own: whether that arose there; else another process was gone.
         sentence: of the error.
         ending: how the process ended, in words.
@@ -202,7 +203,7 @@ class RankEnded(Header, frozen=True, kw_only=True):
     run: RunName
     process: Count
     has_finished: bool
-    exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
+    kind: ErrorKind | None = None
     is_own: bool = False
     sentence: Text = ""
     ending: Text = ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from evener.error_kind import kind_of
 from evener.errors import EvenerError, Interrupted
 from evener.ps.blobs.blob_stream import why_no_disk
 from evener.ps.collective.collective_run import CollectiveRun
@@ -131,9 +132,9 @@ class RankScheduler:
         if not weights and (weights := run.checkpoints.weights()):
             reason += f"; the weights after step {run.checkpoints.last.step} are what remains"
         run.checkpoints.forget()
-        header = RunFinished(exit_code=error.exit_code if error else 0, reason=shown(reason), run=run.job.run)
+        header = RunFinished(kind=kind_of(error) if error else None, reason=shown(reason), run=run.job.run)
         record = msgspec.json.format(run.news.record, indent=1) if run.news.has_record else b""
-        result = RunResult(header.exit_code, header.reason, record, weights)
+        result = RunResult(header.kind, header.reason, record, weights)
         where = self._keep(self._config.home.runs / run.job.run, result)
         self._journal.forget()
         self._release(header, (result.record, result.weights) if record or weights else ())
@@ -146,7 +147,7 @@ class RankScheduler:
         self._config.notify(f"warning: {sentence}; {self._journal.set_aside()}")
         if self.run is not None:
             self.run.checkpoints.close()
-            self._release(RunFinished(exit_code=EvenerError.exit_code, reason=sentence, run=self.name), ())
+            self._release(RunFinished(kind=kind_of(EvenerError(sentence)), reason=sentence, run=self.name), ())
 
     def close(self) -> None:
         """The master ends."""

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from evener.elastic.generation import Hello
 from evener.elastic.shared_values import AskValues, SetValue, Values, decode_from_rank, decode_to_rank
+from evener.error_kind import ErrorKind
 from evener.events import decode_events
 from evener.ps.collective.checkpoint_sender import CheckpointSender
 from evener.ps.collective.rank_messages import RankEnded, RankJob, RankPlace, RankSaid, RankShown
@@ -28,14 +29,14 @@ class Ending(NamedTuple):
 
     Attributes:
         has_finished: whether it said that its work is done.
-        exit_code: of the error that it said; 0 if it said none.
+        kind: of the error that it said; None if it said none.
         is_own: whether that arose there.
         sentence: of the error.
         words: how the process ended.
     """
 
     has_finished: bool
-    exit_code: int
+    kind: ErrorKind | None
     is_own: bool
     sentence: str
     words: str
@@ -173,7 +174,7 @@ class RankSession:
             run=self._run,
             process=self.process,
             has_finished=ending.has_finished,
-            exit_code=ending.exit_code,
+            kind=ending.kind,
             is_own=ending.is_own,
             sentence=shown(ending.sentence),
             ending=shown(ending.words),

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from evener.errors import EvenerError, Interrupted, NodeLost, error_of
+from evener.errors import EvenerError, Interrupted, NodeLost
 from evener.ps.collective.rank_messages import (
     RankEnded,
     RankNode,
@@ -27,8 +27,12 @@ class RemoteFailure:
     """How a process says that it failed."""
 
     is_own: bool
-    exit_code: int
-    sentence: str
+    error: EvenerError
+
+    @property
+    def sentence(self) -> str:
+        """For the user."""
+        return str(self.error)
 
 
 @dataclass(eq=False)
@@ -75,9 +79,9 @@ class RemoteRank:
     @property
     def failure(self) -> RemoteFailure | None:
         """How it failed; None if it did not say so."""
-        if self.ended is None or not self.ended.exit_code or self.ended.has_finished:
+        if self.ended is None or self.ended.kind is None or self.ended.has_finished:
             return None
-        return RemoteFailure(self.ended.is_own, self.ended.exit_code, self.ended.sentence)
+        return RemoteFailure(self.ended.is_own, self.ended.kind.as_error(self.ended.sentence))
 
     @property
     def has_failed(self) -> bool:
@@ -108,15 +112,15 @@ def why_ended(failed: Sequence[RemoteRank], stopping: EvenerError | None) -> Eve
         stopping: why it was asked to stop; None if it was not.
     """
     told = [rank.failure for rank in failed if rank.failure is not None]
-    own = [one for one in told if one.is_own and one.exit_code != Interrupted.exit_code]
+    own = [one.error for one in told if one.is_own and not isinstance(one.error, Interrupted)]
     if own:
-        return error_of(own[0].sentence, own[0].exit_code)
+        return own[0]
     if stopping is not None:
         return stopping
     for rank in failed:
         if rank.failure is None:
-            return NodeLost(f"node {rank.node} {rank.ending}")
-    return error_of(told[0].sentence, told[0].exit_code) if told else None
+            return NodeLost(f"node {rank.node} {rank.ending}", (rank.node,))
+    return told[0].error if told else None
 
 
 _LOOPBACK = "127.0.0.1"
