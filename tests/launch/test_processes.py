@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -50,6 +51,17 @@ def wait_for_ever(_parent: Parent) -> None:
     """A process that has to be ended."""
     while True:
         time.sleep(1)
+
+
+def start_a_worker(parent: Parent) -> None:
+    """A process that starts a worker as a DataLoader does, with a data set that cannot be pickled."""
+    from torch.utils.data import DataLoader
+
+    class Squares(list[int]):
+        pass
+
+    loader = DataLoader(Squares(range(4)), num_workers=1, collate_fn=lambda batch: batch[0] ** 2)
+    parent.send(repr((multiprocessing.get_start_method(), list(loader))).encode())
 
 
 def send_place(parent: Parent) -> None:
@@ -232,3 +244,17 @@ def test_a_function_of_the_program_that_was_started_can_be_run(words: str, tmp_p
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
     done = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "b'done'\n", done.stderr
+
+
+def test_workers_of_a_process_start_as_the_platform_starts_them() -> None:
+    usual = subprocess.run(
+        [sys.executable, "-c", "import multiprocessing; print(multiprocessing.get_start_method())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    if usual != "fork":
+        pytest.skip("only a fork starts what cannot be pickled")
+    one, sent, _ = outcome(start_a_worker)
+    assert one.failure is None
+    assert sent == [repr(("fork", [0, 1, 4, 9])).encode()]

@@ -193,6 +193,7 @@ def _main(
     """What a process runs. Ctrl-C is for the command that the user typed: this process ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what this process starts
+    multiprocessing.set_start_method(None, force=True)  # the user's workers start as in a process of the user's own
     parent, error = Parent(pipe), None
     try:
         exit_with_parent()
