@@ -86,6 +86,14 @@ def until(processes: LocalProcesses, condition: Callable[[], bool]) -> list[byte
     return found
 
 
+def wait(processes: LocalProcesses) -> list[bytes]:
+    """The first of what comes."""
+    end = time.monotonic() + LIMIT
+    while not (found := [data for _, data in processes.receive(0.1)]):
+        assert time.monotonic() < end
+    return found
+
+
 def outcome(target: Callable[..., None], *arguments: object) -> tuple[LocalProcess, list[bytes], str]:
     """A process at its end, what it sent, and how it ended in words."""
     with LocalProcesses([]) as processes:
@@ -166,7 +174,10 @@ def test_all_have_ended_when_the_block_is_left_by_an_error() -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids if pid is not None)
 
 
-def test_a_process_ends_when_the_one_that_started_it_is_killed() -> None:
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_process_ends_when_the_one_that_started_it_is_killed(is_frozen: bool) -> None:
+    if is_frozen and sys.platform != "linux":
+        pytest.skip("the kernel ends what is frozen on Linux alone")
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER],
         stdout=subprocess.PIPE,
@@ -176,11 +187,50 @@ def test_a_process_ends_when_the_one_that_started_it_is_killed() -> None:
     with starter:
         assert starter.stdout is not None
         child = int(starter.stdout.readline())
+        others = psutil.Process(starter.pid).children(recursive=True)  # the fork server and the resource tracker
+        assert child in [one.pid for one in others]
+        if is_frozen:
+            os.kill(child, signal.SIGSTOP)
         starter.kill()
-    end = time.monotonic() + LIMIT
-    while psutil.pid_exists(child):
-        assert time.monotonic() < end
+    _, left = psutil.wait_procs(others, LIMIT)
+    for one in left:
+        one.kill()
+    assert left == []
+
+
+def stop_when_asked(parent: Parent) -> None:
+    """A process that ends well when it is asked to."""
+    asked = list[bool]()
+    parent.on_stop(lambda: asked.append(True))
+    parent.send(b"ready")
+    while not asked:
         time.sleep(0.05)
+    parent.send(b"asked")
+
+
+@pytest.mark.parametrize("signals_first", [False, True], ids=["asked", "all get the signal"])
+def test_a_process_that_is_asked_to_stop_ends_well(signals_first: bool) -> None:
+    with LocalProcesses([]) as processes:
+        one = processes.start("node-0", stop_when_asked)
+        assert wait(processes) == [b"ready"]
+        if signals_first:  # as of a service manager, which tells this process at the same time
+            assert one.process.pid is not None
+            os.kill(one.process.pid, signal.SIGTERM)
+            time.sleep(0.3)
+        one.request_stop()
+        assert until(processes, lambda: one.has_ended and one.is_silent) == [b"asked"]
+        assert one.has_finished
+
+
+def test_a_process_that_somebody_else_ends_by_sigterm_is_lost() -> None:
+    with LocalProcesses([]) as processes:
+        one = processes.start("node-0", stop_when_asked)
+        assert wait(processes) == [b"ready"]
+        assert one.process.pid is not None
+        os.kill(one.process.pid, signal.SIGTERM)
+        assert until(processes, lambda: one.has_ended and one.is_silent) == []
+        assert (one.has_failed, one.failure) == (True, None)
+        assert one.ending == "was killed by signal 15 (SIGTERM)"
 
 
 def say_much(parent: Parent) -> None:

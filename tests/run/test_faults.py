@@ -121,6 +121,24 @@ def test_a_rank_that_stands_still_is_named_within_the_patience(tmp_path: Path) -
     assert re.search(r"^evener: node node-\d \(rank \d\) has been silent for 4 s, at step \d+; node", errors, re.M)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
+def test_a_rank_that_somebody_ends_by_sigterm_is_lost_and_the_run_was_not_asked_to_stop(tmp_path: Path) -> None:
+    with running(tmp_path, *NEEDED) as run:
+        os.kill(run.ranks()[1], signal.SIGTERM)
+        code, errors = run.finish(PATIENCE + 10)
+    assert code == 4, errors
+    assert "was killed by signal 15 (SIGTERM)" in read_noun(run.folder / "record.json", TrainRecord).ending
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="ranks are told by their core: needs two cores")
+def test_no_process_is_left_when_the_first_one_is_killed_while_a_rank_is_frozen(tmp_path: Path) -> None:
+    with running(tmp_path, *TWO) as run:
+        os.kill(run.ranks()[1], signal.SIGSTOP)
+        os.kill(run.process.pid, signal.SIGKILL)
+        code, _ = run.finish(10)
+    assert code == -signal.SIGKILL
+
+
 def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:
     with running(tmp_path, *TWO) as run:
         os.kill(run.process.pid, signal.SIGKILL)

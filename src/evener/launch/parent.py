@@ -1,16 +1,15 @@
-"""What a process of this machine says to the one that started it, and hears of it: over a pipe, from first to last.
-
-The process ends when its parent is gone, however that one went.
-"""
+"""What a process of this machine says to the one that started it, and hears of it: over pipes, from first to last."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import NoReturn
 
 import msgspec
@@ -18,6 +17,9 @@ import msgspec
 from evener.error_kind import ErrorKind, kind_of
 from evener.errors import EvenerError, NodeLost, exit_code_of, explain
 from evener.process_exit import exit_now
+
+_STOP_SECONDS = 3.0
+"""In which the parent's word comes when both got SIGTERM at the same time."""
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
@@ -64,10 +66,15 @@ decoder = msgspec.msgpack.Decoder(Sent | Said | Failed | Done)
 
 
 class Parent:
-    """A process's line to the one that started it."""
+    """A process's line to the one that started it.
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._sending = pipe, threading.Lock()
+    Args:
+        pipe: for words in both directions.
+        stop: becomes readable when this process is to stop.
+    """
+
+    def __init__(self, pipe: Connection, stop: Connection) -> None:
+        self._pipe, self._stop, self._sending = pipe, stop, threading.Lock()
 
     def send(self, data: bytes) -> None:
         """Send `data`, from any thread."""
@@ -80,6 +87,23 @@ class Parent:
     def hear(self) -> bytes:
         """The authority's next words; waits for them. Raises EOFError or OSError when it is gone."""
         return self._pipe.recv_bytes()
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """From now on call `stop` when the parent asks this process to stop.
+
+        The parent does so by SIGTERM, after a word of its own. A SIGTERM without that word ends this process, as it
+        ends any other: whoever sent it wants this one process gone. A service manager sends SIGTERM to parent and
+        children together; the parent's word then comes a moment later.
+        """
+
+        def obey(number: int, _frame: FrameType | None) -> None:
+            if self._stop.poll(_STOP_SECONDS):
+                stop()
+            else:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, obey)
 
     def end(self, error: BaseException | None = None) -> NoReturn:
         """Say how this process ends, and end it; at once if the others are gone, or go on without it."""
@@ -97,15 +121,3 @@ class Parent:
     def _send(self, message: Sent | Said | Failed | Done) -> None:
         with self._sending:
             self._pipe.send_bytes(msgspec.msgpack.encode(message))
-
-
-def exit_with_parent() -> None:
-    """From now on, end this process as soon as its parent is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(NodeLost.exit_code)
-
-    threading.Thread(target=follow, name="evener-parent", daemon=True).start()

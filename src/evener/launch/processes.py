@@ -18,6 +18,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,12 +30,15 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from evener.cores import compute_in, keep_to_quota
-from evener.launch.parent import Failed, Parent, Said, Sent, decoder, exit_with_parent
+from evener.launch.parent import Failed, Parent, Said, Sent, decoder
+from evener.process_exit import exit_with_parent, kill_with_starter
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank")
 """What every rank needs; to be loaded once, before it is started."""
 ELASTIC_RANK_MODULES = (*RANK_MODULES, "torch._dynamo")
 """And what DistributedDataParallel loads when it is made, in two seconds: a rank that comes later takes a tenth."""
+
+_SERVER = "evener.launch.fork_server"
 
 
 @dataclass
@@ -46,10 +50,12 @@ class LocalProcess:
         said: to the authority, and not yet read by it.
         is_silent: whether all that it said has been read.
         failure: how it failed; None if it did not say so.
+        stop: by which it is told that a SIGTERM is this process's.
     """
 
     process: ForkServerProcess
     pipe: Connection
+    stop: Connection
     has_finished: bool = False
     is_silent: bool = False
     said: deque[bytes] = field(default_factory=deque)
@@ -79,8 +85,10 @@ class LocalProcess:
             self.pipe.send_bytes(data)
 
     def request_stop(self) -> None:
-        """Ask it to end, if it runs."""
+        """Ask it to end, if it runs; see `Parent.on_stop`."""
         if self.process.pid is not None and not self.has_ended:
+            with contextlib.suppress(OSError):
+                self.stop.send_bytes(b"stop")
             os.kill(self.process.pid, signal.SIGTERM)
 
     @property
@@ -111,7 +119,8 @@ class LocalProcesses:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(preload))
+        is_main = threading.current_thread() is threading.main_thread()
+        self._context.set_forkserver_preload([*([_SERVER] if is_main else []), *preload])
         resource_tracker.ensure_running()  # here, for it lets Ctrl-C through when it has started
         with _ctrl_c_is_held_back(), _without_main():
             forkserver.ensure_running()  # it ignores Ctrl-C itself, but only when it has loaded all that
@@ -136,13 +145,14 @@ class LocalProcesses:
             threads: that one operation may use; None for the libraries' defaults.
         """
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=_main, args=(target, arguments, tuple(cores), threads, theirs), name=name
-        )
+        heard, stop = self._context.Pipe(duplex=False)
+        words = (target, arguments, tuple(cores), threads, theirs, heard)
+        process = self._context.Process(target=_main, args=words, name=name)
         with contextlib.nullcontext() if _needs_main((target, *arguments)) else _without_main():
             process.start()
         theirs.close()
-        self._started.append(LocalProcess(process, ours))
+        heard.close()
+        self._started.append(LocalProcess(process, ours, stop))
         return self._started[-1]
 
     def receive(self, timeout: float) -> list[tuple[LocalProcess, bytes]]:
@@ -184,18 +194,25 @@ def _close(one: LocalProcess) -> None:
     one.process.kill()
     one.process.join()
     one.pipe.close()
+    one.stop.close()
     one.process.close()
 
 
 def _main(
-    target: Callable[..., None], arguments: Sequence[Any], cores: Sequence[int], threads: int | None, pipe: Connection
+    target: Callable[..., None],
+    arguments: Sequence[Any],
+    cores: Sequence[int],
+    threads: int | None,
+    pipe: Connection,
+    stop: Connection,
 ) -> None:
     """What a process runs. Ctrl-C is for the command that the user typed: this process ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what this process starts
     multiprocessing.set_start_method(None, force=True)  # the user's workers start as in a process of the user's own
-    parent, error = Parent(pipe), None
+    parent, error = Parent(pipe, stop), None
     try:
+        kill_with_starter()
         exit_with_parent()
         if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -85,7 +84,7 @@ def _be_rank(
     )
     env.end = parent.end
     env.answer = partial(_answer, env.store)
-    env.stop_on(signal.SIGTERM)
+    parent.on_stop(env.request_stop)
     if number is not None:
         env.line = _line_to(parent, env, number, open_store)
     if env.line is None or not env.line.is_late:

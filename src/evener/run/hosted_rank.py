@@ -38,6 +38,7 @@ class _Hosted:
             resumes=setup.resumes,
             brings_program=job.brings_program,
         )
+        self._processes = LocalProcesses(ELASTIC_RANK_MODULES)  # here: its server ends with the thread that starts it
         self._started = threading.Event()
         self._one: LocalProcess | None = None
         self._is_unwanted = False
@@ -65,7 +66,7 @@ class _Hosted:
         self._thread.join()
 
     def _run(self) -> None:
-        with LocalProcesses(ELASTIC_RANK_MODULES) as processes:
+        with self._processes as processes:
             place = self._setup.place
             name = place.nodes[place.rank].name
             one = self._one = processes.start(name, _be_rank, asdict(self._task))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
         end=parent.end,
         has_own_paths=True,
     )
-    env.stop_on(signal.SIGTERM)
+    parent.on_stop(env.request_stop)
     env.line = Line(
         process=task.process,
         node=env.node.name,

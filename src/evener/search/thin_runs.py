@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from functools import partial
 
@@ -48,8 +47,8 @@ class ThinRun:
 
 
 def _be_node(parent: Parent, node: LocalNode, config: RunConfig) -> None:
-    stopping: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: stopping.append(number))
+    stopping: list[bool] = []
+    parent.on_stop(lambda: stopping.append(True))
     notify = partial(_notify, parent)
 
     def is_over(epoch: Epoch) -> bool:
