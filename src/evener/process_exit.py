@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from multiprocessing import forkserver
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from evener.errors import NodeLost
 
@@ -52,7 +52,7 @@ def kill_with_starter() -> None:
     process lets go of that end, so the server ends with the process that started the server, and the kernel then kills
     what the server has forked.
     """
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver  # whose pipe has no public name
     if server._forkserver_alive_fd is not None and server._forkserver_pid is None:  # taken over, not made here
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None  # a process that this one starts by a fork server has another server

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from evener.data.loading_process import begin_process, load_in_process, received
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
 from evener.errors import InvalidInput
 from evener.tracer.nested import map_values
@@ -83,7 +85,8 @@ class _Fetch(Dataset[Any]):
     def __getitems__(self, part: MicroBatch) -> tuple[MicroBatch, Any]:
         # A rank without samples still joins every collective: it loads the first one, which will count for nothing.
         indices = part.indices if len(part.indices) else np.zeros(1, dtype=np.int64)
-        return part, collect(self.dataset, indices, self.seed, part.epoch, self.collate)
+        load = partial(collect, self.dataset, indices, self.seed, part.epoch, self.collate)
+        return part, load_in_process(load, explains=True)
 
 
 def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, collate: Collate | None = None) -> Any:
@@ -144,8 +147,9 @@ def open_batches(
         prefetch_factor=_PREFETCH if workers else None,
         generator=torch.Generator().manual_seed(seed),
         pin_memory=pinned,
+        worker_init_fn=begin_process,
     )
-    return iter(loader)
+    return received(iter(loader))
 
 
 class Loader:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
+from evener.data.loading_process import loading_death
 from evener.elastic.line import Line
 from evener.errors import (
     DoesNotFit,
@@ -31,6 +32,7 @@ from evener.record import Epoch
 from evener.signals import first_request
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
+"""In the sentences of Gloo and NCCL, to whose errors PyTorch gives no class of their own."""
 
 
 @dataclass
@@ -162,6 +164,8 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         return DoesNotFit(
             f"node {env.node.name} ran out of memory ({error}); use a smaller --batch-size, or --accumulate"
         )
+    if (death := loading_death(error)) is not None:
+        return death
     if len(env.nodes) > 1 and isinstance(error, RuntimeError) and is_broken_connection(error):
         at = "" if env.heartbeat is None else f" at step {env.heartbeat.step}"
         return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection{at}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from evener.comm.group import Group
 from evener.data.alike import print_of, require_alike
+from evener.data.loading_process import begin_process, load_in_process, received
 from evener.errors import InvalidInput
 from evener.program.batch_parts import BatchPart, Count
 from evener.program.random_state import take_leaders_state
@@ -86,10 +88,11 @@ class DividedLoader:
         _refuse_indivisible(loader)
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
         taken = {name: value for name, value in taken.items() if name in inspect.signature(DataLoader).parameters}
+        taken["worker_init_fn"] = partial(begin_process, own=loader.worker_init_fn)
         self._order = _Order(loader, divider)
         if self._is_stream:
             parts: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-            self._inner: DataLoader[Any] = DataLoader(loader.dataset, collate_fn=_as_it_is, **parts, **taken)
+            self._inner: DataLoader[Any] = DataLoader(loader.dataset, collate_fn=_samples, **parts, **taken)
         else:
             fetch = _FetchPart(loader.dataset, loader.collate_fn)
             order: Any = self._order  # of more than indices
@@ -124,9 +127,9 @@ class DividedLoader:
     def _batches(self, inner: Iterator[Any]) -> Iterator[tuple[BatchPart, Any]]:
         """This rank's parts."""
         if not self._is_stream:
-            yield from inner
+            yield from received(inner)
             return
-        for samples in islice(inner, self._order.skip, None):
+        for _, samples in islice(received(inner), self._order.skip, None):
             require_alike(self._divider.group, float(len(samples)), "the nodes read batches of different sizes")
             require_alike(self._divider.group, print_of(samples[:1]), "a stream must be the same on all nodes: seed it")
             yield self._part_of_samples(samples)
@@ -228,12 +231,20 @@ class _FetchPart(Dataset[Any]):
         part, indices = chosen
         dataset: Any = self._dataset
         whole = getattr(dataset, "__getitems__", None)
-        samples = whole(indices) if whole else [dataset[index] for index in indices]
-        return part, self._collate(samples)
+
+        def load() -> Any:
+            return self._collate(whole(indices) if whole else [dataset[index] for index in indices])
+
+        return part, load_in_process(load, explains=False)
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _samples(batch: list[Any]) -> tuple[None, Any]:
+    """A batch of a stream's samples, as parts of other batches come."""
+    return None, load_in_process(lambda: batch, explains=False)
 
 
 def _refuse_indivisible(loader: DataLoader[Any]) -> None:

@@ -1,0 +1,115 @@
+"""Data loading processes (`--workers`): how their failures reach the rank, and how they end with it.
+
+An error in such a process comes out of PyTorch's DataLoader as its class with a traceback for a sentence. Loaded
+samples lie in /dev/shm, which containers keep small: a process that finds it full says so here.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from evener.error_kind import ErrorKind, kind_of
+from evener.errors import DoesNotFit, EvenerError, TrainingFailed, first_line, place_of
+from evener.process_exit import exit_with_parent
+from evener.tracer.nested import map_tensors
+
+T = TypeVar("T")
+
+_SHARED_MEMORY = Path("/dev/shm")
+_STORAGE = str(Path(torch.__file__).parent / "storage.py")
+_SHARING = ("_new_shared", "_share_fd_cpu_", "_share_filename_cpu_")
+"""Functions of PyTorch's that move tensors to shared memory."""
+_DIED = "DataLoader worker (pid"
+"""With which PyTorch begins to tell that a loading process has died; it has no class for that."""
+
+
+@dataclass(frozen=True)
+class LoadingFailure:
+    """What a loading process returns in the place of samples.
+
+    Attributes:
+        kind: of the error.
+        sentence: of the error.
+    """
+
+    kind: ErrorKind
+    sentence: str
+
+
+def load_in_process(load: Callable[[], Any], *, explains: bool) -> Any:
+    """What `load` returns, in shared memory; or its failure. In the rank's own process just what it returns.
+
+    Args:
+        load: loads samples.
+        explains: whether an error of the data set becomes a TrainingFailed that names the line, as in the rank's own
+            process; else the loader raises it as PyTorch does.
+    """
+    if get_worker_info() is None:
+        return load()
+    try:
+        return map_tensors(load(), _share)
+    except EvenerError as error:
+        return LoadingFailure(kind_of(error), str(error))
+    except Exception as error:
+        if _is_of_sharing(error):
+            full: EvenerError = DoesNotFit(f"loaded samples do not fit the shared memory: {_shared_memory()}")
+            return LoadingFailure(kind_of(full), str(full))
+        if explains and (place := place_of(error)):
+            failed = TrainingFailed(f"{type(error).__name__}: {error}{place}")
+            return LoadingFailure(kind_of(failed), str(failed))
+        raise
+
+
+def received(batches: Iterator[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
+    """What loading processes, or this one, have loaded. Raises EvenerError: one of them failed."""
+    for part, loaded in batches:
+        if isinstance(loaded, LoadingFailure):
+            raise loaded.kind.as_error(loaded.sentence)
+        yield part, loaded
+
+
+def begin_process(number: int, own: Callable[[int], None] | None = None) -> None:
+    """The first that a loading process does: it ends with the rank; then what the user's loader does at this point."""
+    exit_with_parent()
+    if own is not None:
+        own(number)
+
+
+def loading_death(error: Exception) -> EvenerError | None:
+    """What `error` says of a loading process that died; None if it is about something else."""
+    if not isinstance(error, RuntimeError) or not str(error).startswith(_DIED):
+        return None
+    return TrainingFailed(f"a process that loads data died ({first_line(error)}): {_shared_memory()}")
+
+
+def _share(tensor: Tensor) -> Tensor:
+    """`tensor` in shared memory. Otherwise a thread of PyTorch's moves it there, and nobody hears when that fails."""
+    if type(tensor) is Tensor and tensor.layout is torch.strided:
+        tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _is_of_sharing(error: Exception) -> bool:
+    """Whether `error` was raised when a tensor was moved to shared memory."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return isinstance(error, RuntimeError) and last.filename == _STORAGE and last.name in _SHARING
+
+
+def _shared_memory() -> str:
+    """How much there is, and what to do if it is too little."""
+    cure = "use --workers 0, or start the container with more (--shm-size=1g)"
+    try:
+        found = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return cure
+    total, free = (blocks * found.f_frsize / 1e6 for blocks in (found.f_blocks, found.f_bavail))
+    return f"{_SHARED_MEMORY} has {total:.4g} MB, {free:.4g} MB of them free; {cure}"

@@ -1,0 +1,122 @@
+"""What becomes of a process that loads data when it fails, finds no shared memory, dies, or loses its rank."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from evener.data.loader import open_batches
+from evener.data.loading_process import loading_death
+from evener.data.sampler import Division, ShuffledSampler
+from evener.errors import DoesNotFit, InvalidInput, TrainingFailed
+from evener.oracle.apportion import weights_to_workers
+
+LIMIT = 30.0
+SAMPLES = TensorDataset(torch.ones(40, 10_000), torch.ones(40))
+
+
+class Failing(Dataset[Any]):
+    """Fails in a loading process at its third sample."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        if self._error is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif index == 3:
+            raise self._error
+        return torch.ones(3), 1
+
+
+def batches(dataset: Dataset[Any]) -> Iterator[Any]:
+    alone = Division(weights_to_workers([1.0], [None]))
+    sampler = ShuffledSampler(count=40, batch_size=4, accumulate=1, seed=0, rank=0, division=alone)
+    return open_batches(dataset, sampler, first=1, last=10, seed=0, workers=2)
+
+
+@contextmanager
+def little_shared_memory() -> Iterator[None]:
+    """Inside, files may have 1000 bytes, those in shared memory, too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Wide(Dataset[Any]):
+    """Samples that are stacked in the loading process, which takes shared memory for it."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(10_000), 1
+
+
+@pytest.mark.parametrize("dataset", [SAMPLES, Wide()], ids=["tensors", "samples"])
+def test_where_shared_memory_is_too_small_the_rank_hears_of_it(dataset: Dataset[Any]) -> None:
+    with pytest.raises(DoesNotFit, match=r"--workers 0.*--shm-size"), little_shared_memory():
+        next(batches(dataset))
+
+
+def test_an_error_of_evener_keeps_its_class() -> None:
+    with pytest.raises(InvalidInput, match=r"^no such picture$"):
+        list(batches(Failing(InvalidInput("no such picture"))))
+
+
+def test_an_error_of_the_data_set_names_its_line_as_it_does_without_processes() -> None:
+    with pytest.raises(TrainingFailed, match=r"^ValueError: a bad picture \(in __getitem__, .*_process\.py, line"):
+        list(batches(Failing(ValueError("a bad picture"))))
+
+
+def test_a_loading_process_that_dies_is_named_with_what_may_have_killed_it() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        list(batches(Failing(None)))
+    death = loading_death(raised.value)
+    assert isinstance(death, TrainingFailed)
+    assert loading_death(RuntimeError("shapes differ")) is None
+
+
+RANK = """
+import os, sys, time
+from test_loading_process import SAMPLES, batches
+loaded = batches(SAMPLES)
+next(loaded)
+print("loading", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_loading_processes_end_when_their_rank_is_killed(method: str) -> None:
+    start = f"import multiprocessing; multiprocessing.set_start_method({method!r})\n"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-c", start + RANK]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "loading\n"
+        others = psutil.Process(rank.pid).children(recursive=True)
+        rank.kill()
+    assert len(others) >= 2
+    _, left = psutil.wait_procs(others, LIMIT)
+    for one in left:
+        one.kill()
+    assert left == []
