@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from evener.comm.signed_store import SignedStore
 from evener.errors import NodeLost
 from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
 from support.stores import memory_store
@@ -108,3 +109,47 @@ def test_who_hears_of_a_failure_says_so() -> None:
     heartbeat.join(timeout=10)
     assert [str(one) for one in lost] == ["node a (rank 0) failed: why"]
     assert store.check(["heard/1"])
+
+
+class CutStore(SignedStore):
+    """A store whose line is cut at some time: calls do not return any more."""
+
+    def __init__(self) -> None:
+        whole = memory_store()
+        super().__init__(whole.inner, whole.secret)
+        self.is_cut, self._is_over = threading.Event(), threading.Event()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Leave a value."""
+        if self.is_cut.is_set():
+            self._is_over.wait(60)
+        super().set(key, value)
+
+    def release(self) -> None:
+        """Let calls return."""
+        self._is_over.set()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["amid the run", "at its end"])
+def test_a_rank_that_is_cut_off_from_the_store_ends_itself(ends: bool) -> None:
+    store, lost, ended = CutStore(), list[NodeLost](), threading.Event()
+
+    def end(error: NodeLost) -> None:
+        lost.append(error)
+        ended.set()
+
+    heartbeat = RankHeartbeat(store, rank=0, nodes=["a"], patience=0.5, on_lost=end)
+    heartbeat.start()
+    time.sleep(1.0)
+    assert lost == []
+    store.is_cut.set()
+    stopping = threading.Thread(target=heartbeat.stop, daemon=True)
+    if ends:
+        stopping.start()
+    assert ended.wait(10)
+    store.release()
+    if not ends:
+        stopping.start()
+    stopping.join()
+    heartbeat.join(10)
+    assert len(lost) == 1

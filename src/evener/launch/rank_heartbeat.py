@@ -2,6 +2,9 @@
 
 Every rank writes a growing number and its step to the store that all share, several times a second, from a thread of
 its own: it works when the main thread waits inside a collective for ever. The rule is that of `evener.heartbeat`.
+
+A rank whose line to the store is cut hears of nobody, and its calls of the store never return: another thread of its
+own ends it then.
 """
 
 from __future__ import annotations
@@ -15,6 +18,59 @@ from evener.errors import NodeLost, first_line
 from evener.heartbeat import Progress, interval
 
 _FAILURE = "failure"
+_LONGEST_LOOK = 0.25
+"""Of the patience, that the time between two looks counts at most: a process that was stopped heard nobody."""
+
+
+class StoreWatch:
+    """Sees that a store answers; a context, inside of which it does so in a thread of its own.
+
+    Args:
+        patience: seconds within which something has to come.
+        on_silent: called once, in that thread, with an error, when nothing has come for the patience.
+        node: name of this process's node.
+    """
+
+    def __init__(self, patience: float, on_silent: Callable[[NodeLost], None], node: str) -> None:
+        self._patience, self._on_silent, self._node = patience, on_silent, node
+        self._count, self._done = 0, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evener-store-watch", daemon=True)
+
+    def answered(self) -> None:
+        """The store has just answered."""
+        self._count += 1
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._done.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def __enter__(self) -> StoreWatch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        progress, listened, looked = Progress(0.0), 0.0, time.monotonic()
+        while not self._done.wait(interval(self._patience)):
+            now = time.monotonic()
+            listened += min(now - looked, _LONGEST_LOOK * self._patience)
+            looked = now
+            if progress.idle_seconds(self._count, now=listened) > self._patience:
+                self._on_silent(
+                    NodeLost(
+                        f"the store that all ranks share has not answered node {self._node} for {self._patience:g} s: "
+                        "the machine that keeps it is gone, or the line to it is cut"
+                    )
+                )
+                return
 
 
 class RankHeartbeat:
@@ -27,6 +83,7 @@ class RankHeartbeat:
         patience: seconds of silence after which a rank is lost.
         on_lost: called once, in this thread, with an error that says who is lost.
         keeps_store: whether the store is kept by this process, and gone with it.
+        store_patience: seconds within which the store has to answer; `patience` by default.
 
     Attributes:
         step: that this rank works on.
@@ -41,18 +98,21 @@ class RankHeartbeat:
         patience: float,
         on_lost: Callable[[NodeLost], None],
         keeps_store: bool = False,
+        store_patience: float | None = None,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="evener-heartbeat", daemon=True)
         self.step = 0
         self._store, self._rank, self._nodes = store, rank, nodes
         self._patience, self._on_lost, self._keeps_store = patience, on_lost, keeps_store
         self._done = threading.Event()
+        self._watch = StoreWatch(store_patience or patience, on_lost, nodes[rank])
         now = time.monotonic()
         self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
 
     def start(self) -> None:
         """Begin to beat and to listen, until stopped or until somebody is lost."""
         self._thread.start()
+        self._watch.start()
 
     def join(self, timeout: float) -> None:
         """Wait at most `timeout` seconds until the heartbeat has ended."""
@@ -66,6 +126,7 @@ class RankHeartbeat:
             self.join(timeout=self._patience)
         if self._keeps_store:
             self._outlast_others()
+        self._watch.stop()
 
     def report_failure(self, sentence: str) -> None:
         """Publish this rank's own failure, so that the others need not wait to name it."""
@@ -75,6 +136,7 @@ class RankHeartbeat:
         """Return when every other rank has left, has heard of a failure, or is silent for too long."""
         pause = threading.Event()
         while any(self._needs_store(other, time.monotonic()) for other in self._others):
+            self._watch.answered()
             pause.wait(interval(self._patience))
 
     def _needs_store(self, other: int, now: float) -> bool:
@@ -87,7 +149,9 @@ class RankHeartbeat:
         while not self._done.wait(interval(self._patience)):
             count += 1
             lost = self._beat(count)
+            self._watch.answered()
             if lost is not None and not self._done.is_set():
+                self._watch.stop()
                 self._on_lost(lost)
                 return
 
@@ -96,6 +160,7 @@ class RankHeartbeat:
             self._store.set(key, value)
         except RuntimeError:
             return  # the store is gone, and with it whoever could have read this
+        self._watch.answered()
 
     def _beat(self, count: int) -> NodeLost | None:
         """Beat, then listen to the others; an error if one of them is lost."""

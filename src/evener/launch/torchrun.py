@@ -11,12 +11,15 @@ from typing import Any
 import torch
 
 from evener.comm.signed_store import SignedStore
-from evener.errors import InvalidValue, NodeLost
+from evener.errors import InvalidValue, NodeLost, end_process
 from evener.host import own_address
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment
-from evener.launch.rank_heartbeat import RankHeartbeat
+from evener.launch.rank_heartbeat import RankHeartbeat, StoreWatch
 from evener.launch.store import LEAST_START_SECONDS, connect_store, keep_store, launcher_secret
+
+_LONGER = 1.25
+"""Than a value is waited for, a store may take to say that it did not come."""
 
 
 def torchrun_environment(
@@ -76,14 +79,16 @@ def _introduce(
     patience: float,
 ) -> list[LocalNode]:
     """Leave this rank's host, number and device in the store, read the others'. Raises NodeLost if one stays away."""
-    store.set(f"name/{rank}", name)
     rows, limit = [], max(patience, LEAST_START_SECONDS)
-    for other in range(size):
-        try:
-            store.wait([f"name/{other}"], timedelta(seconds=limit))
-        except RuntimeError as error:
-            raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
-        rows.append(store.get(f"name/{other}").decode().split(" "))
+    with StoreWatch(_LONGER * limit, end_process, name.split(" ")[0]) as watch:
+        store.set(f"name/{rank}", name)
+        for other in range(size):
+            try:
+                store.wait([f"name/{other}"], timedelta(seconds=limit))
+            except RuntimeError as error:
+                raise NodeLost(f"rank {other} did not start within {limit:g} s") from error
+            rows.append(store.get(f"name/{other}").decode().split(" "))
+            watch.answered()
     return named_nodes(rows)
 
 

@@ -64,6 +64,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
             nodes=env.names,
             patience=place.patience,
             on_lost=env.end,
+            store_patience=env.line.absence,
         )
     run_rank(env, partial(_program, brings_program=task.brings_program), _config_of(task))
 
