@@ -49,14 +49,22 @@ class Authority:
         self._listened, self._looked = 0.0, 0.0
         self.generation: Generation | None = None
 
-    def resume(self, generation: Generation | None, given_up: Iterable[int], now: float) -> None:
-        """Go on with a run whose authority was killed, from its newest generation, if it had one."""
+    def resume(self, generation: Generation | None, given_up: Iterable[int], now: float, absence: float = 0.0) -> None:
+        """Go on with a run whose authority was killed, from its newest generation, if it had one.
+
+        Args:
+            generation: the newest.
+            given_up: processes that the run goes on without.
+            now: the time.
+            absence: seconds in which the others have to be heard, if that is more than the patience.
+        """
         self._looked = now
+        heard = self._listened + max(0.0, absence - self._patience)
         for process in given_up:
             self.lose(process, "was given up")
         self.generation = generation
         for one in () if generation is None else generation.participants:
-            self._processes[one.process] = _Process(Hello(node=one.node), now, Progress(self._listened))
+            self._processes[one.process] = _Process(Hello(node=one.node), now, Progress(heard))
             self._fed.add(one.process)
 
     def arrive(self, process: int, hello: Hello, now: float) -> None:

@@ -148,7 +148,14 @@ class ElasticRanks(Generic[P]):
         """Whether the ranks of the newest generation compute again."""
         return self._authority.is_settled
 
-    def resume(self, generation: Generation | None, numbers: Sequence[int], given_up: Iterable[int], next: int) -> None:
+    def resume(
+        self,
+        generation: Generation | None,
+        numbers: Sequence[int],
+        given_up: Iterable[int],
+        next: int,
+        absence: float = 0.0,
+    ) -> None:
         """Go on with a run whose authority was killed.
 
         Args:
@@ -156,8 +163,9 @@ class ElasticRanks(Generic[P]):
             numbers: of the processes, by rank.
             given_up: those of them that the run goes on without.
             next: number of the next process.
+            absence: seconds that its processes may take to be heard again, if that is more than the patience.
         """
-        self._authority.resume(generation, given_up, time.monotonic())
+        self._authority.resume(generation, given_up, time.monotonic(), absence)
         self._posts = [_Post(rank, number) for rank, number in enumerate(numbers)]
         self._next, self._inside = next, {one.process for one in generation.participants} if generation else set()
 

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from evener.errors import require
 from evener.schema import Part
+from evener.wire.connect import JOIN_SECONDS, LONGEST_PAUSE
 
 MOST_DOUBLINGS = 5
 """The longest cool-down is 32 times the first, 320 s: no node is shut out for good."""
-RETURN = 2
-"""Patiences that members have to come back to a restarted master: one to notice that it is gone, one to connect."""
 Presence: TypeAlias = Literal["present", "away", "expected", "benched", "left"]
 """present: a member with a connection. away: a member whose connection broke within the patience. expected: a member of
 the time before the master restarted. benched: not a member before `until`, and then only when it is heard. left: said
@@ -40,6 +39,15 @@ _SENTENCES: dict[TransitionKind, str] = {
     "dismiss": "dismiss node {node}",
     "release": "let node {node} go",
 }
+
+
+def return_seconds(patience: float) -> float:
+    """Seconds that a node may take to come back to a restarted master.
+
+    A node that has not noticed the master's end needs one patience to notice it and one to connect. A node that has
+    noticed it may have tried in vain just before, and then makes its longest pause.
+    """
+    return max(2 * patience, LONGEST_PAUSE + JOIN_SECONDS)
 
 
 class NodeState(Part, frozen=True, kw_only=True):
@@ -77,7 +85,7 @@ class NodeState(Part, frozen=True, kw_only=True):
 
     def deadline(self, patience: float) -> float:
         """When the member is benched if nothing is heard of it before."""
-        return self.heard + patience * (RETURN if self.presence == "expected" else 1)
+        return self.heard + (return_seconds(patience) if self.presence == "expected" else patience)
 
     def shifted(self, by: float) -> NodeState:
         """The same on a clock that shows `by` more: the next master's begins elsewhere."""

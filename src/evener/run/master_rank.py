@@ -20,13 +20,14 @@ from evener.launch.parent import Parent
 from evener.launch.rank_environment import RankEnvironment, run_rank
 from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.ps.collective.rank_messages import RankPlace, decode_rank_place
+from evener.ps.node_state import return_seconds
 from evener.run.config import RunConfig
 from evener.run.rank import train_rank
 from evener.run.rank_task import RankTask
 from evener.tasks.load import import_file
 
 _ABSENCE = 8
-"""Patiences within which a lost master has to come back; for so long its nodes and commands look for it, too."""
+"""Patiences within which a lost master has to come back; then this node has to come back to it."""
 
 
 def be_rank(parent: Parent, task: RankTask) -> None:
@@ -55,7 +56,7 @@ def be_rank(parent: Parent, task: RankTask) -> None:
         open_store=open_store,
         end=parent.end,
         patience=place.patience,
-        absence=_ABSENCE * place.patience,
+        absence=_ABSENCE * place.patience + return_seconds(place.patience),
     )
     if not place.is_late and len(nodes) > 1:
         env.heartbeat = RankHeartbeat(

@@ -29,6 +29,7 @@ from evener.wire.resolve import resolve
 from evener.wire.transport import NotTls, PlainTransport, Transport, explain, tune
 
 JOIN_SECONDS = 8.0
+LONGEST_PAUSE = 10.0
 _TLS_ALERT = b"\x15\x03"
 _PAUSE_SECONDS = 0.01
 T = TypeVar("T")
@@ -61,7 +62,7 @@ def open_connection(
     return Connection(transport, headers, limits, address.words)
 
 
-def backoff(random: Random, first: float = 0.1, longest: float = 10.0) -> Iterator[float]:
+def backoff(random: Random, first: float = 0.1, longest: float = LONGEST_PAUSE) -> Iterator[float]:
     """Seconds to wait before each further try: doubling up to `longest`, each drawn from its upper half.
 
     So a master that comes back is not called by all nodes at the same moment.

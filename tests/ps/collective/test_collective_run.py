@@ -367,6 +367,48 @@ def test_a_master_that_was_killed_goes_on_from_the_generation_that_it_had_announ
     assert [one.values for one in answers if isinstance(one, Values)] == [(b"left for those who come later",)]
 
 
+def restarted_before_the_first_generation(folder: Path) -> Scene:
+    """A run whose master was killed when it had started two processes; the first one's node has come to the next."""
+    before = Scene("a", "b")
+    before.ready("a", "b")
+    before.run.tick()
+    found = RankJournal(StateDir(folder), print).load()
+    assert found is not None
+    after = Scene()
+    after.run.resume(found)
+    after.run.tick()
+    after.come("a")
+    after.ready("a", process=1)
+    after.say("a", 1, Hello(node="a", founders=("a", "b")))
+    return after
+
+
+def test_a_node_whose_longest_pause_is_longer_than_the_patience_is_awaited_by_a_new_master(tmp_path: Path) -> None:
+    scene = restarted_before_the_first_generation(tmp_path)
+    for _ in range(17):
+        scene.now += 1.0  # it tries again after 10 s at most, for 8 s
+        scene.run.tick()
+    scene.come("b")
+    scene.ready("b", process=2)
+    scene.say("b", 2, Hello(node="b", founders=("a", "b")))
+    scene.run.tick()
+    assert scene.run.failure is None
+    assert scene.places() == {}  # nobody is started anew
+    assert scene.generations(1)[-1].nodes == ["a", "b"]
+
+
+def test_a_run_whose_master_was_killed_before_the_first_step_begins_again_without_a_node_that_stays_away(
+    tmp_path: Path,
+) -> None:
+    scene = restarted_before_the_first_generation(tmp_path)
+    for _ in range(30):
+        scene.now += 1.0
+        scene.run.tick()
+    assert scene.run.failure is None
+    assert "begins again" in [event.kind for event in scene.run.news.events if isinstance(event, Event)]
+    assert [[node.name for node in place.nodes] for place in scene.places().values()] == [["a"]]
+
+
 def test_when_nobody_is_left_it_begins_again_from_the_last_checkpoint_with_as_many_as_before() -> None:
     scene = Scene("a", "b")
     scene.found()

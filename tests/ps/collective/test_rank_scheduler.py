@@ -14,7 +14,7 @@ from evener.errors import EvenerError
 from evener.profile import DeviceProfile
 from evener.ps.collective.collective_run import CollectiveRun
 from evener.ps.collective.rank_journal import Begun, RankJournal, Roster
-from evener.ps.collective.rank_messages import RankJob
+from evener.ps.collective.rank_messages import PrepareRank, RankJob, RankReady, StartRank
 from evener.ps.config import MasterConfig, StateDir
 from evener.ps.messages import Header, Release, RunAccepted, RunFinished, RunRejected, StopRun
 from evener.ps.nodes import NodeRecord, Nodes
@@ -101,6 +101,22 @@ def test_what_a_master_cannot_go_on_with_is_set_aside_before_anything_else_begin
     assert list(stage.home.aside.glob("*/ranks.journal"))
     stage.submit("next")
     assert [accepted.run for accepted in stage.sent_of(RunAccepted)] == ["next"]
+
+
+def test_a_run_whose_master_is_killed_before_it_has_begun_begins_under_the_next(stage: Stage) -> None:
+    stage.submit("first")
+    stage.scheduler.close()
+    later = Stage(stage.home.folder)
+    later.scheduler.resume()
+    node = later.join("a")
+    later.scheduler.ranks.watch(COMMAND, "first")
+    assert [prepared.run for prepared in later.sent_of(PrepareRank)] == ["first"]
+    run = later.scheduler.ranks.run
+    assert run is not None
+    run.ready(node, RankReady(run="first", speed=1.0))
+    later.scheduler.tick(1.0, lambda _: False)
+    assert [started.process for started in later.sent_of(StartRank)] == [1]
+    later.scheduler.close()
 
 
 def test_no_run_has_the_name_that_stands_for_it(stage: Stage) -> None:

@@ -38,6 +38,7 @@ from evener.ps.collective.rank_news import MOST_EVENT_BYTES, RankNews
 from evener.ps.collective.rank_table import Absences, DeclinedNodes, RankTable
 from evener.ps.collective.remote_rank import RemoteRank, RemoteStarter
 from evener.ps.messages import Send
+from evener.ps.node_state import return_seconds
 from evener.ps.nodes import NodeRecord, Nodes
 from evener.record import Step
 from evener.wire.identity import SECRET_BYTES
@@ -86,16 +87,19 @@ class CollectiveRun:
         self._declined = DeclinedNodes(job.run)
 
     def resume(self, found: Found) -> None:
-        """Go on with the run of a master that was killed: its nodes have the patience to come back."""
+        """Go on with the run of a master that was killed: its nodes have time to come back."""
         roster = found.roster
+        self.note("master restarted", "the master goes on with the run that it had in progress")
+        if not roster.names:
+            return  # no process was started yet: it begins when nodes are ready
         self._starter.secret, self._values = found.begun.secret, self._kept_values(found.values)
         self._table.resume(roster, self._nodes.record)
         self._beginnings.resume()
-        self._absences.excuse(self._clock() + self._nodes.patience)
+        absence = return_seconds(self._nodes.patience)
+        self._absences.excuse(self._clock() + absence)
         self.checkpoints.last = found.saved or self.checkpoints.last
         self._elastic = self._govern_ranks(0)
-        self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next)
-        self.note("master restarted", "the master goes on with the ranks that went on without it")
+        self._elastic.resume(roster.generation, roster.numbers, roster.given_up, roster.next, absence)
 
     def admit(self, node: NodeRecord) -> None:
         """Let a node that is a member now make ready."""

@@ -33,7 +33,12 @@ _LEAST_COMPACTED = 4 * 2**20
 
 
 class Begun(Part, frozen=True, kw_only=True, tag=True):
-    """A beginning of the run: what was known before of processes and values holds no more."""
+    """A beginning of the run: what was known before of processes and values holds no more.
+
+    Attributes:
+        job: what is to be done.
+        secret: of the processes; empty before there are any.
+    """
 
     job: RankJob
     secret: bytes
@@ -158,6 +163,8 @@ class RankJournal:
                 saved = record
             else:
                 roster = record
+        if roster is None and begun is not None and not begun.secret:
+            roster = roster_of({}, (), 1, None)
         if begun is None or roster is None:
             return None
         return Found(begun=begun, values=values, roster=roster, saved=saved)

@@ -43,8 +43,8 @@ class Beginnings:
         self.step = 0
 
     def resume(self) -> None:
-        """It had begun under another master."""
-        self._number = _MOST
+        """It had begun under another master, once at least."""
+        self._number = 1
 
     def ready(self, now: float) -> None:
         """A node is ready."""

@@ -13,7 +13,7 @@ from evener.errors import EvenerError, Interrupted
 from evener.ps.blobs.blob_stream import why_no_disk
 from evener.ps.collective.collective_run import CollectiveRun
 from evener.ps.collective.rank_checkpoints import RankCheckpoints
-from evener.ps.collective.rank_journal import RankJournal
+from evener.ps.collective.rank_journal import Begun, RankJournal
 from evener.ps.collective.rank_messages import RankJob
 from evener.ps.config import MasterConfig
 from evener.ps.job import Submission, Submissions
@@ -167,6 +167,7 @@ class RankScheduler:
             self._send(submission.peer, RunRejected(reason=shown(reason)))
             return
         job = replace(submission.job, run=self._config.home.free_name(submission.job.run))
+        self._journal.add(Begun(job=job, secret=b""))
         self.run = self._run_of(job)
         self._subscribers.begin((submission.peer,), 0, open_log(self._config, job.run))
         self._send(submission.peer, RunAccepted(run=job.run))
