@@ -11,6 +11,8 @@ _BEATS = 8
 """Within the patience, at least."""
 _LONGEST_INTERVAL = 0.5
 """Seconds between two heartbeats, at most."""
+_LONGEST_LOOK = 0.25
+"""Of the patience, that the time between two looks counts at most."""
 
 
 def interval(patience: float) -> float:
@@ -40,3 +42,23 @@ class Progress:
         if count != self._count or not expected:
             self._count, self._since = count, now
         return now - self._since
+
+
+class ListenedSeconds:
+    """A clock that stands still while its owner does: what a listener slept through is nobody's silence.
+
+    A machine, or a process group, that was stopped and goes on, stopped listener and peers alike.
+
+    Args:
+        patience: seconds of silence that are borne.
+        now: seconds on the listener's clock.
+    """
+
+    def __init__(self, patience: float, now: float) -> None:
+        self._longest, self._looked, self._seconds = _LONGEST_LOOK * patience, now, 0.0
+
+    def at(self, now: float) -> float:
+        """Seconds in which the owner listened, up to `now`; to be asked several times within the patience."""
+        self._seconds += min(now - self._looked, self._longest)
+        self._looked = now
+        return self._seconds

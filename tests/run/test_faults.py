@@ -45,12 +45,16 @@ class Running:
 
     def wait_for_step(self, seconds: float = 60) -> None:
         """Return when the first steps are done."""
+        self.wait_for(r"step [1-9]", seconds)
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> None:
+        """Return when a line begins so."""
         deadline = time.monotonic() + seconds
         assert self.process.stdout is not None
         while time.monotonic() < deadline:
             line = self.process.stdout.readline()
             self.lines.append(line)
-            if re.match(r"step [1-9]", line):
+            if re.match(pattern, line):
                 return
             assert line or self.process.poll() is None, "".join(self.lines)
         raise AssertionError("no step was made: " + "".join(self.lines))
@@ -137,6 +141,28 @@ def test_no_process_is_left_when_the_first_one_is_killed_while_a_rank_is_frozen(
         os.kill(run.process.pid, signal.SIGKILL)
         code, _ = run.finish(10)
     assert code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_where_one_node_of_several_works_another_one_goes_on_when_it_is_lost(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with running(tmp_path, "--local-nodes", "1,0.1") as run:
+        while not list((run.folder / "checkpoints").glob("step-*")):
+            time.sleep(0.1)
+        working = run.ranks()
+        assert len(working) == 1
+        os.kill(working[0], number)
+        run.wait_for(r"step \d+ +resumed: resumed after step \d+")
+        run.wait_for_step()
+        run.process.send_signal(signal.SIGINT)
+        code, errors = run.finish(PATIENCE + 10)
+    assert code == 130, errors
+    record = read_noun(run.folder / "record.json", TrainRecord)
+    lost = [event for event in record.events if event.kind == "node lost"]
+    assert [len(event.nodes) for event in lost] == [1]
+    assert record.plan.assignments[0].node not in lost[0].nodes
+    assert "resumed" in [event.kind for event in record.events]
 
 
 def test_the_ranks_end_when_the_one_that_started_them_is_killed(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class LocalProcess:
         is_silent: whether all that it said has been read.
         failure: how it failed; None if it did not say so.
         stop: by which it is told that a SIGTERM is this process's.
+        given_up: why this process ended it; empty if it did not.
     """
 
     process: ForkServerProcess
@@ -60,6 +61,7 @@ class LocalProcess:
     is_silent: bool = False
     said: deque[bytes] = field(default_factory=deque)
     failure: Failed | None = None
+    given_up: str = ""
 
     def read(self) -> list[bytes]:
         """Take in all that lies in its pipe, however late somebody looks; what of it was sent."""
@@ -91,6 +93,11 @@ class LocalProcess:
                 self.stop.send_bytes(b"stop")
             os.kill(self.process.pid, signal.SIGTERM)
 
+    def give_up(self, why: str) -> None:
+        """End it at once, because of `why`: a clause about it."""
+        self.given_up = why
+        self.process.kill()
+
     @property
     def has_ended(self) -> bool:
         """Whether it runs no more, however it ended."""
@@ -103,7 +110,9 @@ class LocalProcess:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words: a signal, or its exit code."""
+        """How it ended, in words: why it was given up, a signal, or its exit code."""
+        if self.given_up:
+            return self.given_up
         code = self.process.exitcode
         if code is not None and code < 0:
             return f"was killed by signal {-code} ({signal.Signals(-code).name})"

@@ -15,11 +15,9 @@ from collections.abc import Callable, Sequence
 
 from evener.comm.signed_store import SignedStore
 from evener.errors import NodeLost, first_line
-from evener.heartbeat import Progress, interval
+from evener.heartbeat import ListenedSeconds, Progress, interval
 
 _FAILURE = "failure"
-_LONGEST_LOOK = 0.25
-"""Of the patience, that the time between two looks counts at most: a process that was stopped heard nobody."""
 
 
 class StoreWatch:
@@ -58,12 +56,9 @@ class StoreWatch:
         self.stop()
 
     def _run(self) -> None:
-        progress, listened, looked = Progress(0.0), 0.0, time.monotonic()
+        progress, listened = Progress(0.0), ListenedSeconds(self._patience, time.monotonic())
         while not self._done.wait(interval(self._patience)):
-            now = time.monotonic()
-            listened += min(now - looked, _LONGEST_LOOK * self._patience)
-            looked = now
-            if progress.idle_seconds(self._count, now=listened) > self._patience:
+            if progress.idle_seconds(self._count, now=listened.at(time.monotonic())) > self._patience:
                 self._on_silent(
                     NodeLost(
                         f"the store that all ranks share has not answered node {self._node} for {self._patience:g} s: "
@@ -195,6 +190,11 @@ def read_beat(store: SignedStore, rank: int) -> tuple[int, int]:
         return 0, 0
     count, step = store.get(_key(rank)).decode().split(":")
     return int(count), int(step)
+
+
+def has_left(store: SignedStore, rank: int) -> bool:
+    """Whether the heartbeat of `rank` has ended as it should, so that its silence means nothing."""
+    return store.check([_left(rank)])
 
 
 def _left(rank: int) -> str:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from evener.comm.signed_store import SignedStore
 from evener.elastic.elastic_ranks import ElasticRanks
 from evener.errors import EvenerError, Interrupted, NodeLost
 from evener.events import RunEvent, decode_events
+from evener.heartbeat import ListenedSeconds, Progress
 from evener.launch.nodes import LocalNode
 from evener.launch.processes import ELASTIC_RANK_MODULES, RANK_MODULES, LocalProcess, LocalProcesses
 from evener.launch.rank_environment import Program
-from evener.launch.rank_heartbeat import read_beat
+from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.record import Event
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
@@ -111,7 +113,8 @@ def _run_once(
     def has_begun() -> bool:
         return (elastic is not None and elastic.has_begun) or any(steps())
 
-    was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic, has_begun)
+    lone = _LoneRank(ranks, store, patience)
+    was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic, has_begun, lone)
     try:
         raise_first(ranks, store, nodes, was_stopped, elastic)
     except EvenerError as error:
@@ -122,6 +125,31 @@ def _run_once(
             processes.end(rank)
         return loss
     return None
+
+
+class _LoneRank:
+    """Gives up the only rank of several that still runs when it is silent, which no other rank is there to notice.
+
+    Args:
+        ranks: the processes.
+        store: of the run.
+        patience: seconds of silence that are borne.
+    """
+
+    def __init__(self, ranks: Sequence[LocalProcess], store: SignedStore, patience: float) -> None:
+        self._ranks, self._store, self._patience = ranks, store, patience
+        self._listened = ListenedSeconds(patience, time.monotonic())
+        self._progress = Progress(0.0)
+
+    def look(self) -> None:
+        """Called several times within the patience."""
+        running = [rank for rank, process in enumerate(self._ranks) if not process.has_ended]
+        rank = running[0] if len(running) == 1 < len(self._ranks) else None
+        count = 0 if rank is None else read_beat(self._store, rank)[0]
+        is_expected = rank is not None and count > 0 and not has_left(self._store, rank)
+        now = self._listened.at(time.monotonic())
+        if self._progress.idle_seconds(count, expected=is_expected, now=now) > self._patience:
+            self._ranks[running[0]].give_up(f"has been silent for {self._patience:g} s,")
 
 
 def _lost(ranks: Sequence[LocalProcess]) -> list[int]:
@@ -137,6 +165,7 @@ def _relay(
     patience: float,
     elastic: ElasticRanks[LocalProcess] | None,
     has_begun: Callable[[], bool],
+    lone: _LoneRank,
 ) -> bool:
     """Pass on what the ranks say until all have ended, or had the time for it. Whether they were asked to stop."""
     deadline: float | None = None
@@ -150,6 +179,8 @@ def _relay(
                         show(event)
             if elastic is not None:
                 elastic.govern()
+                if not elastic.has_begun:
+                    lone.look()
             failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, elastic)]
             if failed and deadline is None:
                 is_own = any(rank.failure and rank.failure.is_own for rank in failed)

@@ -42,6 +42,7 @@ from evener.run.costs import tell_busy, time_here
 from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceConfig
 from evener.run.page import page_beside
 from evener.run.rank import train_rank
+from evener.run.spare_nodes import SpareNodes
 from evener.run.unfinished import Asked
 from evener.schema import write_noun
 from evener.tasks.load import load_task
@@ -90,7 +91,8 @@ def perform(
 
         # Whoever watches may take longer than the patience, and meanwhile nobody here would hear the nodes.
         is_elastic = config.is_elastic if watch is None else bool(config.elastic)
-        launch(program, config, show, nodes, is_elastic=is_elastic)
+        spare = SpareNodes(view if watch is None else show)
+        launch(program, config, spare.show, nodes, is_elastic=is_elastic, without=spare.take if is_elastic else None)
     if view.record is None:
         raise TrainingFailed("the run ended without a record")
     return view.record
