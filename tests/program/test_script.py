@@ -164,8 +164,11 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [("program.py",), ("-m", "evener", "run", "program.py")], ids=["alone", "evener run"])
 @pytest.mark.parametrize(("who", "other"), [("0", "pass"), ("1", "pass"), ("1", "time.sleep(60)")])
-def test_a_program_of_torchruns_that_fails_leaves_a_record_of_what_it_did(tmp_path: Path, who: str, other: str) -> None:
+def test_a_program_of_torchruns_that_fails_leaves_a_record_of_what_it_did(
+    tmp_path: Path, who: str, other: str, words: tuple[str, ...]
+) -> None:
     path = write(tmp_path)
     fault = (
         f"        if epoch == 1 and run.rank == {who}:\n"
@@ -174,7 +177,7 @@ def test_a_program_of_torchruns_that_fails_leaves_a_record_of_what_it_did(tmp_pa
     )
     text = path.read_text().replace("import sys\n", "import sys\nimport time\n", 1)
     path.write_text(text.replace("        optimizer.zero_grad()\n", fault + "        optimizer.zero_grad()\n"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *words]
     ended = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode != 0
     (file,) = (tmp_path / "runs").glob("*/record.json")

@@ -26,6 +26,7 @@ def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     with RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked) as view:
         if is_torchrun(config):
             env = torchrun_env(config.patience, view)
+            env.end = view.end_process
             env.stop_on(signal.SIGTERM, signal.SIGINT)
             run_rank(env, perform_script, config)
         else:

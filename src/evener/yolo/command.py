@@ -104,6 +104,8 @@ def _as_rank(config: YoloConfig) -> TrainRecord | None:
 
     def perform(config: YoloConfig, show: Callable[[RunEvent], None]) -> None:
         env = torchrun_env(config.patience, show)
+        if isinstance(show, RunView):
+            env.end = show.end_process
         env.stop_on(signal.SIGTERM, signal.SIGINT)
         run_rank(env, yolo_rank, config)
 
