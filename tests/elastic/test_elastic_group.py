@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -39,7 +39,8 @@ class Rank:
             process=process, node=f"n{process}", is_late=False, send=self.said.put, receive=self._receive,
             open_store=lambda: store, end=self.ended.put, patience=PATIENCE,
         )  # fmt: skip
-        self.changing = ElasticGroup(line, self.group, "127.0.0.1")
+        self.founded = SimpleQueue[bool]()
+        self.changing = ElasticGroup(line, self.group, "127.0.0.1", lambda: self.founded.put(True))
         self.changing.start(("n0", "n1", "n2"))
 
     def tell(self, message: Generation | Heard) -> None:
@@ -100,6 +101,22 @@ def test_survivors_leave_what_waits_for_the_lost_and_go_on_without_it() -> None:
     assert "node n0 was given up by the run" in str(ranks[0].ended.get(timeout=5))
     for rank in ranks[1:]:
         rank.hang_up()
+
+
+def test_the_authority_alone_sees_who_is_silent_as_soon_as_there_is_a_generation() -> None:
+    store = memory_store()
+    rank, frozen = (Rank(process, store) for process in range(2))
+    with ThreadPoolExecutor(1) as threads:
+        entered = threads.submit(rank.changing.enter)
+        with pytest.raises(Empty):
+            rank.founded.get(timeout=0.3)
+        rank.tell(generation(1, 0, 1))
+        assert rank.founded.get(timeout=5)  # it waits for the other one, whose own heartbeat would end it
+        rank.tell(generation(2, 0))
+        assert entered.result(timeout=10).nodes == ["n0"]
+    assert rank.founded.empty()
+    for one in (rank, frozen):
+        one.hang_up()
 
 
 def test_a_rank_that_woke_up_changes_nothing_before_it_is_answered() -> None:

@@ -36,15 +36,16 @@ class ElasticGroup:
         line: to the authority.
         group: that takes the place of this rank in every generation.
         address: of this machine, at which the other ranks reach it.
+        on_first: called once, when there is a first generation: from then on the authority sees who is silent.
 
     Attributes:
         number: of the generation that `group` is.
         known_at: when this process last learnt that ranks are gone, by `time.perf_counter`; 0: whoever read it knows.
     """
 
-    def __init__(self, line: Line, group: Group, address: str) -> None:
+    def __init__(self, line: Line, group: Group, address: str, on_first: Callable[[], None] = lambda: None) -> None:
         self.number, self.known_at = 0, 0.0
-        self._line, self._group, self._address = line, group, address
+        self._line, self._group, self._address, self._on_first = line, group, address, on_first
         self._watch = Watch(line, self._abort)
         self._connections = Connections()
         self._left: list[Connections] = []
@@ -60,6 +61,8 @@ class ElasticGroup:
         while True:
             generation = self._watch.newer(self.number)
             assert generation is not None
+            if self.number == 0:
+                self._on_first()
             connections = self._meet(generation)
             self._leave()
             with self._watch.changed:

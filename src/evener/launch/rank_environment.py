@@ -102,6 +102,11 @@ class RankEnvironment:
         said = self.notify(epoch)
         return bool(said) if self.answer is None else self.answer(epoch)
 
+    def stop_heartbeat(self) -> None:
+        """From now on others see whether this rank lives, and this rank does not look for those that are silent."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+
     def at_step(self, step: int) -> None:
         """Note the step that this rank works on."""
         self.step = step

@@ -84,7 +84,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
 
 def run_elastic(context: RankContext, training: Training, config: RunConfig, line: Line) -> None:
     """From the first step to the record, in a run whose ranks may change; the model of `context` is whole."""
-    ranks = ElasticGroup(line, training.group, context.env.address)
+    ranks = ElasticGroup(line, training.group, context.env.address, context.env.stop_heartbeat)
     if training.plan.strategy in WHOLE_MODEL:
         slowest = slowest_line(training, config)
         ReplicatedElasticLoop(training, config, ranks, is_late=False, line=slowest).run(partial(finish_elastic, config))

@@ -84,8 +84,8 @@ class Generations:
 
     def __init__(self, env: RankEnvironment, group: Group, work: ImageShares, trainer: Any, *, is_late: bool) -> None:
         assert env.line is not None
-        self._env, self._group, self._work, self.trainer = env, group, work, trainer
-        self._ranks = ElasticGroup(env.line, group, env.address)
+        self._group, self._work, self.trainer = group, work, trainer
+        self._ranks = ElasticGroup(env.line, group, env.address, env.stop_heartbeat)
         self._founders = () if is_late else tuple(group.nodes)
         self._completed = NO_STEP if is_late else 0
         self._others, self._outcome = 0, b""
@@ -241,7 +241,7 @@ class Generations:
         self.trainer.start_epoch = self._first_epoch
 
     def _tell(self, reported: int, repeated: int) -> None:
-        """Have the record say what happened, and what it cost; the authority is listened to from now on."""
+        """Have the record say what happened, and what it cost."""
         self.reported = reported
         ranks, work = self._ranks, self._work
         first = self._first_epoch * len(self.trainer.train_loader) + 1
@@ -251,8 +251,6 @@ class Generations:
         self._mark = tell_generation(began, ranks, work.monitor, self._group, self._mark, count, self.batch, repeated)
         ranks.has_told()
         ranks.has_state()
-        if (heartbeat := self._env.heartbeat) is not None:
-            heartbeat.stop()
         if self._group.is_leader:
             self.trainer.speak_for_all()
 

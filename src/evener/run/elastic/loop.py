@@ -105,7 +105,7 @@ class ElasticLoop(ABC):
         self._settled = loop.last
 
     def _tell(self, generation: Generation, loop: Loop, training: Training, repeated: int = 0) -> None:
-        """Have the record say what happened, and what it cost; from now on the authority is listened to."""
+        """Have the record say what happened, and what it cost."""
         self._mark = tell_generation(
             generation, self._ranks, loop.monitor, training.group, self._mark, len(self._plan.assignments), loop.last,
             repeated,
@@ -113,8 +113,6 @@ class ElasticLoop(ABC):
         self._ranks.has_told()
         if self._has_state:
             self._ranks.has_state()
-        if (heartbeat := training.context.env.heartbeat) is not None:
-            heartbeat.stop()
 
     def _train(self, loop: Loop, training: Training) -> bool:
         """Steps to the last; False if other ranks are to take part before."""
