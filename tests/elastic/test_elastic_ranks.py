@@ -120,8 +120,9 @@ def test_when_all_have_ended_between_two_looks_the_run_has() -> None:
     for rank in world.ranks:
         rank.has_ended = True
     processes: Any = None  # nobody is left to be heard
+    lone: Any = None  # nor to be looked for
     with pytest.raises(NodeLost, match="nobody is left who holds the state of the training"):
-        _relay(processes, world.ranks, lambda _: None, 60.0, world.elastic, lambda: True)
+        _relay(processes, world.ranks, lambda _: None, 60.0, world.elastic, lambda: True, lone)
 
 
 def test_when_one_has_done_all_steps_nobody_is_lost_any_more() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from evener.comm.signed_store import SignedStore
 from evener.elastic.elastic_ranks import ElasticRanks
-from evener.errors import EvenerError, Interrupted, NodeLost
+from evener.errors import Interrupted, NodeLost
 from evener.events import RunEvent, decode_events
 from evener.heartbeat import ListenedSeconds, Progress
 from evener.launch.nodes import LocalNode
@@ -20,7 +20,7 @@ from evener.launch.processes import ELASTIC_RANK_MODULES, RANK_MODULES, LocalPro
 from evener.launch.rank_environment import Program
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
-from evener.record import Event
+from evener.record import Event, Step
 from evener.signals import requests_to_stop, sigterm_is_ctrl_c
 
 _GRACE = 1.0
@@ -84,7 +84,7 @@ class _Loss(NamedTuple):
 
     Attributes:
         error: that says so.
-        ranks: those lost, as far as it is known.
+        ranks: those lost; empty where nobody is left who could go on.
         step: that they had come to.
         has_begun: whether there was a step.
     """
@@ -113,14 +113,21 @@ def _run_once(
     def has_begun() -> bool:
         return (elastic is not None and elastic.has_begun) or any(steps())
 
+    def show(event: RunEvent) -> object:
+        if isinstance(event, Step):
+            trained.append(event.step)
+        return on_event(event)
+
+    was_stopped, trained, lost = False, list[int](), list[int]()
     lone = _LoneRank(ranks, store, patience)
-    was_stopped = _relay(processes, ranks, partial(show_event, store, on_event), patience, elastic, has_begun, lone)
     try:
+        was_stopped = _relay(processes, ranks, partial(show_event, store, show), patience, elastic, has_begun, lone)
+        lost = _lost(ranks)
         raise_first(ranks, store, nodes, was_stopped, elastic)
-    except EvenerError as error:
-        if was_stopped or not isinstance(error, NodeLost):
+    except NodeLost as error:
+        if was_stopped or (elastic is not None and elastic.is_stopping):
             raise
-        loss = _Loss(error, _lost(ranks), max(steps()), has_begun())
+        loss = _Loss(error, lost, max([*steps(), *trained]), bool(trained) or any(steps()))
         for rank in ranks:
             processes.end(rank)
         return loss
