@@ -47,6 +47,7 @@ class Authority:
         self._lost: dict[int, str] = {}
         self._fed: set[int] = set()
         self._listened, self._looked = 0.0, 0.0
+        self._may_have_trained = False
         self.generation: Generation | None = None
 
     def resume(self, generation: Generation | None, given_up: Iterable[int], now: float, absence: float = 0.0) -> None:
@@ -63,6 +64,7 @@ class Authority:
         for process in given_up:
             self.lose(process, "was given up")
         self.generation = generation
+        self._may_have_trained = generation is not None
         for one in () if generation is None else generation.participants:
             self._processes[one.process] = _Process(Hello(node=one.node), now, Progress(heard))
             self._fed.add(one.process)
@@ -91,6 +93,11 @@ class Authority:
         return any(
             one.process == process and (one.since == 1 or self._processes[process].beat.holds) for one in present
         )
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a step may have been made; who has said nothing of one yet, works on the first at most."""
+        return self._may_have_trained or any(one.beat.step > 1 for one in self._processes.values())
 
     @property
     def is_settled(self) -> bool:

@@ -139,6 +139,11 @@ class ElasticRanks(Generic[P]):
         return self._authority.generation is not None
 
     @property
+    def has_trained(self) -> bool:
+        """Whether a step may have been made."""
+        return self._authority.has_trained
+
+    @property
     def generation(self) -> Generation | None:
         """The newest; None before all have come."""
         return self._authority.generation

@@ -113,6 +113,9 @@ def _run_once(
     def has_begun() -> bool:
         return (elastic is not None and elastic.has_begun) or any(steps())
 
+    def has_trained() -> bool:
+        return (elastic is not None and elastic.has_trained) or any(steps())
+
     def show(event: RunEvent) -> object:
         if isinstance(event, Step):
             trained.append(event.step)
@@ -127,7 +130,7 @@ def _run_once(
     except NodeLost as error:
         if was_stopped or (elastic is not None and elastic.is_stopping):
             raise
-        loss = _Loss(error, lost, max([*steps(), *trained]), bool(trained) or any(steps()))
+        loss = _Loss(error, lost, max([*steps(), *trained]), bool(trained) or has_trained())
         for rank in ranks:
             processes.end(rank)
         return loss

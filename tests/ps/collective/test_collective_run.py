@@ -435,16 +435,30 @@ def test_when_nobody_is_left_it_begins_again_from_the_last_checkpoint_with_as_ma
 def test_it_does_not_begin_again_and_again_from_the_same_checkpoint() -> None:
     scene = Scene("a")
     scene.run.checkpoints.last = Saved(step=7, digest="ab" * 32)
-    process, words = 1, ""
-    for _ in range(2):
+    beginnings = 0
+    while scene.run.failure is None and beginnings < 10:
+        beginnings += 1
         scene.ready("a")
         scene.run.tick()
         process = max(scene.places())
         scene.say("a", process, Hello(node="a", founders=("a",)))
         scene.end("a", process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
         scene.run.tick()
-        words = str(scene.run.failure)
-    assert words.endswith("nobody is left who holds the state of the training")
+    assert isinstance(scene.run.failure, NodeLost)
+    assert beginnings == 6  # three times as it was submitted, three times from the checkpoint
+
+
+def test_a_run_all_of_whose_nodes_are_lost_before_the_first_step_begins_again() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    for name, process in (("a", 1), ("b", 2)):
+        scene.say(name, process, Beat(count=1, step=1, holds=1))
+        scene.end(name, process, has_finished=False, ending="was killed by signal 9 (SIGKILL)")
+    scene.run.tick()
+    assert scene.run.failure is None
+    told = [event for event in scene.run.news.events if isinstance(event, Event)]
+    assert told[-1].kind == "begins again"
+    assert told[-1].message.startswith("before the first step")
 
 
 @pytest.mark.parametrize("is_heard_of_first", [True, False])

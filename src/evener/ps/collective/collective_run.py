@@ -298,8 +298,8 @@ class CollectiveRun:
 
     @property
     def _has_begun(self) -> bool:
-        """Whether the ranks had all come, or have told of a step, since the run began last."""
-        return self.news.step is not self._step_before or (self._elastic is not None and self._elastic.has_begun)
+        """Whether the ranks may have made a step since the run began last."""
+        return self.news.step is not self._step_before or (self._elastic is not None and self._elastic.has_trained)
 
     def _end_by(self, error: EvenerError) -> None:
         """The run cannot go on as it is: it begins again, if nodes were lost and it may, or fails."""

@@ -71,7 +71,7 @@ class Beginnings:
             error: that ended it.
             saved: step of the last checkpoint; 0 for none.
             now: the time.
-            has_begun: whether all ranks had come.
+            has_begun: whether a step may have been made.
             before: ranks that it had.
         """
         if not isinstance(error, NodeLost):
