@@ -8,37 +8,48 @@ import threading
 
 import pytest
 
-from evener.signals import requests_to_stop, sigterm_is_ctrl_c
-
-BOTH = (signal.SIGINT, signal.SIGTERM)
+from evener.signals import STOP_SIGNALS, first_request, interrupt_on_stop_signals, requests_to_stop
 
 
 def test_requests_are_collected_and_interrupt_nothing() -> None:
-    before = [signal.getsignal(number) for number in BOTH]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with requests_to_stop() as requests:
-        for number in BOTH:
+        for number in STOP_SIGNALS:
             os.kill(os.getpid(), number)
-        assert requests == list(BOTH)
-    assert [signal.getsignal(number) for number in BOTH] == before
+        assert requests == list(STOP_SIGNALS)
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_handlers_are_put_back_when_the_block_raises() -> None:
-    before = [signal.getsignal(number) for number in BOTH]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with pytest.raises(KeyError), requests_to_stop():
         raise KeyError
-    assert [signal.getsignal(number) for number in BOTH] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
-def test_sigterm_ends_as_ctrl_c_does() -> None:
-    with pytest.raises(KeyboardInterrupt), sigterm_is_ctrl_c():
-        os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_sighup_end_as_ctrl_c_does(number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupt_on_stop_signals():
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with requests_to_stop() as requests, interrupt_on_stop_signals(), first_request(pytest.fail):
+            os.kill(os.getpid(), number)
+        assert requests == []
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_other_threads_than_the_main_one_change_nothing() -> None:
     before, found = signal.getsignal(signal.SIGINT), []
 
     def look() -> None:
-        with requests_to_stop(), sigterm_is_ctrl_c():
+        with requests_to_stop(), interrupt_on_stop_signals():
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=look)

@@ -4,13 +4,18 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while it is loaded ends it as Ctrl-C does later."""
+    """Run the command line; signals that stop it while it is loaded end it as they do later."""
     try:
-        from evener.cli import app
+        from evener.signals import interrupt_on_stop_signals, outlive_terminal
+
+        outlive_terminal()
+        with interrupt_on_stop_signals():
+            from evener.cli import app
+
+            app.main()
     except KeyboardInterrupt:
         sys.stderr.write("evener: stopped\n")
         sys.exit(130)
-    app.main()
 
 
 if __name__ == "__main__":

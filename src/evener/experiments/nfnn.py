@@ -44,7 +44,7 @@ from evener.run.console import open_console, print_line
 from evener.run.options import PATIENCE
 from evener.run.ps_local import local_cluster
 from evener.schema import parse_noun
-from evener.signals import sigterm_is_ctrl_c
+from evener.signals import interrupt_on_stop_signals
 from evener.sync.protocol import Sgd, SyncProtocol, Workload
 from evener.task import ThinTask
 from evener.tasks.load import load_thin_task
@@ -112,7 +112,7 @@ def run(config: NfnnConfig, *, as_json: bool) -> list[Row]:
     require(num_samples >= NFNN_BATCH, "training samples", num_samples, f"at least {NFNN_BATCH}, a batch")
     console = open_console(as_json)
     rows: list[Row] = []
-    with sigterm_is_ctrl_c():
+    with interrupt_on_stop_signals():
         for workers in numbers("--workers", config.workers):
             nodes = [LocalNode(name=f"worker-{number}", threads=1) for number in range(workers)]
             with (

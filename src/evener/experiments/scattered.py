@@ -35,7 +35,7 @@ from evener.report.canvas import can_draw, canvas, save_png
 from evener.report.html import write_page
 from evener.run.console import open_console, print_line
 from evener.schema import read_noun
-from evener.signals import sigterm_is_ctrl_c
+from evener.signals import interrupt_on_stop_signals
 
 ALONE = "alone"
 PUBLISHED = {"average, threads": 7.82 / 10, "average, device": 6.52 / 10}
@@ -136,7 +136,7 @@ def command_of(config: ScatteredConfig, way: Way, folder: Path, images: int) -> 
 
 
 def _perform(words: Sequence[str], way: Way) -> None:
-    with sigterm_is_ctrl_c():  # which ends the run, too
+    with interrupt_on_stop_signals():  # which ends the run, too
         done = subprocess.run([sys.executable, "-m", "evener", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

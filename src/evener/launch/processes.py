@@ -32,11 +32,14 @@ from typing import Any
 from evener.cores import compute_in, keep_to_quota
 from evener.launch.parent import Failed, Parent, Said, Sent, decoder
 from evener.process_exit import exit_with_parent, kill_with_starter
+from evener.signals import outlive_terminal, set_handler
 
 RANK_MODULES = ("torch", "torch.distributed", "torch.nn.parallel", "evener.run.rank")
 """What every rank needs; to be loaded once, before it is started."""
 ELASTIC_RANK_MODULES = (*RANK_MODULES, "torch._dynamo")
 """And what DistributedDataParallel loads when it is made, in two seconds: a rank that comes later takes a tenth."""
+_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+"""Signals that every process of a terminal gets."""
 
 _SERVER = "evener.launch.fork_server"
 
@@ -130,8 +133,9 @@ class LocalProcesses:
         self._context = multiprocessing.get_context("forkserver")
         is_main = threading.current_thread() is threading.main_thread()
         self._context.set_forkserver_preload([*([_SERVER] if is_main else []), *preload])
-        resource_tracker.ensure_running()  # here, for it lets Ctrl-C through when it has started
-        with _ctrl_c_is_held_back(), _without_main():
+        with _terminal_is_held_back():
+            resource_tracker.ensure_running()  # here, for it lets Ctrl-C through when it has started
+        with _terminal_is_held_back(), _without_main():
             forkserver.ensure_running()  # it ignores Ctrl-C itself, but only when it has loaded all that
         self._started: list[LocalProcess] = []
 
@@ -215,9 +219,15 @@ def _main(
     pipe: Connection,
     stop: Connection,
 ) -> None:
-    """What a process runs. Ctrl-C is for the command that the user typed: this process ends with it."""
+    """What a process runs.
+
+    Ctrl-C and the end of the terminal are for the command that the user typed, which asks this process by SIGTERM.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what this process starts
+    set_handler(signal.SIGHUP, lambda *_: None)
+    outlive_terminal()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_TERMINAL)  # for what this process starts
     multiprocessing.set_start_method(None, force=True)  # the user's workers start as in a process of the user's own
     parent, error = Parent(pipe, stop), None
     try:
@@ -261,9 +271,9 @@ def _needs_main(values: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def _ctrl_c_is_held_back() -> Iterator[None]:
-    """Inside, Ctrl-C waits; in a program that is started here, as long as that does not say otherwise."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _terminal_is_held_back() -> Iterator[None]:
+    """Inside, signals of the terminal wait; in a program that is started here, until that unblocks them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TERMINAL)
     try:
         yield
     finally:

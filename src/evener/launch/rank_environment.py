@@ -29,7 +29,7 @@ from evener.launch.rank_heartbeat import RankHeartbeat
 from evener.malloc import keep_freed_memory
 from evener.memory import is_out_of_memory
 from evener.record import Epoch
-from evener.signals import first_request
+from evener.signals import first_request, set_handler
 
 _BROKEN = ("gloo/transport", "connection closed by peer", "connection reset by peer", "nccl error", "ncclsystemerror")
 """In the sentences of Gloo and NCCL, to whose errors PyTorch gives no class of their own."""
@@ -95,7 +95,7 @@ class RankEnvironment:
     def stop_on(self, *signals: signal.Signals) -> None:
         """From now on `signals` ask this rank to stop after its current step."""
         for number in signals:
-            signal.signal(number, lambda *_: self.request_stop())
+            set_handler(number, lambda *_: self.request_stop())
 
     def is_over(self, epoch: Epoch) -> bool:
         """Notify of the end of `epoch`; whether the run is to end there."""

@@ -21,7 +21,7 @@ from evener.launch.rank_environment import Program
 from evener.launch.rank_heartbeat import has_left, read_beat
 from evener.launch.rank_starter import RankStarter, show_event
 from evener.record import Event, Step
-from evener.signals import requests_to_stop, sigterm_is_ctrl_c
+from evener.signals import interrupt_on_stop_signals, requests_to_stop
 
 _GRACE = 1.0
 _BEGINNINGS = 3
@@ -58,7 +58,7 @@ def run_local(
         KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps; all processes have ended.
     """
     preload = ELASTIC_RANK_MODULES if is_elastic else RANK_MODULES
-    with sigterm_is_ctrl_c(), LocalProcesses(preload) as processes:
+    with interrupt_on_stop_signals(), LocalProcesses(preload) as processes:
         beginnings = _BEGINNINGS if is_elastic else 0
         while True:
             starter = RankStarter(processes, program, nodes, config, patience, is_elastic=is_elastic)

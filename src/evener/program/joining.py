@@ -33,6 +33,7 @@ from evener.program.session import Run
 from evener.run.console import RunView, run_folder
 from evener.run.context import join_world
 from evener.run.unfinished import Asked
+from evener.signals import outlive_terminal
 
 _runs: list[Run] = []
 """That of this process, once it has joined."""
@@ -106,7 +107,8 @@ def _join_torchrun() -> Run:
         views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))
         env.end = views[0].end_process
     hide_torchrun()
-    env.stop_on(signal.SIGTERM)
+    env.stop_on(signal.SIGTERM, signal.SIGHUP)
+    outlive_terminal()
     if env.heartbeat is not None:
         env.heartbeat.start()
     run = Run(env, join_world(env, preflight=config.preflight), config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -18,6 +17,7 @@ from evener.report.tables import summary
 from evener.run.commands import choose_nodes, is_torchrun, launch, torchrun_env
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.unfinished import Asked
+from evener.signals import STOP_SIGNALS
 
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
@@ -27,7 +27,7 @@ def run_program(config: ScriptConfig, *, as_json: bool) -> None:
         if is_torchrun(config):
             env = torchrun_env(config.patience, view)
             env.end = view.end_process
-            env.stop_on(signal.SIGTERM, signal.SIGINT)
+            env.stop_on(*STOP_SIGNALS)
             run_rank(env, perform_script, config)
         else:
             launch(perform_script, config, view, choose_nodes(config) if config.local_nodes else None)

@@ -90,8 +90,8 @@ class Understudy(ABC):
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
         """Meet the other copies under `token`, or be alone."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
         signal.alarm(SECONDS)
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +44,7 @@ from evener.run.rank import train_rank
 from evener.run.spare_nodes import SpareNodes
 from evener.run.unfinished import Asked
 from evener.schema import write_noun
+from evener.signals import STOP_SIGNALS
 from evener.tasks.load import load_task
 from evener.tracer.model_graph import trace_model_graph
 
@@ -155,7 +155,7 @@ def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     with page_beside(folder, port), RunView(folder, to_stderr=as_json, asked=asked_of(config)) as view:
         env = torchrun_env(config.patience, view)
         env.end = view.end_process
-        env.stop_on(signal.SIGTERM, signal.SIGINT)
+        env.stop_on(*STOP_SIGNALS)
         run_rank(env, program, config)
     if as_json and view.record is not None:
         print_line(json.dumps(summary(view.record)))

@@ -30,7 +30,7 @@ from evener.run.options import PATIENCE, PORT, MasterAccess, NodesAccess, StopAc
 from evener.run.page import page_beside
 from evener.run.ps_node import given_token, print_notice, warn_of_readers
 from evener.run.ps_ssh import address_for, nodes_by_ssh, parse_hosts
-from evener.signals import sigterm_is_ctrl_c
+from evener.signals import interrupt_on_stop_signals
 from evener.wire.identity import Address
 
 _STOP_PATIENCES = 2.0
@@ -48,7 +48,7 @@ def up(config: UpConfig, *, as_json: bool) -> None:
     return_large_memory()
     last = _last_beacon(place)
     patience = config.patience or (last.patience if last else PATIENCE)
-    with place.occupied(), page_beside(place.runs, config.dashboard), sigterm_is_ctrl_c():
+    with place.occupied(), page_beside(place.runs, config.dashboard), interrupt_on_stop_signals():
         warn_of_readers(place.identity_file(insecure=insecure))
         identity = place.identity(insecure=insecure, rotate=config.rotate)
         wanted = Address.parse(config.listen or (last.listen if last else f":{PORT}"))

@@ -43,7 +43,7 @@ from evener.run.options import JoinConfig
 from evener.run.ps_backends import build_engine, build_thin_engine
 from evener.run.sandbox import join_confined
 from evener.schema import read_noun, write_noun
-from evener.signals import sigterm_is_ctrl_c
+from evener.signals import interrupt_on_stop_signals
 from evener.wire.connect import JOIN_SECONDS, open_connection
 from evener.wire.connection import Connection
 from evener.wire.errors import CannotJoin
@@ -69,10 +69,11 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     cache, thin = config.cache or default_cache(environment), config.thin
     keep_to_quota()
     if config.sandbox:
-        with sigterm_is_ctrl_c(), ends_with_stdin() if config.token_stdin else nullcontext():
+        with interrupt_on_stop_signals(), ends_with_stdin() if config.token_stdin else nullcontext():
             raise SystemExit(join_confined(config, given.strip(), TOKEN_VARIABLE, cache, environment))
     leash = ends_with_stdin() if config.token_stdin else nullcontext()
-    with sigterm_is_ctrl_c(), leash, connector(masters, token) as dial:  # first of all: who cannot join is told at once
+    # The connection comes first: who cannot join is told at once.
+    with interrupt_on_stop_signals(), leash, connector(masters, token) as dial:
         device = "cpu" if thin else choose_device(config.device)
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
         with own_name(config.name, default, cache) as name:

@@ -77,9 +77,10 @@ def _perform(box: list[str], command: list[str], environment: dict[str, str]) ->
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # SIGTERM too (`sigterm_is_ctrl_c`)
+        except KeyboardInterrupt:  # of any stop signal (`interrupt_on_stop_signals`)
             if process.poll() is None and inside:
-                os.kill(inside, signal.SIGINT)
+                ignores_ctrl_c = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+                os.kill(inside, signal.SIGTERM if ignores_ctrl_c else signal.SIGINT)
 
 
 def _box(cache: Path, data: Path | None) -> list[str]:

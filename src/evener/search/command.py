@@ -28,7 +28,7 @@ from evener.search.tables import command_line, importances_table, trial_line, tr
 from evener.search.trial_folder import TrialFolder
 from evener.search.trials import Rules, SearchTrial
 from evener.search_record import SearchRecord
-from evener.signals import sigterm_is_ctrl_c
+from evener.signals import interrupt_on_stop_signals
 from evener.task import BatchTask, Task, ThinTask
 from evener.tasks.load import blaming, import_file, is_path, load_any_task, load_thin_task
 
@@ -68,7 +68,7 @@ def tune(config: TuneConfig, *, as_json: bool) -> None:
                 resume=config.resume,
             ) as study,
             page_beside(folder, config.dashboard),
-            sigterm_is_ctrl_c(),
+            interrupt_on_stop_signals(),
         ):
             search = _search(config, study, rules, suggest, facts, console, file)
             record = file.conclude(search, study.importances())

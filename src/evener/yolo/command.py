@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from evener.run.commands import is_torchrun, launch, torchrun_env
 from evener.run.config import RunConfig
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.unfinished import Asked
+from evener.signals import STOP_SIGNALS
 from evener.yolo.rank import alone, yolo_rank
 from evener.yolo.trusted import refuse_programs, warning_of
 from evener.yolo.words import YoloConfig, read_masters_words, read_words, run_config, yolo_config
@@ -106,7 +106,7 @@ def _as_rank(config: YoloConfig) -> TrainRecord | None:
         env = torchrun_env(config.patience, show)
         if isinstance(show, RunView):
             env.end = show.end_process
-        env.stop_on(signal.SIGTERM, signal.SIGINT)
+        env.stop_on(*STOP_SIGNALS)
         run_rank(env, yolo_rank, config)
 
     if os.environ["RANK"] == "0":

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evener.report.live.access import Access
 from evener.report.live.feed import Cursor, Sources
 from evener.report.style import PAGE_STYLE
+from evener.signals import first_request
 
 _PAUSE = 0.25
 _ALIVE = 15.0
@@ -40,6 +42,19 @@ _HEADERS = {
 }
 
 
+class _PageServer(uvicorn.Server):
+    """uvicorn's server, which ends by the signals that end any other command."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Inside, the first signal has the server end in its own time."""
+        with first_request(self._end):
+            yield
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+
 class LivePage:
     """The page on a socket of the loopback; `serve` it.
 
@@ -52,7 +67,7 @@ class LivePage:
     def __init__(self, sources: Sources, listening: socket.socket, token: str) -> None:
         self._sources, self._socket, self._lock = sources, listening, threading.Lock()
         app = Guard(self._app(), Access(token, listening.getsockname()[1]))
-        self._server = uvicorn.Server(
+        self._server = _PageServer(
             uvicorn.Config(
                 app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=1
             )
