@@ -57,7 +57,7 @@ def remove_drafts(folder: Path) -> None:
 
 def _remove(draft: Path) -> None:
     if draft.is_dir():
-        shutil.rmtree(draft)
+        shutil.rmtree(draft, ignore_errors=True)
     else:
         draft.unlink(missing_ok=True)
 

@@ -5,6 +5,7 @@ EvenerError                 1
 |  |- InvalidValue              a field has a value that is not allowed
 |  |- InvalidFile               a file does not hold what it should
 |  |- NotExact                the ranks would train something else than one process does
+|  |- FolderInUse            another run writes into the folder
 |  |- MissingFile               a file or data set is not there; says what to fetch from where
 |  `- MissingExtra              an optional dependency is not installed; says what to type
 |- TrainingFailed           3   the task itself failed: its code raised, or its loss is not finite
@@ -71,6 +72,22 @@ class InvalidFile(InvalidInput):
 
 class NotExact(InvalidInput):
     """The ranks would train something else than one process does; says what differs, and how far."""
+
+
+class FolderInUse(InvalidInput):
+    """Another process writes into the folder of a run.
+
+    Args:
+        folder: of the run.
+        holder: process that writes there, as far as it is known: `process 7 on pc1`.
+    """
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        self.folder, self.holder = folder, holder
+        super().__init__(
+            f"{folder} is in use by another run ({holder or 'of an unknown process'}): "
+            "wait for its end, or name another folder"
+        )
 
 
 class MissingFile(InvalidInput):

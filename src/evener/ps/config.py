@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import platform
 import shutil
 import time
@@ -16,6 +15,7 @@ import msgspec
 
 from evener.atomic import atomic_write, remove_drafts
 from evener.errors import InvalidFile, InvalidInput, MissingFile
+from evener.file_lock import lock_file
 from evener.host import version_of
 from evener.ps.system import System
 from evener.schema import NOT_DECODED, Part
@@ -104,14 +104,12 @@ class StateDir:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            opened = (self.folder / _LOCK).open("w")
+            lock = lock_file(self.folder / _LOCK)
         except OSError as error:
             raise InvalidInput(f"cannot write into {self.folder}: {error.strerror}") from error
-        with opened as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InvalidInput(f"a master lives in {self.folder} already; end it with `evener down`") from None
+        if lock is None:
+            raise InvalidInput(f"a master lives in {self.folder} already; end it with `evener down`")
+        with lock:
             self._remove_drafts()
             yield
 

@@ -20,6 +20,7 @@ from evener.comm.joining import leave_group
 from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput, InvalidValue, TrainingFailed
 from evener.events import Phase, RunEvent
+from evener.file_lock import FolderLock
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
@@ -81,7 +82,7 @@ def perform(
         watch: called with everything that happens; None: nobody watches, and the run goes on to its end.
     """
     folder = folder_of(config)
-    with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked_of(config)) as view:
+    with page_beside(folder, config.dashboard), view_of(config, folder, to_stderr=to_stderr) as view:
         view.console.quiet = quiet or config.quiet
         view(Phase(what="starting", detail="the nodes"))
 
@@ -103,6 +104,12 @@ def folder_of(config: RunConfig) -> Path:
     if config.checkpoint is not None:
         run_folder(config.checkpoint)
     return run_folder(config.folder)
+
+
+def view_of(config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool = True) -> RunView:
+    """The view of a run that writes into `folder`. Raises FolderInUse."""
+    asked, checkpoints = asked_of(config), config.checkpoint
+    return RunView(folder, to_stderr=to_stderr, asked=asked, checkpoints=checkpoints, is_leader=is_leader)
 
 
 def asked_of(config: RunConfig) -> Asked:
@@ -151,8 +158,9 @@ def torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvir
 def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     """One rank of torchrun's; the leader shows the run."""
     folder = folder_of(config)
-    port = config.dashboard if os.environ["RANK"] == "0" else None
-    with page_beside(folder, port), RunView(folder, to_stderr=as_json, asked=asked_of(config)) as view:
+    is_first = os.environ["RANK"] == "0"
+    shown = view_of(config, folder, to_stderr=as_json, is_leader=is_first)
+    with page_beside(folder, config.dashboard if is_first else None), shown as view:
         env = torchrun_env(config.patience, view)
         env.end = view.end_process
         env.stop_on(*STOP_SIGNALS)
@@ -232,15 +240,24 @@ def demo(config: DemoConfig, *, as_json: bool) -> dict[str, TrainRecord]:
     nodes, output = parse_local_nodes(config.local_nodes), run_folder(config.output)
     best = max(nodes, key=lambda node: node.speed_at(0))
     console = open_console(as_json)
+    with FolderLock(output):
+        records = _demonstrate(config, nodes, best, console, output, to_stderr=as_json)
+    if as_json:
+        print_line(json.dumps({way: summary(record) for way, record in records.items()}))
+    return records
+
+
+def _demonstrate(
+    config: DemoConfig, nodes: Sequence[LocalNode], best: LocalNode, console: Console, output: Path, *, to_stderr: bool
+) -> dict[str, TrainRecord]:
+    """Train in the three ways, and compare; the records."""
     records = {}
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for way, shares in WAYS.items():
         console.rule(way.replace("_", " "))
         run = RunConfig(task=config.task, output=output / f"{way}-{stamp}", shares=shares, epochs=config.epochs)
-        records[way] = perform(run, [best] if way == "best_node_alone" else nodes, to_stderr=as_json)
+        records[way] = perform(run, [best] if way == "best_node_alone" else nodes, to_stderr=to_stderr)
     _compare(records, console, output, ideal_factor=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
-    if as_json:
-        print_line(json.dumps({way: summary(record) for way, record in records.items()}))
     return records
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -16,10 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.status import Status
 
+from evener.atomic import remove_drafts
 from evener.errors import CannotWrite, EvenerError, Interrupted, InvalidInput, NodeLost, end_process, first_line
 from evener.event_log import EventLog
 from evener.event_tail import EVENTS_FILE, Moment
 from evener.events import Phase, RunEvent
+from evener.file_lock import FolderLock
 from evener.plan import Plan
 from evener.record import Event, Step, TrainRecord, Validation
 from evener.report.live.live_run import OVER, LiveRun
@@ -47,6 +50,11 @@ class RunView:
         shows_steps: whether to show steps and validations, too; no where something else does.
         by_lines: a line now and then and no bar, as a program of the user's prints, too.
         asked: what its record says of what was asked for, if it ends before it is complete.
+        checkpoints: folder of its checkpoints, if that is not one in `output`.
+        is_leader: whether this is the process of several that writes into these folders: no other run may.
+
+    Raises:
+        FolderInUse: another run writes there.
     """
 
     def __init__(
@@ -57,7 +65,10 @@ class RunView:
         shows_steps: bool = True,
         by_lines: bool = False,
         asked: Asked | None = None,
+        checkpoints: Path | None = None,
+        is_leader: bool = True,
     ) -> None:
+        self._writing = RunFolders(output, checkpoints) if is_leader else None
         self.console = open_console(to_stderr)
         self._by_lines = by_lines
         self.record: TrainRecord | None = None
@@ -83,9 +94,13 @@ class RunView:
     def end(self, error: BaseException | None) -> None:
         """The run is over, or ended by `error`: then what it did until then is its record."""
         with self._showing:
-            self._close()
-            if self._log is not None:
-                self._log_end(self._log, error)
+            try:
+                self._close()
+                if self._log is not None:
+                    self._log_end(self._log, error)
+            finally:
+                if self._writing is not None:
+                    self._writing.release()
 
     def end_process(self, error: EvenerError) -> None:
         """As `end`, and end this process, from any thread: the main one may wait in a collective for ever."""
@@ -238,6 +253,38 @@ class RunView:
             self._bar = None
         if self._scalars is not None:
             self._scalars.close()
+
+
+class RunFolders:
+    """The folders of a run, into which this process and its ranks alone write until `release`.
+
+    What processes left there that were killed while they wrote is removed, before and afterwards.
+
+    Args:
+        output: of record, plan and weights.
+        checkpoints: of its checkpoints; None for one in `output`.
+
+    Raises:
+        FolderInUse: another run writes there.
+    """
+
+    def __init__(self, output: Path, checkpoints: Path | None = None) -> None:
+        elsewhere = [] if checkpoints is None or checkpoints.resolve() == output.resolve() else [checkpoints]
+        with ExitStack() as locks:
+            for folder in (output, *elsewhere):
+                locks.enter_context(FolderLock(folder))
+            self._locks = locks.pop_all()
+        self._folders = [output, *(output / name for name in ("checkpoints", "weights")), *elsewhere]
+        self._remove_drafts()
+
+    def release(self) -> None:
+        """The run is over, and its processes have ended."""
+        self._remove_drafts()
+        self._locks.close()
+
+    def _remove_drafts(self) -> None:
+        for folder in self._folders:
+            remove_drafts(folder)
 
 
 def run_folder(folder: Path) -> Path:

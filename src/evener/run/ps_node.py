@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import hashlib
 import importlib.util
@@ -28,6 +27,7 @@ from evener.benchmark.busy import ProcessorWatch, busy_sentence, taken_by_others
 from evener.benchmark.numpy_device import profile_numpy
 from evener.cores import keep_to_quota
 from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
+from evener.file_lock import lock_file
 from evener.host import version_of
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.ps.config import default_cache, versions_here
@@ -152,15 +152,9 @@ def own_name(name: str | None, default: str, folder: Path | None = None) -> Iter
 def _lock(file: Path) -> IO[str] | None:
     """The open file, locked until it is closed; None where another process, perhaps of another user, has it."""
     try:
-        opened = file.open("w")
+        return lock_file(file)
     except PermissionError:
         return None
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        opened.close()
-        return None
-    return opened
 
 
 def own_key(cache: Path) -> str:

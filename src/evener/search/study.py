@@ -10,7 +10,6 @@ on the trials that were told before, and not on how often the search was interru
 
 from __future__ import annotations
 
-import fcntl
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evener.errors import InvalidFile, InvalidInput, MissingExtra
+from evener.file_lock import lock_file
 from evener.search.space import Suggest
 from evener.search_record import Outcome
 
@@ -150,11 +150,9 @@ def open_study(
             if journal.exists()
             else f"there is no study in {folder} to resume: leave --resume out"
         )
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidInput(f"another search writes the study in {folder}: wait for it, or stop it") from None
+    if (lock := lock_file(folder / "lock")) is None:
+        raise InvalidInput(f"another search writes the study in {folder}: wait for it, or stop it")
+    with lock:
         _mend(journal)
         try:
             storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from evener.atomic import remove_drafts
 from evener.record import Epoch
 
 _WEIGHTS, _CHECKPOINTS, _STEPS = "model.safetensors", "checkpoints", "steps-per-epoch"
@@ -40,6 +41,8 @@ class TrialFolder:
         A process that is killed between its checkpoint and its report leaves such; it computes that epoch again.
         """
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self.checkpoints):
+            remove_drafts(folder)
         limit = (epochs + 1) * int(self._steps.read_text()) if self._steps.exists() else 1
         for found in self.checkpoints.glob("[!.]*"):
             if _step_of(found) >= limit:
@@ -48,6 +51,7 @@ class TrialFolder:
     def conclude(self, *, keep_weights: bool) -> None:
         """Remove what nobody will want any more."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+        remove_drafts(self.folder)
         if not keep_weights:
             (self.folder / _WEIGHTS).unlink(missing_ok=True)
 

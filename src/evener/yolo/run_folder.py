@@ -7,8 +7,9 @@ where machines share a disk, the first one's rank alone. When the leader is gone
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -38,8 +39,12 @@ def own_folder(group: Group, folder: Path, *, is_first_here: bool, is_late: bool
         if group.is_leader or (is_first_here and not is_shared):
             yield folder
             return
-    with tempfile.TemporaryDirectory(prefix="evener-yolo-") as own:
-        yield Path(own)
+    own = folder / f".rank.{os.getpid()}.{secrets.randbelow(2**32)}"  # `remove_drafts` knows it, if this rank is killed
+    own.mkdir(parents=True)
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def _sees_leaders(group: Group, folder: Path) -> bool:

@@ -1,0 +1,72 @@
+"""Locks on files, which the system releases when the process that holds one ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from pathlib import Path
+from typing import IO, Self
+
+from evener.errors import FolderInUse, InvalidInput
+
+_LOCK = ".lock"
+
+
+def lock_file(path: Path) -> IO[str] | None:
+    """Open and lock `path`; closing the file releases it. None: another process holds the lock.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    opened = path.open("a+")
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        opened.close()
+        return None
+    return opened
+
+
+class FolderLock:
+    """Held by the one process that may write into a folder, from construction until `release`.
+
+    Args:
+        folder: to lock.
+
+    Raises:
+        FolderInUse: another process holds it.
+        InvalidInput: the folder cannot be written into.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _LOCK
+        self._file = self._locked(folder)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+            os.truncate(self._file.fileno(), 0)
+            os.write(self._file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def release(self) -> None:
+        """Let others write; a second call does nothing."""
+        if not self._file.closed:
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+    def _locked(self, folder: Path) -> IO[str]:
+        while True:
+            try:
+                opened = lock_file(self._path)
+            except OSError as error:
+                raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error
+            if opened is None:
+                raise FolderInUse(folder, self._path.read_text() if self._path.exists() else "")
+            if self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(opened.fileno())):
+                return opened
+            opened.close()  # the one before removed the file between our opening and our locking it
