@@ -24,7 +24,8 @@ def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
 def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Inside, a draft beside `path` is written, a file or a folder of files; it takes that name when the block ends.
 
-    By then it is on the disk, and so is the name. If the block raises, nothing of it is left.
+    By then it is on the disk, and so is the name. If the block raises, nothing of it is left, and an OSError of it that
+    names no file names `path`.
 
     Args:
         path: of the file, which it replaces, or of the folder, which must not be there.
@@ -40,8 +41,10 @@ def atomic_draft(path: Path, *, private: bool = False) -> Iterator[Path]:
         for part in (*draft.rglob("*"), draft):
             _sync(part)
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         _remove(draft)
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or str(path)
         raise
     _sync(path.parent)
 

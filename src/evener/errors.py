@@ -21,6 +21,7 @@ EvenerError                 1
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import traceback
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from functools import cache
 from math import nan
 from pathlib import Path
 from textwrap import shorten
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 
 class EvenerError(Exception):
@@ -82,8 +83,11 @@ class FolderInUse(InvalidInput):
         holder: process that writes there, as far as it is known: `process 7 on pc1`.
     """
 
+    folder: str = ""
+    holder: str = ""
+
     def __init__(self, folder: Path, holder: str) -> None:
-        self.folder, self.holder = folder, holder
+        self.folder, self.holder = str(folder), holder
         super().__init__(
             f"{folder} is in use by another run ({holder or 'of an unknown process'}): "
             "wait for its end, or name another folder"
@@ -136,7 +140,8 @@ class CannotWrite(EvenerError):
     """
 
     def __init__(self, path: Path, error: Exception, advice: str = "") -> None:
-        super().__init__(f"cannot write {path}: {first_line(error)}{advice}")
+        why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        super().__init__(f"cannot write {path}: {why}{advice}")
 
 
 class NodeLost(EvenerError):
@@ -214,6 +219,8 @@ def explain(error: BaseException) -> tuple[str, str]:
         return str(error), ""
     if isinstance(error, KeyboardInterrupt):
         return "stopped before the first step", ""
+    if is_of_the_disk(error):
+        return f"cannot write {error.filename or 'a file'}: {error.strerror}", ""
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
 
 
@@ -222,6 +229,14 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, EvenerError):
         return error.exit_code
     return Interrupted.exit_code if isinstance(error, KeyboardInterrupt) else EvenerError.exit_code
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def is_of_the_disk(error: BaseException) -> TypeGuard[OSError]:
+    """Whether the system says that a disk is full, or cannot be written to."""
+    return isinstance(error, OSError) and error.errno in _OF_THE_DISK
 
 
 def end_process(error: EvenerError) -> None:

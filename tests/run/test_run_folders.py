@@ -47,7 +47,7 @@ def test_a_second_run_is_refused_and_names_the_first(tmp_path: Path) -> None:
     with RunView(tmp_path) as first, pytest.raises(FolderInUse) as refused:
         RunView(tmp_path)
     first.console.print()
-    assert refused.value.folder == tmp_path
+    assert refused.value.folder == str(tmp_path)
     assert refused.value.holder.startswith(f"process {os.getpid()} on ")
     with RunView(tmp_path):
         pass
@@ -60,7 +60,7 @@ def test_a_folder_of_checkpoints_elsewhere_is_of_one_run_too(tmp_path: Path) -> 
     with RunView(tmp_path / "a", checkpoints=tmp_path / "checkpoints"):
         with pytest.raises(FolderInUse) as refused:
             RunView(tmp_path / "b", checkpoints=tmp_path / "checkpoints")
-        assert refused.value.folder == tmp_path / "checkpoints"
+        assert refused.value.folder == str(tmp_path / "checkpoints")
 
 
 def test_a_rank_that_does_not_lead_needs_no_lock(tmp_path: Path) -> None:

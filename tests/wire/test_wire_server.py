@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import resource
 import socket
@@ -21,6 +22,7 @@ from evener.wire.connection import Connection
 from evener.wire.errors import BadFrame, CannotListen
 from evener.wire.identity import Address
 from evener.wire.limits import Limits
+from evener.wire.server import DISK_FULL, FAILED
 from evener.wire.server_events import FrameReceived, PeerConnected, PeerDisconnected, PeerFailed
 from support.busy_machine import met_once_in
 from support.wire_peers import QUICK, Hello, Kinds, Push, World, world
@@ -275,7 +277,8 @@ def test_a_mistake_in_place_is_told_costs_that_peer_and_nobody_else(error: Excep
         other, other_peer = w.join()
         node.send(Push(1), [b"abc"])
         assert w.until(PeerFailed) == PeerFailed(peer, error)
-        assert w.until(PeerDisconnected) == PeerDisconnected(peer, "what it sent could not be dealt with")
+        reason = DISK_FULL if isinstance(error, OSError) and error.errno == errno.ENOSPC else FAILED
+        assert w.until(PeerDisconnected) == PeerDisconnected(peer, reason)
         other.send(Push(2), [b"abc"])
         assert w.until(FrameReceived).peer == other_peer
 

@@ -14,7 +14,7 @@ from evener.cli import commands
 from evener.cli.fields import Usual, command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, Panels, epilog
 from evener.cli.task_help import OF_TASKS, TaskCommand
-from evener.errors import EvenerError, Interrupted, MissingExtra
+from evener.errors import EvenerError, Interrupted, MissingExtra, exit_code_of, explain, is_of_the_disk
 from evener.run.usual_options import usual_options
 from evener.search.options import TuneConfig
 
@@ -114,6 +114,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped", Interrupted.exit_code)
     except Exception as error:
+        if is_of_the_disk(error):
+            _fail(explain(error)[0], exit_code_of(error))
         if type(error).__module__.startswith(("click", "typer")):
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
         raise

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from evener.atomic import atomic_write, remove_drafts
-from evener.errors import InvalidFile, InvalidInput, MissingFile
+from evener.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile
 from evener.file_lock import lock_file
 from evener.host import version_of
 from evener.ps.system import System
@@ -138,13 +139,21 @@ class StateDir:
             identity.save(path)
             self.invitations.unlink(missing_ok=True)
         for role in ROLES:
-            atomic_write(self.tokens / role, identity.token_of(role).text.encode() + b"\n", private=True)
+            _write_new(self.tokens / role, identity.token_of(role).text.encode() + b"\n")
         return identity
 
     def announce(self, beacon: Beacon) -> None:
-        """Write down how to reach the master."""
-        data = msgspec.json.format(msgspec.json.encode(beacon), indent=1)
-        atomic_write(self.beacon_file, data, private=True)
+        """Write down how to reach the master; on a full disk what is there stays, if it leads to this master, too.
+
+        Raises:
+            CannotWrite: the disk is full or gone, and nothing there leads to this master.
+        """
+        path, data = self.beacon_file, msgspec.json.format(msgspec.json.encode(beacon), indent=1)
+        try:
+            atomic_write(path, data, private=True)
+        except OSError as error:
+            if not path.exists() or replace(self.beacon(), pid=beacon.pid) != beacon:
+                raise CannotWrite(path, error, "; make room for the master's folder") from error
 
     def beacon(self) -> Beacon:
         """How to reach the master that lives, or last lived, here.
@@ -163,6 +172,12 @@ class StateDir:
             ) from error
         except NOT_DECODED as error:
             raise InvalidFile(f"{path} is damaged: {error}; start `evener up` again") from error
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a private file, unless this is what it holds: a master starts again on a full disk, too."""
+    if not path.exists() or path.stat().st_mode & 0o077 or path.read_bytes() != data:
+        atomic_write(path, data, private=True)
 
 
 def default_state_dir(environment: Mapping[str, str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
-from evener.errors import MissingExtra
+from evener.errors import MissingExtra, is_of_the_disk
 from evener.plan import Plan
 
 
@@ -22,6 +23,7 @@ class TensorBoard:
 
     Raises:
         MissingExtra: from `begin`: TensorBoard is not installed.
+        OSError: from every method: the disk is full or gone.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -31,6 +33,7 @@ class TensorBoard:
     def begin(self, plan: Plan) -> None:
         """As a ScalarLogger."""
         if self._writer is None:
+            _silence_writers_on_a_full_disk()
             module = _imported("torch.utils.tensorboard", "TensorBoard", "report")
             self._writer = module.SummaryWriter(log_dir=str(self._folder))
         self._writer.add_text("plan", ", ".join(f"{name}: {value}" for name, value in _words_of(plan).items()))
@@ -42,9 +45,23 @@ class TensorBoard:
 
     def close(self) -> None:
         """As a ScalarLogger; ends the writer's thread."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+def _silence_writers_on_a_full_disk() -> None:
+    """Have a thread of TensorBoard's print no traceback of a full disk: whoever writes next is told."""
+    before = threading.excepthook
+    if getattr(before, "__module__", "") == __name__:
+        return
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        is_writer = type(args.thread).__module__.startswith("tensorboard")
+        if not (is_writer and args.exc_value is not None and is_of_the_disk(args.exc_value)):
+            before(args)
+
+    threading.excepthook = hook
 
 
 @final

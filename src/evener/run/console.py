@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -37,6 +38,8 @@ from evener.schema import write_noun
 _PLAIN_INTERVAL = 5.0
 _BAR = 12
 """Characters of the bar."""
+_ROOM = 64 * 2**10
+"""Bytes that a disk must have left when a run begins: for its plan, its record and what it has shown."""
 _LAST_WORDS = 2.0
 """Seconds that a process that has to end waits for what is being shown by another thread."""
 
@@ -127,8 +130,17 @@ class RunView:
             self._on_event(event)
         elif isinstance(event, TrainRecord):
             self._on_record(event)
-        if self._scalars is not None:
-            self._scalars(event)
+        self._keep_scalars(lambda scalars: scalars(event))
+
+    def _keep_scalars(self, action: Callable[[ScalarLog], None]) -> None:
+        """Write curves; on a full disk they end, and the run goes on."""
+        if self._scalars is None:
+            return
+        try:
+            action(self._scalars)
+        except OSError as error:
+            self._scalars = None
+            self.console.print(f"cannot write {self._output / 'scalars'} ({error.strerror}): its curves end here")
 
     def _log_end(self, log: EventLog, error: BaseException | None) -> None:
         """Have whoever looks at the run know how it ended, and by whom."""
@@ -166,7 +178,7 @@ class RunView:
         """Begin a table and columns; a master's run has another plan when a node has come."""
         self._close()
         self._plan = plan
-        write_noun(plan, self._output / "plan.json")
+        self._write(plan, "plan.json")
         if len(plan.assignments) > 1 or plan.rejected:
             self.console.print(plan_table(plan))
 
@@ -240,19 +252,22 @@ class RunView:
             self.console.print(agreement_line(record))
         elif len(record.nodes) > 1 and record.plan.prediction is not None:
             self.console.print(predicted_table(record))
-        try:
-            write_noun(record, self._output / "record.json")
-        except OSError as error:
-            raise CannotWrite(self._output / "record.json", error) from error
+        self._write(record, "record.json")
         self.console.print(f"record {'is' if self._by_lines else 'and weights are'} in {self._output}")
+
+    def _write(self, noun: Plan | TrainRecord, name: str) -> None:
+        """Write a file into the folder of the run. Raises CannotWrite: the disk is full or gone."""
+        try:
+            write_noun(noun, self._output / name)
+        except OSError as error:
+            raise CannotWrite(self._output / name, error) from error
 
     def _close(self) -> None:
         self._end_phase()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        if self._scalars is not None:
-            self._scalars.close()
+        self._keep_scalars(ScalarLog.close)
 
 
 class RunFolders:
@@ -291,11 +306,12 @@ def run_folder(folder: Path) -> Path:
     """The folder of a run, which is there afterwards, so that a long run does not end in front of a locked door.
 
     Raises:
-        InvalidInput: it cannot be made, or not be written into.
+        InvalidInput: it cannot be made, or not be written into, or the disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
+        with TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_ROOM))
             return folder
     except OSError as error:
         raise InvalidInput(f"cannot write into {folder}: {error.strerror}") from error

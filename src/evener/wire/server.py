@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeAlias
 
 import msgspec
 
+from evener.errors import is_of_the_disk
 from evener.wire.acceptor import Acceptor
 from evener.wire.connection import Peer
 from evener.wire.errors import BadFrame
@@ -54,6 +55,8 @@ A frame that it has taken is no event: the poll goes on, and its memory may be g
 
 FAILED = "what it sent could not be dealt with"
 """Why a connection is closed after an error that is not the peer's, which it is not told."""
+DISK_FULL = "the master's disk is full, or cannot be written to"
+"""Why, if the error is of the disk: somebody has to make room there."""
 _TICKS = 20
 """How often deadlines are looked at within the shortest of them."""
 
@@ -175,7 +178,8 @@ class Server(Generic[H]):
         """Close a connection over which something came that cannot be dealt with. `PeerFailed` follows."""
         if peer in self._peers:
             self._events.append(PeerFailed(peer, error))
-            self.disconnect(peer, str(error) if isinstance(error, BadFrame) else FAILED)
+            ours = DISK_FULL if is_of_the_disk(error) else FAILED
+            self.disconnect(peer, str(error) if isinstance(error, BadFrame) else ours)
 
     def close(self, reason: str = "the master closes") -> None:
         """Say goodbye to everybody and close everything."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import socket
 import ssl
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from evener.wire.identity import Identity
@@ -174,11 +176,24 @@ def master_context(identity: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
-    with tempfile.TemporaryDirectory() as folder:  # mode 0700; OpenSSL takes a certificate from files only
-        chain = Path(folder, "chain.pem")
-        chain.write_text(identity.certificate + identity.key)
+    with _file_of(identity.certificate + identity.key) as chain:
         context.load_cert_chain(chain)
     return context
+
+
+@contextlib.contextmanager
+def _file_of(text: str) -> Iterator[str]:
+    """A file that holds `text`, for OpenSSL, which takes a certificate from files only; in memory where that can be."""
+    if sys.platform == "linux" and os.path.isdir("/proc/self/fd"):
+        with open(os.memfd_create("evener-certificate"), "w") as file:
+            file.write(text)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+        return
+    with tempfile.TemporaryDirectory() as folder:  # mode 0700
+        file_there = Path(folder, "chain.pem")
+        file_there.write_text(text)
+        yield str(file_there)
 
 
 def node_context() -> ssl.SSLContext:
