@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evener.elastic.authority import JOIN_SECONDS, Authority
+from evener.elastic.authority import JOIN_SECONDS, LAST_HOLDER, Authority
 from evener.elastic.generation import Beat, Generation, Hello
 
 PATIENCE = 4.0
@@ -77,8 +77,54 @@ def test_what_the_authority_slept_through_is_nobodys_silence() -> None:
     for process in range(3):
         authority.hear(process, beat(1))
     for tenth in range(1, 40):
+        authority.hear(0, beat(tenth))
         assert authority.decide(100.0 + tenth / 10) is None
-    assert authority.decide(104.2) is not None
+    assert processes(authority.decide(104.2)) == [0]
+
+
+def looks(authority: Authority, first: float, seconds: float) -> list[Generation]:
+    """The generations of so many seconds in which nobody says anything."""
+    found = [authority.decide(first + tenth / 10) for tenth in range(1, round(seconds * 10) + 1)]
+    return [one for one in found if one is not None]
+
+
+def test_the_last_one_that_holds_the_state_is_waited_for_longer_and_may_come_back() -> None:
+    authority = founded()
+    for process in (1, 2):
+        authority.lose(process, "ended")
+    assert processes(authority.decide(0.1)) == [0]
+    assert looks(authority, 0.1, 2 * PATIENCE) == []
+    assert authority.awaited == (0,)
+    authority.hear(0, beat(1))
+    assert looks(authority, 10.0, PATIENCE) == []
+    assert authority.awaited == ()
+    assert looks(authority, 14.0, (LAST_HOLDER - 1) * PATIENCE) == []
+    assert looks(authority, 14.0 + (LAST_HOLDER - 1) * PATIENCE, 1.0)[0].participants == ()
+    assert authority.has_given_up(0)
+
+
+def test_processes_that_are_silent_together_are_waited_for_together() -> None:
+    authority = founded()
+    assert looks(authority, 0.0, 2 * PATIENCE) == []
+    assert sorted(authority.awaited) == [0, 1, 2]
+    for tenth in range(1, 60):
+        now = 2 * PATIENCE + tenth / 10
+        for process in (1, 2) if tenth > 1 else (1,):
+            authority.hear(process, beat(tenth))
+        generation = authority.decide(now)
+        assert (generation is None) == (tenth != 42), tenth
+    assert authority.generation is not None
+    assert processes(authority.generation) == [1, 2]
+
+
+def test_one_without_the_state_is_given_up_while_the_last_holder_is_waited_for() -> None:
+    authority = founded()
+    for process in (1, 2):
+        authority.lose(process, "ended")
+    authority.arrive(7, Hello(node="d"), 0.0)
+    assert processes(authority.decide(0.1)) == [0, 7]
+    assert [processes(one) for one in looks(authority, 0.1, 2 * PATIENCE)] == [[0]]
+    assert authority.awaited == (0,)
 
 
 def test_who_was_given_up_never_comes_back() -> None:

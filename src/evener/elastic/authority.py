@@ -1,8 +1,9 @@
 """Decides who takes part in an elastic run. Pure: time is an argument, and a generation comes out, or none.
 
 A process that has ended, or has been silent for the patience, is given up at once and for good: the next generation is
-without it. One that has come waits a moment, so that several come in one generation, and is taken in after a step. Who
-comes later waits until that generation has begun: nobody may wait there for those who go to the next one at once.
+without it. The last process that holds the state of the training may be silent for longer, as the run ends with it. One
+that has come waits a moment, so that several come in one generation, and is taken in after a step. Who comes later
+waits until that generation has begun: nobody may wait there for those who go to the next one at once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from evener.heartbeat import Progress
 JOIN_SECONDS = 0.2
 """For which a process that has come waits for others, so that survivors make room once."""
 
+LAST_HOLDER = 8
+"""Patiences of silence after which the last process that holds the state of the training is given up."""
 _LONGEST_LOOK = 0.25
 """Of the patience, that the time between two looks counts at most: a machine that was stopped stopped all alike."""
 _NO_BEAT = Beat(count=0, step=0, holds=0)
@@ -39,6 +42,7 @@ class Authority:
 
     Attributes:
         generation: the newest; None before all founders have come.
+        awaited: processes that have been silent for the patience and are waited for, as nobody else holds the state.
     """
 
     def __init__(self, patience: float) -> None:
@@ -48,6 +52,8 @@ class Authority:
         self._fed: set[int] = set()
         self._listened, self._looked = 0.0, 0.0
         self._may_have_trained = False
+        self._idle: dict[int, float] = {}
+        self.awaited: tuple[int, ...] = ()
         self.generation: Generation | None = None
 
     def resume(self, generation: Generation | None, given_up: Iterable[int], now: float, absence: float = 0.0) -> None:
@@ -93,6 +99,17 @@ class Authority:
         return any(
             one.process == process and (one.since == 1 or self._processes[process].beat.holds) for one in present
         )
+
+    def is_last_holder(self, process: int) -> bool:
+        """Whether `process` holds the state of the training, and no other that does has been heard in the patience."""
+        others = (other for other in self._processes if other != process and other not in self._lost)
+        return self.holds_state(process) and not any(
+            self.holds_state(other) and self._idle.get(other, 0.0) <= self._patience for other in others
+        )
+
+    def name_of(self, process: int) -> str:
+        """The node of a process that has come."""
+        return self._processes[process].hello.node
 
     @property
     def has_trained(self) -> bool:
@@ -177,6 +194,15 @@ class Authority:
         self._listened += min(now - self._looked, _LONGEST_LOOK * self._patience)
         self._looked = now
         for process, one in self._processes.items():
-            idle = one.progress.idle_seconds(one.beat.count, now=self._listened)
-            if idle > self._patience:
-                self.lose(process, f"has been silent for {self._patience:g} s, at step {one.beat.step}")
+            self._idle[process] = one.progress.idle_seconds(one.beat.count, now=self._listened)
+        if any(self._idle[process] <= self._patience for process in self.awaited):
+            for process in self.awaited:  # those that were stopped together have the patience to follow the first
+                if self._idle[process] > self._patience:
+                    self._processes[process].progress, self._idle[process] = Progress(self._listened), 0.0
+        silent = [p for p in self._processes if self._idle[p] > self._patience and p not in self._lost]
+        last = [process for process in silent if self.is_last_holder(process)]
+        self.awaited = tuple(p for p in last if self._idle[p] <= LAST_HOLDER * self._patience)
+        for process in silent:
+            if process not in self.awaited:
+                seconds = self._patience * (LAST_HOLDER if process in last else 1)
+                self.lose(process, f"has been silent for {seconds:g} s, at step {self._processes[process].beat.step}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from evener.elastic.authority import Authority
+from evener.elastic.authority import LAST_HOLDER, Authority
 from evener.elastic.generation import Generation, Heard, Hello, decode_for_authority, encode_message
 from evener.errors import NodeLost
 
@@ -109,6 +109,7 @@ class ElasticRanks(Generic[P]):
         first: number of the first process.
         keep: called with every generation before anybody is told of it.
         advice: what a user does when nobody is left.
+        notify: takes (kind, message, node) of what happens besides generations.
 
     Attributes:
         is_stopping: whether the run was asked to stop, so that nobody is replaced any more.
@@ -123,8 +124,10 @@ class ElasticRanks(Generic[P]):
         first: int = 0,
         keep: Callable[[Generation], None] = lambda _: None,
         advice: str = "; go on from the last checkpoint with --resume",
+        notify: Callable[[str, str, str], None] = lambda _kind, _message, _node: None,
     ) -> None:
-        self._keep, self._advice = keep, advice
+        self._keep, self._advice, self._notify = keep, advice, notify
+        self._awaited: tuple[int, ...] = ()
         self._ranks, self._start, self._can_start = ranks, start, can_start
         self._authority, self._patience = Authority(patience), patience
         self._posts = [_Post(rank, first + rank) for rank in range(len(ranks))]
@@ -179,6 +182,11 @@ class ElasticRanks(Generic[P]):
         number = self._number_of(rank)
         return number is None or self._authority.has_given_up(number)
 
+    def is_last_holder(self, rank: P) -> bool:
+        """Whether this process holds the state of the training, and no other that does is heard."""
+        number = self._number_of(rank)
+        return number is not None and self._authority.is_last_holder(number)
+
     def add_node(self) -> None:
         """Have a process on another node, which has come."""
         rank, number = len(self._ranks), self._next
@@ -217,6 +225,7 @@ class ElasticRanks(Generic[P]):
         for post in self._posts:
             self._see_end(post)
         generation = self._authority.decide(now)
+        self._tell_awaited()
         if generation is not None:
             self._announce(generation)
         self._require_state(now)
@@ -257,6 +266,22 @@ class ElasticRanks(Generic[P]):
             if post.number in concerned:
                 self._ranks[post.rank].tell(encode_message(generation))
         self._inside = {one.process for one in generation.participants}
+
+    def _tell_awaited(self) -> None:
+        """Have the user know for which silent process the run waits, and which one is heard again."""
+        before, self._awaited = self._awaited, self._authority.awaited
+        for process in self._awaited:
+            if process not in before:
+                node, seconds = self._authority.name_of(process), LAST_HOLDER * self._patience
+                message = (
+                    f"node {node} has been silent for {self._patience:g} s; the run waits up to {seconds:g} s for it, "
+                    "as no other node that responds holds the state of the training"
+                )
+                self._notify("waiting", message, node)
+        for process in before:
+            if process not in self._awaited and not self._authority.has_given_up(process):
+                node = self._authority.name_of(process)
+                self._notify("heard again", f"node {node} responds again", node)
 
     def _require_state(self, now: float) -> None:
         """Raise NodeLost once it is certain that nobody is left who holds the state of the training."""

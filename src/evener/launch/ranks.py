@@ -105,7 +105,11 @@ def _run_once(
 ) -> _Loss | None:
     """A run to its end; or who was lost, and all its processes have ended."""
     ranks, store = [starter.start(rank, rank) for rank in range(len(nodes))], starter.store
-    elastic = ElasticRanks(ranks, patience, starter.start) if is_elastic else None
+
+    def notify(kind: str, message: str, node: str) -> None:
+        on_event(Event(step=max(steps()), kind=kind, message=message, nodes=(node,)))
+
+    elastic = ElasticRanks(ranks, patience, starter.start, notify=notify) if is_elastic else None
 
     def steps() -> list[int]:
         return [read_beat(store, rank)[1] for rank in range(len(nodes))]

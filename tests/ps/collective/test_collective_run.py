@@ -197,6 +197,24 @@ def test_a_node_that_is_benched_is_lost_in_a_sentence_with_its_name() -> None:
     assert scene.generations(2)[-1].reason == "a has been silent for 6 s"
 
 
+def test_a_silent_node_is_not_lost_while_its_process_alone_holds_the_state() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    scene.end("b", 2, has_finished=False, exit_code=4, is_own=False, sentence="", ending="")
+    scene.run.tick()
+    assert scene.generations(1)[-1].nodes == ["a"]
+    scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s", is_silent=True)
+    scene.nodes.disconnect(scene.nodes.by_name["a"].peer or 0)
+    for _ in range(5):
+        scene.now += 1.0
+        scene.run.tick()
+    assert scene.run.failure is None
+    assert scene.generations(1)[-1].nodes == ["a"]
+    scene.run.lose(scene.nodes.by_name["a"], "it left")
+    scene.run.tick()
+    assert isinstance(scene.run.failure, NodeLost)
+
+
 def test_a_node_that_comes_back_without_its_process_is_given_another_one() -> None:
     scene = Scene("a", "b")
     scene.found()

@@ -107,6 +107,30 @@ def test_the_first_rank_is_frozen_and_wakes_up_when_others_have_gone_on(tmp_path
     assert sum(step.samples for step in record.steps) == 6 * 200
 
 
+@pytest.mark.slow  # it is frozen for longer than the patience
+@pytest.mark.timeout(300)
+def test_the_last_rank_that_holds_the_state_is_waited_for_when_it_is_frozen(tmp_path: Path, alone: Path) -> None:
+    words = (*WORDS, "--local-nodes", "1,0.5", "--shares", "1,0.5", "--patience", "5", "--output", "struck")
+    process = subprocess.Popen(
+        command(*words, "--option", "pause=0.05"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    wait_for_first_epoch(tmp_path, process, 150)
+    last, other = ranks_of(process.pid)
+    last.suspend()
+    other.kill()
+    time.sleep(9.0)
+    assert process.poll() is None
+    last.resume()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert off(alone, tmp_path / "struck") < 1e-10
+    record = read_noun(tmp_path / "struck" / "record.json", TrainRecord)
+    assert sum(step.samples for step in record.steps) == 6 * 200
+    told = (tmp_path / "struck" / "events.jsonl").read_text()
+    assert '"kind":"waiting"' in told
+    assert '"kind":"heard again"' in told
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_when_the_process_that_was_typed_is_killed_its_ranks_end_and_the_run_can_be_resumed(

@@ -111,6 +111,7 @@ class CollectiveRun:
         """A node has the code; it may have come back, with its process or without it."""
         node.ready, self._starter.speeds[node.name] = self.job.run, header.speed
         self._beginnings.ready(self._clock())
+        self._absences.is_back(node.name)
         rank = self._table.on(node.name)
         node.doing = "waits for the others to make ready" if rank is None else f"is rank {rank.number}"
         if rank is None or rank.has_ended or node.peer == rank.peer:
@@ -126,9 +127,16 @@ class CollectiveRun:
         self._table.lose(node.name, f"cannot take part: {reason}")
         self.note("left out", f"node {node.name} cannot take part: {reason}", node.name)
 
-    def lose(self, node: NodeRecord, reason: str) -> None:
-        """A node is a member no more; `reason` is a clause, as "it has been silent for 6 s"."""
+    def lose(self, node: NodeRecord, reason: str, *, is_silent: bool = False) -> None:
+        """A node is a member no more; `reason` is a clause, as "it has been silent for 6 s".
+
+        A silent one whose process is the last that holds the state is waited for as long as the authority waits.
+        """
         self.checkpoints.left(node)
+        last = self._table.on(node.name)
+        if is_silent and last is not None and self._elastic is not None and self._elastic.is_last_holder(last):
+            self._absences.bear(node.name)
+            return
         if (rank := self._table.lose(node.name, reason.removeprefix("it "))) is not None:  # its name comes before it
             rank.request_stop(at_once=True)
 
@@ -255,6 +263,7 @@ class CollectiveRun:
             first=first,
             keep=self._write,
             advice="",  # it begins again by itself, if it can
+            notify=self.note,
         )
 
     def _write(self, generation: Generation | None) -> None:

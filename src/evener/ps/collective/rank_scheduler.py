@@ -110,7 +110,7 @@ class RankScheduler:
         if self.run is not None:
             self.run.note(kind, f"node {node.name}: {reason}", node.name)
             if is_lost:
-                self.run.lose(node, reason)
+                self.run.lose(node, reason, is_silent=kind == "benched")
 
     def tick(self, now: float) -> None:
         """What the time brings: events for subscribers, the late, the end."""

@@ -115,6 +115,15 @@ class Absences:
         self._nodes = nodes
         self._since: dict[str, float] = {}
         self._excused = 0.0
+        self._borne: set[str] = set()
+
+    def bear(self, name: str) -> None:
+        """The node of this name is silent, and the authority waits for its process: it is not missed here."""
+        self._borne.add(name)
+
+    def is_back(self, name: str) -> None:
+        """The node of this name is ready again."""
+        self._borne.discard(name)
 
     def excuse(self, until: float) -> None:
         """Nobody is missed before this time: the master itself was away."""
@@ -123,7 +132,7 @@ class Absences:
     def miss(self, ranks: Sequence[RemoteRank], now: float) -> None:
         """Those of `ranks` are gone whose nodes have been away for too long."""
         for rank in ranks:
-            if self._nodes.record(rank.node).peer is not None or rank.has_ended:
+            if self._nodes.record(rank.node).peer is not None or rank.has_ended or rank.node in self._borne:
                 self._since.pop(rank.node, None)
             elif now - self._since.setdefault(rank.node, now) > _SECONDS and now > self._excused:
                 rank.lost = "closed its connection to the master, and has not come back"
