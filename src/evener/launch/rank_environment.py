@@ -16,10 +16,12 @@ from evener.elastic.line import Line
 from evener.errors import (
     DoesNotFit,
     EvenerError,
+    Interrupted,
     NodeLost,
     NonFiniteLoss,
     TrainingFailed,
     end_process,
+    explain,
     is_noted,
     place_of,
 )
@@ -150,9 +152,10 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
     try:
         program(env, config)
     except Exception as error:
-        meaning = _meaning(error, env)
-        if env.heartbeat is not None and _is_of_this_rank_alone(meaning):
-            env.heartbeat.report_failure(f"node {env.node.name} (rank {env.rank}) failed: {meaning}")
+        meaning = explained(error, env)
+        if env.heartbeat is not None and not isinstance(meaning, NodeLost | Interrupted):
+            sentence = f"node {env.node.name} (rank {env.rank}) failed: {explain(meaning)[0]}"
+            env.heartbeat.report_failure(sentence, is_shared=not _is_of_this_rank_alone(meaning))
         if meaning is error:
             raise
         raise meaning from error
@@ -161,8 +164,17 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
             env.heartbeat.stop()
 
 
+def explained(error: Exception, env: RankEnvironment) -> Exception:
+    """The error that tells the user what happened; `error` itself where there is nothing to add.
+
+    A lost connection is explained by the failure of the rank at its other end, if that has published one.
+    """
+    meaning = _meaning(error, env)
+    cause = env.heartbeat.cause() if isinstance(meaning, NodeLost) and env.heartbeat is not None else ""
+    return NodeLost(cause) if cause else meaning
+
+
 def _meaning(error: Exception, env: RankEnvironment) -> Exception:
-    """The error that tells the user what happened; `error` itself where there is nothing to add."""
     if isinstance(error, EvenerError) and not is_noted(error):
         return error
     if is_out_of_memory(error):

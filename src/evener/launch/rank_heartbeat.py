@@ -17,7 +17,11 @@ from evener.comm.signed_store import SignedStore
 from evener.errors import NodeLost, first_line
 from evener.heartbeat import ListenedSeconds, Progress, interval
 
-_FAILURE = "failure"
+_FAILURE, _SHARED_FAILURE = "failure", "shared failure"
+_SHARED_SECONDS = 2.0
+"""That a rank has to raise by itself the error that another one reported as its own, too."""
+_CAUSE_SECONDS = 0.5
+"""For which a rank that lost a connection looks for the error of the rank at the other end."""
 
 
 class StoreWatch:
@@ -99,7 +103,7 @@ class RankHeartbeat:
         self.step = 0
         self._store, self._rank, self._nodes = store, rank, nodes
         self._patience, self._on_lost, self._keeps_store = patience, on_lost, keeps_store
-        self._done = threading.Event()
+        self._done, self._shared_since = threading.Event(), 0.0
         self._watch = StoreWatch(store_patience or patience, on_lost, nodes[rank])
         now = time.monotonic()
         self._others = {other: Progress(now) for other in range(len(nodes)) if other != rank}
@@ -123,9 +127,33 @@ class RankHeartbeat:
             self._outlast_others()
         self._watch.stop()
 
-    def report_failure(self, sentence: str) -> None:
-        """Publish this rank's own failure, so that the others need not wait to name it."""
-        self._leave(_FAILURE, sentence)
+    def report_failure(self, sentence: str, *, is_shared: bool = False) -> None:
+        """Publish this rank's own failure, so that the others need not wait to name it.
+
+        Args:
+            sentence: that names node and error.
+            is_shared: whether the others are likely to raise the same error by themselves; they have some time for it.
+        """
+        key = _SHARED_FAILURE if is_shared else _FAILURE
+        try:
+            if not self._store.check([key]):  # the first one explains the others
+                self._store.set(key, sentence)
+        except RuntimeError:
+            return  # the store is gone, and with it whoever could have read this
+
+    def cause(self) -> str:
+        """The failure that another rank has published, within a moment; empty if none has."""
+        until = time.monotonic() + _CAUSE_SECONDS
+        while True:
+            try:
+                for key in (_FAILURE, _SHARED_FAILURE):
+                    if self._store.check([key]):
+                        return str(self._store.get(key).decode())
+            except (RuntimeError, NodeLost):
+                return ""
+            if time.monotonic() > until:
+                return ""
+            time.sleep(_CAUSE_SECONDS / 10)
 
     def _outlast_others(self) -> None:
         """Return when every other rank has left, has heard of a failure, or is silent for too long."""
@@ -164,6 +192,11 @@ class RankHeartbeat:
             if self._store.check([_FAILURE]):
                 self._store.set(_heard(self._rank), "1")
                 return NodeLost(self._store.get(_FAILURE).decode())
+            if self._store.check([_SHARED_FAILURE]):
+                self._shared_since = self._shared_since or time.monotonic()
+                if time.monotonic() - self._shared_since > _SHARED_SECONDS:
+                    self._store.set(_heard(self._rank), "1")
+                    return NodeLost(self._store.get(_SHARED_FAILURE).decode())
             return self._find_lost(time.monotonic())
         except NodeLost as error:
             return error

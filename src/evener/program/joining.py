@@ -23,7 +23,7 @@ from evener.comm.step_timing import StepTimer
 from evener.errors import EvenerError, NodeLost, TrainingFailed, exit_code_of, explain
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
-from evener.launch.rank_environment import RankEnvironment
+from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm
 from evener.launch.torchrun import torchrun_environment
 from evener.process_exit import exit_now
@@ -145,13 +145,16 @@ class _Ending:
         self._has_failed = True
         if self._run.rehearsal.understudy is not None:
             self._run.rehearsal.understudy.fail(error)
+        if isinstance(error, Exception) and isinstance(lost := explained(error, self._env), NodeLost):
+            error = lost
         sentence, code = explain(error)[0], exit_code_of(error)
         _tell(kind, error, trace)
         for view in self._views:
             view.end(error if isinstance(error, EvenerError | KeyboardInterrupt) else TrainingFailed(sentence))
-        if self._env.heartbeat is not None:
-            self._env.heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
-            self._env.heartbeat.stop()
+        if (heartbeat := self._env.heartbeat) is not None:
+            if not isinstance(error, NodeLost):
+                heartbeat.report_failure(f"node {self._env.node.name} (rank {self._env.rank}) failed: {sentence}")
+            heartbeat.stop()
         if isinstance(error, NodeLost):
             os._exit(code)
         exit_now(code)

@@ -200,7 +200,7 @@ def test_a_node_that_is_benched_is_lost_in_a_sentence_with_its_name() -> None:
 def test_a_silent_node_is_not_lost_while_its_process_alone_holds_the_state() -> None:
     scene = Scene("a", "b")
     scene.found()
-    scene.end("b", 2, has_finished=False, exit_code=4, is_own=False, sentence="", ending="")
+    scene.end("b", 2, has_finished=False, kind=kind_of(NodeLost("")), is_own=False, sentence="", ending="")
     scene.run.tick()
     assert scene.generations(1)[-1].nodes == ["a"]
     scene.run.lose(scene.nodes.by_name["a"], "it has been silent for 6 s", is_silent=True)
@@ -265,6 +265,28 @@ def test_the_failure_of_a_tasks_own_code_is_that_of_the_run() -> None:
     assert scene.run.failure is not None
     assert isinstance(scene.run.failure, NonFiniteLoss)
     assert (scene.run.failure.node, scene.run.failure.step) == ("b", 9)
+
+
+def test_the_failure_of_one_node_among_several_names_it() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    sentence = "FileNotFoundError: x.pt"
+    scene.end("b", 2, has_finished=False, kind=kind_of(TrainingFailed("")), is_own=True, sentence=sentence, ending="x")
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert str(scene.run.failure) == f"node b failed: {sentence}"
+
+
+def test_a_failure_that_all_nodes_have_is_of_none() -> None:
+    scene = Scene("a", "b")
+    scene.found()
+    for name, process in (("a", 1), ("b", 2)):
+        scene.end(name, process, has_finished=False, kind=kind_of(TrainingFailed("")), is_own=True, sentence="a bug", ending="x")
+    scene.run.tick()
+    scene.now += 2.0
+    scene.run.tick()
+    assert str(scene.run.failure) == "a bug"
 
 
 def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_is_lost() -> None:

@@ -150,7 +150,7 @@ class RunEnding:
         self, elastic: ElasticRanks[RemoteRank], ranks: Sequence[RemoteRank], *, has_record: bool
     ) -> EvenerError | None:
         """Why it ended before it was complete; None if it was."""
-        error = why_ended([rank for rank in ranks if elastic.ends_the_run(rank)], self.reason)
+        error = why_ended([rank for rank in ranks if elastic.ends_the_run(rank)], self.reason, len(ranks))
         return error or (None if has_record else TrainingFailed("the run ended without a record"))
 
     def begins_again(self) -> None:

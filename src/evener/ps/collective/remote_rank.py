@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from evener.error_kind import restated
 from evener.errors import EvenerError, Interrupted, NodeLost
 from evener.ps.collective.rank_messages import (
     RankEnded,
@@ -104,17 +105,27 @@ class RemoteRank:
             self.send(self.node, StopRank(run=self.run, process=self.number, at_once=at_once), ())
 
 
-def why_ended(failed: Sequence[RemoteRank], stopping: EvenerError | None) -> EvenerError | None:
+def why_ended(failed: Sequence[RemoteRank], stopping: EvenerError | None, num_ranks: int) -> EvenerError | None:
     """What explains the end of a run best: an own failure, that it was to stop, a death, then a lost connection.
+
+    A failure of one node among several names that, as it lies on another machine than the user sits at.
 
     Args:
         failed: the ranks with which the run fails.
         stopping: why it was asked to stop; None if it was not.
+        num_ranks: of the run.
     """
     told = [rank.failure for rank in failed if rank.failure is not None]
-    own = [one.error for one in told if one.is_own and not isinstance(one.error, Interrupted)]
+    own = [
+        (rank.node, rank.failure.error)
+        for rank in failed
+        if rank.failure is not None and rank.failure.is_own and not isinstance(rank.failure.error, Interrupted)
+    ]
     if own:
-        return own[0]
+        node, first = own[0]
+        is_of_all = num_ranks == 1 or [str(error) for _, error in own].count(str(first)) > 1
+        is_named = is_of_all or node in str(first).split()
+        return first if is_named else restated(first, f"node {node} failed: {first}")
     if stopping is not None:
         return stopping
     for rank in failed:

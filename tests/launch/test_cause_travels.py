@@ -1,0 +1,127 @@
+"""What ends a rank on one machine is what the others say, too, where a user looks: not that a connection broke."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evener.errors import NodeLost
+from evener.launch.rank_heartbeat import RankHeartbeat
+from support.commands import TINY
+from support.sockets import free_port
+from support.stores import memory_store
+
+TASK = """\
+import os
+from torch import nn
+from tiny import data, model
+from evener import Task
+
+def train_data():
+    if os.environ["RANK"] == "1":
+        open("x.pt")
+    return data(500, 1)
+
+task = Task(model=model, loss=nn.functional.cross_entropy, train_data=train_data, batch_size=20, epochs=50)
+"""
+PROGRAM = """\
+import os
+import torch
+import evener
+
+run = evener.join()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+data = torch.utils.data.TensorDataset(torch.randn(640, 4), torch.randint(0, 2, (640,)))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+model, optimizer, loader = run.prepare(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+steps = 0
+while True:
+    for inputs, targets in loader:
+        steps += 1
+        if steps == 40 and os.environ["GROUP_RANK"] == "1":
+            open("x.pt")
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+"""
+
+
+def on_two_machines(words: Sequence[str], folder: Path) -> list[tuple[int, str]]:
+    """Exit code and stderr of two ranks, each of which torchrun would have started on a machine of its own."""
+    paths = [str(Path(TINY).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    shared = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "EVENER_SECRET": "a secret of the tests",
+        "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()), "COLUMNS": "300",
+    }  # fmt: skip
+    ranks = []
+    for number in ("0", "1"):
+        (folder / number).mkdir()
+        own = {"RANK": number, "GROUP_RANK": number}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, *words], cwd=folder / number, env=shared | own, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+    try:
+        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [(rank.returncode, text) for rank, text in zip(ranks, errors, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("-m", "evener", "train", "../task.py", "--output", "run"), id="task"),
+        pytest.param(("-m", "evener", "run", "--run-folder", "run", "../program.py"), id="program of evener run"),
+        pytest.param(("../program.py",), id="program"),
+    ],
+)
+def test_the_first_machine_names_the_file_that_the_second_lacks(words: Sequence[str], tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (code, errors), (_, other) = on_two_machines(words, tmp_path)
+    assert code == NodeLost.exit_code, errors
+    last = errors.strip().splitlines()[-1]
+    assert "(rank 1) failed: FileNotFoundError" in last
+    assert "'x.pt'" in last
+    assert "Traceback" not in errors
+    assert "FileNotFoundError" in other
+
+
+def heartbeats(patience: float, lost: list[NodeLost]) -> list[RankHeartbeat]:
+    """Of two ranks, of which what the first is told goes into `lost`."""
+    store = memory_store()
+    return [
+        RankHeartbeat(store, rank=rank, nodes=["a", "b"], patience=patience, on_lost=lost.append) for rank in (0, 1)
+    ]
+
+
+def test_the_first_failure_that_is_reported_is_the_cause() -> None:
+    first, second = heartbeats(60.0, [])
+    assert first.cause() == ""
+    second.report_failure("node b failed: x.pt")
+    first.report_failure("node a failed: the connection to b broke")
+    assert first.cause() == "node b failed: x.pt"
+
+
+def test_a_failure_that_all_may_raise_leaves_them_time_and_ends_those_who_do_not() -> None:
+    lost: list[NodeLost] = []
+    first, second = heartbeats(60.0, lost)
+    second.report_failure("node b failed: x.pt", is_shared=True)
+    assert first.cause() == "node b failed: x.pt"
+    first.start()
+    first.join(timeout=0.8)
+    assert lost == []
+    first.join(timeout=10)
+    assert [str(one) for one in lost] == ["node b failed: x.pt"]
