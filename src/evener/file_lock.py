@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import os
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
 
@@ -27,6 +29,23 @@ def lock_file(path: Path) -> IO[str] | None:
         opened.close()
         return None
     return opened
+
+
+@contextmanager
+def shared_folder(folder: Path, clean: Callable[[], None]) -> Iterator[None]:
+    """Inside, this process uses `folder` with others; the first of them has `clean` called before.
+
+    So what processes left there that were killed is removed when none of those that are left can be using it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            clean()
+        except BlockingIOError:
+            pass  # others are there
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
 
 
 class FolderLock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from evener.atomic import atomic_write, remove_drafts
 from evener.errors import CannotWrite, InvalidFile, InvalidInput, MissingFile
-from evener.file_lock import lock_file
+from evener.file_lock import lock_file, shared_folder
 from evener.host import version_of
 from evener.ps.system import System
 from evener.schema import NOT_DECODED, Part
@@ -26,6 +26,8 @@ from evener.wire.identity import ROLES, Identity, make_identity
 _IDENTITY = {False: "identity.json", True: "identity-insecure.json"}
 _BEACON = "master.json"
 _LOCK = "lock"
+RANKS = "ranks"
+"""In the cache of a node: the folders of its ranks."""
 
 
 class Beacon(Part, frozen=True, kw_only=True):
@@ -116,10 +118,9 @@ class StateDir:
 
     def _remove_drafts(self) -> None:
         """Remove what masters left behind that were killed while they wrote."""
-        for folder in (self.folder, self.run, *self.runs.glob("*")):
+        for folder in (self.folder, self.run, self.tokens, *self.runs.glob("*")):
             remove_drafts(folder)
-        for draft in self.blobs.glob(".*"):
-            shutil.rmtree(draft)
+        _remove_all(self.blobs.glob(".*"))
 
     def identity_file(self, *, insecure: bool) -> Path:
         """The file with the master's certificate and secret."""
@@ -190,6 +191,29 @@ def default_state_dir(environment: Mapping[str, str]) -> Path:
 def default_cache(environment: Mapping[str, str]) -> Path:
     """Where a node keeps code and data that were sent to it."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evener"
+
+
+@contextmanager
+def node_cache(folder: Path) -> Iterator[None]:
+    """Inside, this process is a node that keeps there what is sent to it, beside other nodes of this machine.
+
+    What nodes left there that were killed is removed: ranks' folders with checkpoints, and code and data that had not
+    come whole.
+    """
+
+    def clean() -> None:
+        _remove_all((*(folder / "blobs").glob(".*"), *(folder / RANKS).glob("*")))
+
+    with shared_folder(folder, clean):
+        yield
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 class Versions(NamedTuple):

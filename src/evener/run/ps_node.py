@@ -30,7 +30,7 @@ from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, 
 from evener.file_lock import lock_file
 from evener.host import version_of
 from evener.profile import ClusterProfile, DeviceProfile
-from evener.ps.config import default_cache, versions_here
+from evener.ps.config import default_cache, node_cache, versions_here
 from evener.ps.directions import ToNode
 from evener.ps.messages import Header
 from evener.ps.node.acceptance import Acceptance
@@ -76,7 +76,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     with interrupt_on_stop_signals(), leash, connector(masters, token) as dial:
         device = "cpu" if thin else choose_device(config.device)
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
-        with own_name(config.name, default, cache) as name:
+        with own_name(config.name, default, cache) as name, node_cache(cache):
             node = NodeConfig(
                 name=name,
                 device=device,

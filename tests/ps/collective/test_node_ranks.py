@@ -229,6 +229,18 @@ def test_after_a_release_nothing_of_the_run_is_left(scene: Scene) -> None:
     assert not rank.setup.folder.exists()
 
 
+def test_the_folders_of_another_node_of_this_machine_outlive_a_release(scene: Scene, tmp_path: Path) -> None:
+    scene.prepare()
+    scene.start(1)
+    ranks = next(tmp_path.rglob("ranks"))
+    other = ranks / "r" / "2" / "model.safetensors"
+    other.parent.mkdir()
+    other.touch()
+    scene.node.release(Release(run="r"))
+    assert other.exists()
+    assert not (ranks / "r" / "1").exists()
+
+
 def test_a_node_without_room_for_a_process_takes_no_part_and_says_why(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

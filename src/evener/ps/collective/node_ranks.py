@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -31,6 +32,7 @@ from evener.ps.collective.rank_messages import (
     decode_rank_place,
 )
 from evener.ps.collective.rank_session import Host, RankSession, RankSetup
+from evener.ps.config import RANKS
 from evener.ps.messages import BlobChunk, FetchBlob, Header, NotReady, Release
 from evener.ps.node.acceptance import Acceptance
 from evener.schema import shown
@@ -63,8 +65,9 @@ class NodeRanks:
         log: Callable[[str], None],
     ) -> None:
         self._host, self._data, self._accepts, self._send, self._log = host, data, accepts, send, log
-        self._blobs, self._folder = BlobReceiver(cache / "blobs"), cache / "ranks"
+        self._blobs, self._folder = BlobReceiver(cache / "blobs"), cache / RANKS
         self._job: RankJob | None = None
+        self._own_folders: list[Path] = []
         self._session: RankSession | None = None
         self._leaving: SimpleQueue[tuple[Header, Sequence[Buffer]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -171,6 +174,7 @@ class NodeRanks:
         """Where a process may write, with the checkpoint that it goes on from. Raises OSError."""
         folder = self._folder / job.run / str(process)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._own_folders.append(folder)
         if job.checkpoint:
             for step in self._blobs.path_of(job.checkpoint).iterdir():
                 link_files(step, folder / CHECKPOINTS / step.name)
@@ -208,5 +212,8 @@ class NodeRanks:
             self._session = None
         self._blobs.close()
         if self._job is not None:
-            shutil.rmtree(self._folder / self._job.run, ignore_errors=True)
-            self._job = None
+            for own in self._own_folders:
+                shutil.rmtree(own, ignore_errors=True)
+            with suppress(OSError):
+                (self._folder / self._job.run).rmdir()  # another node of this machine may have its own there
+            self._own_folders, self._job = [], None
