@@ -88,16 +88,21 @@ def looks(authority: Authority, first: float, seconds: float) -> list[Generation
     return [one for one in found if one is not None]
 
 
+def awaited(authority: Authority) -> list[int]:
+    """Processes that are silent and waited for."""
+    return sorted(authority.awaited)
+
+
 def test_the_last_one_that_holds_the_state_is_waited_for_longer_and_may_come_back() -> None:
     authority = founded()
     for process in (1, 2):
         authority.lose(process, "ended")
     assert processes(authority.decide(0.1)) == [0]
     assert looks(authority, 0.1, 2 * PATIENCE) == []
-    assert authority.awaited == (0,)
+    assert awaited(authority) == [0]
     authority.hear(0, beat(1))
     assert looks(authority, 10.0, PATIENCE) == []
-    assert authority.awaited == ()
+    assert awaited(authority) == []
     assert looks(authority, 14.0, (LAST_HOLDER - 1) * PATIENCE) == []
     assert looks(authority, 14.0 + (LAST_HOLDER - 1) * PATIENCE, 1.0)[0].participants == ()
     assert authority.has_given_up(0)
@@ -106,7 +111,7 @@ def test_the_last_one_that_holds_the_state_is_waited_for_longer_and_may_come_bac
 def test_processes_that_are_silent_together_are_waited_for_together() -> None:
     authority = founded()
     assert looks(authority, 0.0, 2 * PATIENCE) == []
-    assert sorted(authority.awaited) == [0, 1, 2]
+    assert awaited(authority) == [0, 1, 2]
     for tenth in range(1, 60):
         now = 2 * PATIENCE + tenth / 10
         for process in (1, 2) if tenth > 1 else (1,):
@@ -124,7 +129,7 @@ def test_one_without_the_state_is_given_up_while_the_last_holder_is_waited_for()
     authority.arrive(7, Hello(node="d"), 0.0)
     assert processes(authority.decide(0.1)) == [0, 7]
     assert [processes(one) for one in looks(authority, 0.1, 2 * PATIENCE)] == [[0]]
-    assert authority.awaited == (0,)
+    assert awaited(authority) == [0]
 
 
 def test_who_was_given_up_never_comes_back() -> None:

@@ -8,6 +8,7 @@ import pytest
 from evener.comm.signed_store import SignedStore
 from evener.errors import NodeLost
 from evener.launch.rank_heartbeat import RankHeartbeat, read_beat
+from evener.launch.store import LEAST_START_SECONDS
 from support.stores import memory_store
 
 
@@ -40,6 +41,13 @@ def test_silence_is_a_count_that_has_not_grown_for_the_patience(
     assert (lost is None) == (silent is None)
     assert lost is None or f"(rank {silent}) has been silent for 5 s, at step 3" in str(lost)
     assert lost is None or lost.nodes == (heartbeat._nodes[silent or 0],)
+
+
+def test_a_rank_that_has_not_begun_to_beat_has_the_time_that_a_start_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    heartbeat = RankHeartbeat(memory_store(), rank=0, nodes=["a", "b"], patience=5.0, on_lost=print)
+    assert heartbeat._find_lost(LEAST_START_SECONDS - 1) is None
+    assert heartbeat._find_lost(LEAST_START_SECONDS + 1) is not None
 
 
 def test_a_rank_that_stops_beating_is_named_with_node_rank_and_step() -> None:

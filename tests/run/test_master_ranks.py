@@ -270,3 +270,26 @@ def test_a_master_that_is_killed_five_times_goes_on_with_the_run_that_its_ranks_
     record = record_of(ps, training, 60)
     assert [event.kind for event in record.events if event.kind == "node lost"] == []
     assert "going on with run" in ps.said("up")
+
+
+def test_a_node_that_dies_before_the_first_step_and_comes_back_takes_part(ps: Cluster) -> None:
+    words = (*WORDS, "--epochs", "10", "--strategy", "data", "--shares", "2,1", "--option", "pause=0.03")
+    training = ps.start_training(*words, "--output", "struck")
+    wait_until(lambda: "measuring" in (ps.folder / "train.out").read_text(), "that the nodes are measured")
+    ps.nodes["two"].kill()
+    ps.nodes["two"].wait()
+    ps.join("two")
+    record = record_of(ps, training, 10)
+    assert [node.name for node in record.nodes] == ["one", "two"]
+    assert all(node.share > 0 for node in record.nodes)
+
+
+def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_a_checkpoint_on(ps: Cluster) -> None:
+    ps.nodes.pop("two").kill()
+    wait_until(lambda: ps.state("two") not in ("present", "away"), "that one node is left")
+    training = begin(ps, 60, "--shares", "equal")
+    ps.join("two")
+    record = record_of(ps, training, 60, resumed=True)
+    assert "resumed" in [event.kind for event in record.events]
+    assert "begins again: from the checkpoint of step " in (ps.folder / "train.out").read_text()
+    assert [node.name for node in record.nodes] == ["one", "two"]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from evener.comm.signed_store import SignedStore
 from evener.errors import NodeLost, first_line
 from evener.heartbeat import ListenedSeconds, Progress, interval
+from evener.launch.store import LEAST_START_SECONDS
 
 _FAILURE, _SHARED_FAILURE = "failure", "shared failure"
 _SHARED_SECONDS = 2.0
@@ -208,9 +209,11 @@ class RankHeartbeat:
         beats = {other: read_beat(self._store, other) for other in self._others}
         idle = {other: p.idle_seconds(beats[other][0], now=now) for other, p in self._others.items()}
         for other, seconds in idle.items():
-            if seconds > self._patience and not self._store.check([_left(other)]):
+            has_started = beats[other][0] > 0  # until then it loads PyTorch, which others may have loaded before
+            limit = self._patience if has_started else max(self._patience, LEAST_START_SECONDS)
+            if seconds > limit and not self._store.check([_left(other)]):
                 return NodeLost(
-                    f"node {self._nodes[other]} (rank {other}) has been silent for {self._patience:g} s, "
+                    f"node {self._nodes[other]} (rank {other}) has been silent for {limit:g} s, "
                     f"at step {beats[other][1]}; node {self._nodes[self._rank]} waited for it",
                     (self._nodes[other],),
                 )

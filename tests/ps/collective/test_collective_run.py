@@ -271,7 +271,7 @@ def test_the_failure_of_one_node_among_several_names_it() -> None:
     scene = Scene("a", "b")
     scene.found()
     sentence = "FileNotFoundError: x.pt"
-    scene.end("b", 2, has_finished=False, kind=kind_of(TrainingFailed("")), is_own=True, sentence=sentence, ending="x")
+    scene.end("b", 2, has_finished=False, kind=DIVERGED, is_own=True, sentence=sentence, ending="x")
     scene.run.tick()
     scene.now += 2.0
     scene.run.tick()
@@ -282,11 +282,60 @@ def test_a_failure_that_all_nodes_have_is_of_none() -> None:
     scene = Scene("a", "b")
     scene.found()
     for name, process in (("a", 1), ("b", 2)):
-        scene.end(name, process, has_finished=False, kind=kind_of(TrainingFailed("")), is_own=True, sentence="a bug", ending="x")
+        scene.end(name, process, has_finished=False, kind=DIVERGED, is_own=True, sentence="a bug", ending="x")
     scene.run.tick()
     scene.now += 2.0
     scene.run.tick()
     assert str(scene.run.failure) == "a bug"
+
+
+def lose_before_the_first_step() -> Scene:
+    """A run of two nodes, of which one has died before the first step, with its process and its connection."""
+    scene = Scene("a", "b")
+    scene.ready("a", "b")
+    scene.run.tick()
+    lost = scene.nodes.by_name["b"]
+    scene.nodes.disconnect(lost.peer or 0)
+    scene.nodes.decide("disconnected", lost, scene.now)
+    scene.end("a", 1, has_finished=False, kind=kind_of(NodeLost("")), is_own=False, sentence="lost b", ending="x")
+    for _ in range(3):
+        scene.now += 1.0
+        scene.run.tick()
+    assert sorted(scene.places()) == [1, 2]
+    return scene
+
+
+def test_a_run_that_begins_again_before_the_first_step_waits_for_the_node_that_was_lost() -> None:
+    scene = lose_before_the_first_step()
+    scene.come("b")
+    scene.ready("b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[3].nodes] == ["a", "b"]
+
+
+def test_a_node_that_comes_to_a_run_on_one_node_takes_part_from_the_next_checkpoint_on() -> None:
+    scene = lose_before_the_first_step()
+    scene.now += PATIENCE + 1
+    scene.run.tick()
+    assert [node.name for node in scene.places()[3].nodes] == ["a"]
+    step = encode_events([Step(step=4, epoch=0, samples=1, loss=0.5, seconds=0.1, nodes=())])
+    scene.run.shown(scene.nodes.by_name["a"], 3, memoryview(step))
+    scene.run.checkpoints.last = Saved(step=3, digest="ab" * 32)
+    scene.come("b")
+    scene.ready("b")
+    for _ in range(3):
+        scene.run.tick()
+    assert sorted(scene.places()) == [1, 2, 3]
+    scene.run.checkpoints.last = Saved(step=7, digest="cd" * 32)
+    scene.run.tick()
+    assert (3, True) in [
+        (header.process, header.at_once) for _, header, _ in scene.sent if isinstance(header, StopRank)
+    ]
+    asked = [decode_rank_job(buffers[0]) for _, header, buffers in scene.sent if isinstance(header, PrepareRank)]
+    assert asked[-1].checkpoint == "cd" * 32
+    scene.ready("a", "b")
+    scene.run.tick()
+    assert [node.name for node in scene.places()[4].nodes] == ["a", "b"]
 
 
 def test_a_node_that_is_not_needed_is_left_out_and_asked_again_when_another_one_is_lost() -> None:

@@ -82,6 +82,7 @@ class CollectiveRun:
         self._table = RankTable(self._starter, journal)
         self._elastic: ElasticRanks[RemoteRank] | None = None
         self._step_before: Step | None = None
+        self._newcomers_from: int | None = None  # step of the checkpoint that was here when nodes came that wait
         self._ending = RunEnding(nodes.patience)
         self._absences = Absences(nodes)
         self._declined = DeclinedNodes(job.run)
@@ -230,6 +231,7 @@ class CollectiveRun:
             for _ in self._starter.take_new():
                 self._elastic.add_node()
         self._see_end()
+        self._take_in_at_a_checkpoint()
 
     def close(self) -> None:
         """End all processes."""
@@ -310,24 +312,51 @@ class CollectiveRun:
         """Whether the ranks may have made a step since the run began last."""
         return self.news.step is not self._step_before or (self._elastic is not None and self._elastic.has_trained)
 
+    def _take_in_at_a_checkpoint(self) -> None:
+        """Begin again from the next checkpoint, if nodes have come to a run that began on one node.
+
+        That one cannot make room for them: nothing was measured or checked there that concerns several nodes.
+        """
+        elastic, saved = self._elastic, self.checkpoints.last
+        is_on_one = elastic is not None and not elastic.has_begun and len(self._table.ranks) == 1 and self._has_begun
+        new = self._starter.waiting() if is_on_one and self._ending.reason is None and self.failure is None else []
+        if not new or self.is_complete:
+            self._newcomers_from = None
+            return
+        if self._newcomers_from is None:
+            self._newcomers_from = saved.step
+            for node in new:
+                node.doing = "waits for the next checkpoint"
+                words = f"node {node.name} takes part after the next checkpoint, as the run began on one node"
+                self.note("waiting", words, node.name)
+        elif saved.step > self._newcomers_from and (
+            words := self._beginnings.from_checkpoint(saved.step, 1 + len(new))
+        ):
+            self._begin_again(f"{words} {', '.join(node.name for node in new)} came", from_checkpoint=True)
+
+    def _begin_again(self, why: str, *, from_checkpoint: bool) -> None:
+        """End all processes, and begin with whoever is ready."""
+        self.note("begins again", why)
+        self.close()
+        self.news.forget_record()
+        self._ending.begins_again()
+        self._elastic = self._newcomers_from = None
+        self._table.clear()
+        self._step_before = self.news.step
+        if from_checkpoint:
+            self.job = replace(self.job, checkpoint=self.checkpoints.last.digest)
+            for node in self._nodes.present:
+                node.ready = ""
+                self.admit(node)
+
     def _end_by(self, error: EvenerError) -> None:
         """The run cannot go on as it is: it begins again, if nodes were lost and it may, or fails."""
-        has_begun, saved = self._has_begun, self.checkpoints.last
+        has_begun, saved, ranks = self._has_begun, self.checkpoints.last, self._table.ranks
+        able = sum(self.job.run not in self._nodes.record(rank.node).not_ready for rank in ranks)
         words = self._beginnings.again(
-            error, saved.step, self._clock(), has_begun=has_begun, before=len(self._table.ranks)
+            error, saved.step, self._clock(), has_begun=has_begun, before=len(ranks), able=able
         )
         if not words or self._ending.reason is not None:
             self.failure = error
             return
-        self.note("begins again", f"{words} {error}")
-        self.close()
-        self.news.forget_record()
-        self._ending.begins_again()
-        self._elastic = None
-        self._table.clear()
-        self._step_before = self.news.step
-        if has_begun:
-            self.job = replace(self.job, checkpoint=saved.digest)
-            for node in self._nodes.present:
-                node.ready = ""
-                self.admit(node)
+        self._begin_again(f"{words} {error}", from_checkpoint=has_begun)

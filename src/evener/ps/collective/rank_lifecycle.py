@@ -2,7 +2,8 @@
 
 all who are here are ready                                -> it begins with them
 one has waited for the others for the patience            -> it begins with those who are ready
-nobody is left, before the first step                     -> it begins again, three times at most
+nobody is left, before the first step                     -> it begins again, three times at most; at once if as many
+                                                             nodes as before are here, else after the patience
 nobody is left, and there is a checkpoint of a later step
 than it began from                                        -> it begins again from that, as above; at once if as many
                                                              nodes as before are here
@@ -64,7 +65,7 @@ class Beginnings:
         """It begins."""
         self._number += 1
 
-    def again(self, error: EvenerError, saved: int, now: float, *, has_begun: bool, before: int) -> str:
+    def again(self, error: EvenerError, saved: int, now: float, *, has_begun: bool, before: int, able: int) -> str:
         """From where it begins again after `error`, in words; empty if it does not.
 
         Args:
@@ -73,15 +74,23 @@ class Beginnings:
             now: the time.
             has_begun: whether a step may have been made.
             before: ranks that it had.
+            able: those of them whose nodes can take part.
         """
         if not isinstance(error, NodeLost):
             return "" if has_begun else self._with_all(before)
         if not has_begun and self._number < _MOST:
-            self._first_ready = now
+            self._first_ready, self._expected = now, able
             return "before the first step"
+        return self.from_checkpoint(saved, before)
+
+    def from_checkpoint(self, saved: int, expected: int) -> str:
+        """From where it begins again, in words, if the checkpoint of step `saved` is new; empty if it does not.
+
+        It waits for `expected` nodes for the patience.
+        """
         if saved <= self.step:
             return ""
-        self.step, self._number, self._expected = saved, 0, before
+        self.step, self._number, self._expected = saved, 0, expected
         self._first_ready, self._needs_all = inf, False
         return f"from the checkpoint of step {saved}, with whoever comes:"
 

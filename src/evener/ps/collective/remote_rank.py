@@ -176,12 +176,15 @@ class RemoteStarter:
         self._send(node.peer, StartRank(run=self._run, process=number), [encode_rank_part(place)])
         return self.known(node, number)
 
+    def waiting(self) -> list[NodeRecord]:
+        """Nodes that have come and are ready, and are no ranks yet."""
+        return [node for node in self._nodes.present if node.ready == self._run and node.name not in self.names]
+
     def take_new(self) -> Iterator[str]:
-        """Names of nodes that have come and are ready, each of which is the last rank from now on."""
-        for node in self._nodes.present:
-            if node.ready == self._run and node.name not in self.names:
-                self.names.append(node.name)
-                yield node.name
+        """Names of nodes that wait, each of which is the last rank from now on."""
+        for node in self.waiting():
+            self.names.append(node.name)
+            yield node.name
 
     def known(self, node: NodeRecord, number: int) -> RemoteRank:
         """A process of this number that was started on a node before."""
