@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
+from weakref import WeakSet
 
 from evener.errors import FolderInUse, InvalidInput
 
@@ -28,7 +30,25 @@ def lock_file(path: Path) -> IO[str] | None:
     except BlockingIOError:
         opened.close()
         return None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+    _held.add(opened)
     return opened
+
+
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""What a file system without locks says: a run there goes on as if nobody else were there."""
+_held: WeakSet[IO[str]] = WeakSet()
+
+
+def _let_go() -> None:
+    """A forked process, such as one that loads data, must not hold the lock longer than the process that has it."""
+    for opened in list(_held):
+        opened.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextmanager

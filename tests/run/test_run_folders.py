@@ -71,12 +71,37 @@ def test_a_rank_that_does_not_lead_needs_no_lock(tmp_path: Path) -> None:
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
-        FolderLock(tmp_path)
-        os.kill(os.getpid(), signal.SIGKILL)
+        with FolderLock(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert draft_names(tmp_path) == [".lock"]
     FolderLock(tmp_path).release()
     assert draft_names(tmp_path) == []
+
+
+def test_a_process_that_was_forked_does_not_hold_a_lock_longer_than_its_parent(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with FolderLock(tmp_path):
+            loader = os.fork()
+            if loader == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(writing, str(loader).encode())
+            time.sleep(60)
+            os._exit(0)
+    loader = int(os.read(reading, 100))
+    with pytest.raises(FolderInUse):
+        FolderLock(tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    try:
+        FolderLock(tmp_path).release()
+    finally:
+        os.kill(loader, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)
 
 
 @pytest.mark.parametrize(
