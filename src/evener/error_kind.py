@@ -13,7 +13,7 @@ from evener.schema import Part, Word, shown
 
 _MOST_KINDS = 8
 _MOST_FIELDS = 8
-_LARGEST_FIELD = 2**14
+_LARGEST_FIELD = 2**12
 """Bytes of an encoded field; a larger one does not travel."""
 _Field = Annotated[bytes, Meta(max_length=_LARGEST_FIELD)]
 

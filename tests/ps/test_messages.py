@@ -32,6 +32,9 @@ def unbounded(kind: mi.Type, path: str) -> Iterator[str]:
     elif isinstance(kind, mi.StrType):
         if kind.max_length is None and kind.pattern is None:
             yield path
+    elif isinstance(kind, mi.BytesType):
+        if kind.max_length is None:
+            yield path
     elif isinstance(kind, mi.IntType | mi.FloatType):
         if kind.le is None or (kind.ge is None and kind.gt is None):
             yield path

@@ -126,7 +126,7 @@ def _run_once(
         return on_event(event)
 
     was_stopped, trained, lost = False, list[int](), list[int]()
-    lone = _LoneRank(ranks, store, patience)
+    lone = _LoneRank(ranks, store, patience, elastic)
     try:
         was_stopped = _relay(processes, ranks, partial(show_event, store, show), patience, elastic, has_begun, lone)
         lost = _lost(ranks)
@@ -148,15 +148,24 @@ class _LoneRank:
         ranks: the processes.
         store: of the run.
         patience: seconds of silence that are borne.
+        elastic: sees who is silent as soon as there is a generation; None: nobody can go on without the rank.
     """
 
-    def __init__(self, ranks: Sequence[LocalProcess], store: SignedStore, patience: float) -> None:
-        self._ranks, self._store, self._patience = ranks, store, patience
+    def __init__(
+        self,
+        ranks: Sequence[LocalProcess],
+        store: SignedStore,
+        patience: float,
+        elastic: ElasticRanks[LocalProcess] | None,
+    ) -> None:
+        self._ranks, self._store, self._patience, self._elastic = ranks, store, patience, elastic
         self._listened = ListenedSeconds(patience, time.monotonic())
         self._progress = Progress(0.0)
 
     def look(self) -> None:
         """Called several times within the patience."""
+        if self._elastic is None or self._elastic.has_begun:
+            return
         running = [rank for rank, process in enumerate(self._ranks) if not process.has_ended]
         rank = running[0] if len(running) == 1 < len(self._ranks) else None
         count = 0 if rank is None else read_beat(self._store, rank)[0]
@@ -193,8 +202,7 @@ def _relay(
                         show(event)
             if elastic is not None:
                 elastic.govern()
-                if not elastic.has_begun:
-                    lone.look()
+            lone.look()
             failed = [rank for rank in ranks if (rank.failure or rank in gone) and _has_failed(rank, elastic)]
             if failed and deadline is None:
                 is_own = any(rank.failure and rank.failure.is_own for rank in failed)
