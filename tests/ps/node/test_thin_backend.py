@@ -10,8 +10,10 @@ import pytest
 from evener import autodiff as ad
 from evener.errors import InvalidInput
 from evener.ps.node.thin_backend import ThinBackend
+from evener.sync.layout import Flat
 from evener.sync.protocol import Adam, Sgd
 from evener.task import ThinTask
+from evener.tasks.thin import ThinNormalise
 
 
 def thin(optimizer: Any, rate: Any = None) -> Any:
@@ -74,3 +76,42 @@ def test_what_is_random_follows_the_seeds_alone() -> None:
     losses = [backend.backward(indices, 0, seeds) for seeds in [(1, 2), (1, 3), (2, 2), (1, 2)]]
     assert losses[0] == losses[3]
     assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "uint8"])
+def test_a_run_in_float64_computes_in_float64_whatever_the_data_are(kind: str) -> None:
+    random = np.random.default_rng(0)
+    rows = (100 * random.random((40, 6))).astype(kind)
+    targets = random.random((40, 1)).astype("float32")
+    backend = ThinBackend(_regression(rows, targets), 0, "fp64")
+    weight, bias = (backend.initial_weights().views()[f"1.{name}"] for name in ("weight", "bias"))
+    error = (rows.astype(np.float64) - 33.25) / 78.5 @ weight.T + bias - targets.astype(np.float64)
+    expected = float(np.square(error[:30]).mean())
+    backend.prepare(1)
+    assert backend.backward(np.arange(30), 0, (0,)) == pytest.approx(expected, rel=1e-14, abs=0)
+    assert backend.evaluate(0, 30)[0] == pytest.approx(30 * expected, rel=1e-14, abs=0)
+
+
+def test_a_run_in_float32_computes_in_float32_though_the_data_are_float64() -> None:
+    random = np.random.default_rng(0)
+    rows, targets = random.random((40, 6)), random.random((40, 1))
+    found = []
+    for kind in ("float32", "float64"):
+        backend = ThinBackend(_regression(rows.astype(kind), targets.astype(kind)), 0, "fp32")
+        backend.prepare(1)
+        gradient = Flat(backend.layout)
+        loss = backend.backward(np.arange(40), 0, (0,))
+        backend.save_gradients(gradient)
+        found.append((loss, backend.evaluate(0, 40), gradient.memory.tobytes()))
+    assert found[0] == found[1]
+
+
+def _regression(rows: Any, targets: Any) -> ThinTask:
+    return ThinTask(
+        model=lambda: ad.nn.Sequential(ThinNormalise(33.25, 78.5), ad.nn.Linear(6, 1)),
+        loss=ad.functional.mse_loss,
+        train_data=lambda: (rows, targets),
+        validation_data=lambda: (rows, targets),
+        optimizer=lambda parameters: ad.optim.SGD(parameters, lr=0.1),
+        has_accuracy=False,
+    )

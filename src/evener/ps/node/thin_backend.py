@@ -7,6 +7,7 @@ array, and leave it in one copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from evener.sync.protocol import Outer
 from evener.task import ThinTask
 
 _STATE, _KEPT = "state", "optimizer."
+_DTYPES = {"fp32": np.float32, "fp64": np.float64}
 _KINDS = {ad.optim.SGD: "SGD", ad.optim.Adam: "Adam", ad.optim.AdamW: "AdamW"}
 
 
@@ -45,8 +47,9 @@ class ThinBackend:
     synchronise: Callable[[], None] | None = None
 
     def __init__(self, task: ThinTask, seed: int, precision: str) -> None:
-        require(precision in ("fp32", "fp64"), "--precision", precision, "fp32 or fp64 without PyTorch")
-        self._task, self.name = task, task.name
+        require(precision in _DTYPES, "--precision", precision, "fp32 or fp64 without PyTorch")
+        self._task, self._seed, self.name = task, seed, task.name
+        self._dtype = np.dtype(_DTYPES[precision])
         self._train = task.train_data()
         self.num_samples = _count("training", self._train)
         self.has_accuracy = task.has_accuracy
@@ -60,6 +63,10 @@ class ThinBackend:
         self._memory = ad.Arena()
         self._num_steps = 1
         self._views: dict[int, tuple[Flat, Mapping[str, NDArray[Any]]]] = {}
+
+    def twin(self, precision: str) -> ThinBackend:
+        """Make another backend of the same task and data, with the first weights, which computes in `precision`."""
+        return ThinBackend(replace(self._task, train_data=lambda: self._train), self._seed, precision)
 
     @property
     def num_validation(self) -> int:
@@ -111,12 +118,16 @@ class ThinBackend:
         np.copyto(_only(into.parameters), self._optimizer.arena.gradients)
         self._save_buffers(into)
 
+    def batch(self, indices: NDArray[np.int64]) -> tuple[ad.Tensor, ad.Tensor]:
+        """Inputs and targets of these samples for training."""
+        return self._tensors(self._train, indices)
+
     def backward(self, indices: NDArray[np.int64], _epoch: int, seeds: tuple[int, ...]) -> float:
         """See `ModelBackend`."""
         ad.manual_seed(seeds)
         with self._memory:
             self._optimizer.zero_grad()
-            inputs, targets = (ad.from_numpy(array[indices]) for array in self._train)
+            inputs, targets = self.batch(indices)
             loss = self._task.loss(self.model(inputs), targets)
             loss.backward()
             return float(loss.item())
@@ -131,7 +142,7 @@ class ThinBackend:
         """See `ModelBackend`."""
         assert self._validation is not None
         with self._memory, ad.no_grad():
-            inputs, targets = (ad.from_numpy(array[first:stop]) for array in self._validation)
+            inputs, targets = self._tensors(self._validation, slice(first, stop))
             outputs = self.model(inputs)
             loss = float(self._task.loss(outputs, targets).item()) * (stop - first)
             if not self.has_accuracy:
@@ -160,6 +171,19 @@ class ThinBackend:
     @cached_property
     def _validation(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
         return self._task.validation_data() if self._task.validation_data else None
+
+    def _tensors(self, arrays: tuple[NDArray[Any], NDArray[Any]], chosen: Any) -> tuple[ad.Tensor, ad.Tensor]:
+        """The chosen samples of inputs and targets, in the precision of the model.
+
+        In fp64 inputs that are bytes are widened, too: arithmetic would make float32 of them.
+        """
+        inputs, targets = (self._in_precision(array[chosen]) for array in arrays)
+        if inputs.dtype == np.uint8 and self._dtype == np.float64:
+            inputs = inputs.astype(self._dtype)
+        return ad.from_numpy(inputs), ad.from_numpy(targets)
+
+    def _in_precision(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
 
     def _rates(self, step: int, num_steps: int) -> list[float]:
         """The learning rate of every group of parameters in `step`."""
