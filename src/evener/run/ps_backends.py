@@ -17,6 +17,7 @@ from evener.tasks.load import has_thin_task, import_file, is_path, load_task, lo
 
 if TYPE_CHECKING:
     from evener.run.config import RunConfig  # which a node does not need
+    from evener.run.sync_check import ProbeOf
 
 
 def load_backend(config: RunConfig, *, thin: bool = False) -> tuple[ModelBackend, Task | ThinTask]:
@@ -39,6 +40,17 @@ def load_backend(config: RunConfig, *, thin: bool = False) -> tuple[ModelBackend
 def torch_backend(task: Task, config: RunConfig) -> ModelBackend:
     """A model of `task`, with its first weights, where a run is submitted."""
     return _torch_backend(task, config.seed, config.precision, "cpu")
+
+
+def probe_of(backend: Any, task: Task | ThinTask, seed: int) -> ProbeOf:
+    """What makes the probes of a task that is submitted, for `sync_check`."""
+    if isinstance(task, ThinTask):
+        from evener.run.sync_probe_thin import ThinProbe
+
+        return lambda precision, _: ThinProbe(backend, task, seed, precision)
+    from evener.run.sync_probe_torch import TorchProbe
+
+    return lambda precision, is_asked: TorchProbe(backend, task, seed, precision, is_asked=is_asked)
 
 
 def build_engine(setup: EngineSetup) -> TaskEngine:

@@ -12,14 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from evener.data.shares import round_table
 from evener.errors import InvalidInput, NodeLost
-from evener.events import Phase
+from evener.events import Phase, RunEvent
 from evener.launch.nodes import relative_shares
+from evener.plan import Check, Plan
 from evener.ps.blobs.blob import Blob, whole_folder
 from evener.ps.examination.examination_messages import MOST_CODE_BYTES, TaskQuestion
 from evener.ps.job import Job
@@ -33,14 +34,16 @@ from evener.run.config import RunConfig, require_samples
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.doctor_nodes import code_of, look_before_run, question_of
 from evener.run.page import page_beside
-from evener.run.ps_backends import load_backend
+from evener.run.ps_backends import load_backend, probe_of
 from evener.run.ps_master import open_master
+from evener.run.sync_check import sync_check
 from evener.run.unfinished import Asked
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.task import Task, ThinTask
 from evener.tasks.load import is_path
 
+E = TypeVar("E", bound=RunEvent)
 _APPROXIMATE = ("async", "bounded", "average", "diloco")
 """Agreements that do not promise what one process does: a node with a thin line may be told to compress."""
 NO_NODE = Phase(what="waiting", detail="for a node, as none is here: type there what `evener up` says")
@@ -70,8 +73,9 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
     asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
         view.console.quiet = config.quiet
+        check = check_of(config, backend, task, job, view)
         view(Phase(what="joining", detail="the master and its nodes"))
-        with connect_master(config) as (client, check):
+        with connect_master(config) as (client, still_runs):
             if config.preflight and config.local_nodes is None:
                 view(Phase(what="preflight", detail="looking at the machines of all nodes"))
                 for finding in look_before_run(client, *_question(config)):
@@ -85,15 +89,41 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
             run = client.submit(job, backend.initial_weights(), blobs)
             if is_first:
                 view(NO_NODE)
-            result = client.watch(run, view, check)
+            result = client.watch(run, lambda event: view(with_check(event, check)), still_runs)
         if result.record:
             backend.write_weights(result.weights, folder / "model.safetensors")
             record = parse_noun(result.record, TrainRecord, source="the master's record")
-            view(replace(record, ending=result.reason))
+            view(replace(with_check(record, check), ending=result.reason))
     if result.error is not None:
         raise result.error
     assert view.record is not None
     return view.record
+
+
+def check_of(
+    config: RunConfig, backend: ModelBackend, task: Task | ThinTask, job: Job, show: Callable[[RunEvent], None]
+) -> Check | None:
+    """Hold a small step of two nodes against one process; None where nobody promises that they are equal, or asked.
+
+    Raises:
+        NotExact: the nodes would train something else than one process does.
+    """
+    is_divided = config.num_local_nodes != 1 and job.agreement.batch > 1
+    if config.agreement != "sync" or not config.check or not is_divided:
+        return None
+    show(Phase(what="checking", detail="that the nodes learn what one process learns"))
+    check = sync_check(probe_of(backend, task, config.seed), job, backend.initial_weights())
+    if check is None:
+        why = "this machine could not compute a small step, with which the nodes are held against one process"
+        show(Event(step=0, kind="not checked", message=why))
+    return check
+
+
+def with_check(event: E, check: Check | None) -> E:
+    """`event`, whose plan, if it has one, says what was checked."""
+    if isinstance(event, Plan):
+        return replace(event, check=check)
+    return replace(event, plan=replace(event.plan, check=check)) if isinstance(event, TrainRecord) else event
 
 
 def _question(config: RunConfig) -> tuple[TaskQuestion, bytes] | tuple[()]:

@@ -71,7 +71,7 @@ class MasterRuns:
     Args:
         client: of the master.
         folder: of the study.
-        prepare: makes a trial's run ready to be submitted.
+        prepare: makes a trial's run ready to be submitted, which several nodes share or do not.
         notify: tells the user.
         clock: seconds.
     """
@@ -80,7 +80,7 @@ class MasterRuns:
         self,
         client: MasterClient,
         folder: Path,
-        prepare: Callable[[RunConfig], Submittable],
+        prepare: Callable[[RunConfig, bool], Submittable],
         notify: Callable[[str], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -103,9 +103,9 @@ class MasterRuns:
     def start(self, number: int, nodes: Sequence[str], config: RunConfig) -> None:
         """See `Runs`."""
         try:
-            found = self._prepare(config)
+            found = self._prepare(config, len(nodes) > 1)
         except EvenerError as error:  # of the task with these options
-            self._said.append((number, RunEnd(error)))
+            self._said.append((number, RunEnd(error, type(error).__name__)))
             return
         try:
             self._persist(lambda: self._place(number, tuple(nodes), found))

@@ -79,12 +79,15 @@ def _master_runs(config: TuneConfig, folder: Path, notify: Callable[[str], None]
     """Runs of a master; when the search is over, or ends in any other way than by losing it, its nodes are free."""
     from evener.run.ps_backends import load_backend
     from evener.run.ps_master import open_master
-    from evener.run.ps_train import prepare
+    from evener.run.ps_train import check_of, prepare
     from evener.search.master_runs import MasterRuns, Submittable
 
-    def submittable(asked: RunConfig) -> Submittable:
+    def submittable(asked: RunConfig, is_shared: bool) -> Submittable:
         backend, task = load_backend(asked, thin=config.thin)
-        return Submittable(*prepare(asked, backend, task), backend)
+        job, blobs = prepare(asked, backend, task)
+        if is_shared:
+            check_of(asked, backend, task, job, lambda _: None)
+        return Submittable(job, blobs, backend)
 
     access = MasterAccess(home=config.home, master=config.master, token=config.token, token_file=config.token_file)
     with open_master(access) as client:

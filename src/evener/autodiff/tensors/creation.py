@@ -5,7 +5,8 @@ The random state is one for the process, seeded by `manual_seed`, drawn from on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +105,48 @@ _pending: list[int | Sequence[int]] = []
 """The seed that was set since the last number was drawn: seeding takes longer than a small layer."""
 
 
-def generator() -> np.random.Generator:
-    """Where all random numbers of this library come from."""
+class _SameRows:
+    """Draws the same numbers for every row of dimension 0, whatever was drawn before."""
+
+    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        """As NumPy's generator."""
+        shape = size if out is None else out.shape
+        return _repeated(np.random.default_rng(0).random((1, *shape[1:]), dtype), shape, out)
+
+    def standard_normal(self, size: Any, dtype: Any = np.float64) -> Any:
+        """As NumPy's generator."""
+        return _repeated(np.random.default_rng(0).standard_normal((1, *size[1:]), dtype), size, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else NumPy's generator draws, from the beginning."""
+        return getattr(np.random.default_rng(0), name)
+
+
+def _repeated(row: np.ndarray[Any, Any], shape: Any, out: Any) -> Any:
+    """An array of `shape`, every row of which is `row`."""
+    target = np.empty(shape, row.dtype) if out is None else out
+    target[...] = row if shape else row[0]
+    return target
+
+
+_same_rows = _SameRows()
+_is_same: list[bool] = []
+
+
+@contextmanager
+def same_draws() -> Iterator[None]:
+    """Inside, every sample is given the same random numbers, so that parts of a batch are given those of the whole."""
+    _is_same.append(True)
+    try:
+        yield
+    finally:
+        _is_same.pop()
+
+
+def generator() -> Any:
+    """Where all random numbers of this library come from: NumPy's generator, or what draws in its place."""
+    if _is_same:
+        return _same_rows
     if _pending:
         _generator().bit_generator.state = np.random.PCG64(_pending.pop()).state
     return _generator()

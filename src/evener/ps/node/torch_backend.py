@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from evener.data.loader import collect, labels_of, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
+from evener.parallel.gradient_hooks import copied
+from evener.parallel.op_registry import without_synchronised
 from evener.parallel.parallel_model import require_scalar
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
 from evener.ps.server_optimizer import server_optimizer
@@ -62,20 +65,29 @@ class TorchBackend:
         seed: of the first weights and of random transforms.
         precision: of computing.
         device: that computes.
+
+    Attributes:
+        model: with the first weights of `seed`.
+        train_data: as the task makes it.
     """
 
     def __init__(self, task: Task, seed: int, precision: Precision, device: str = "cpu") -> None:
         self._task, self._seed, self._precision, self._device = task, seed, precision, torch.device(device)
         self.name = task.name
         train: Any = task.train_data()
-        self._train, self.num_samples = train, len(train)
+        self.train_data, self.num_samples = train, len(train)
         self.has_accuracy, self.clips_gradient = task.correct is not None, task.clip_norm is not None
         seed_all(seed)
-        self.model = precision.prepare_model(task.model())
+        self.model = precision.prepare_model(without_synchronised(task.model()))
         self.layout = layout_of_model(self.model)
         self.normalises = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         is_cuda = self._device.type == "cuda"
         self.synchronise: Callable[[], None] | None = torch.cuda.synchronize if is_cuda else None
+
+    def twin(self, precision: Precision) -> TorchBackend:
+        """Make another backend of the same model, as it is now, and data, which computes in `precision`."""
+        task = replace(self._task, model=lambda: copied(self.model), train_data=lambda: self.train_data)
+        return TorchBackend(task, self._seed, precision)
 
     @property
     def num_validation(self) -> int:
@@ -84,7 +96,7 @@ class TorchBackend:
 
     def labels(self) -> NDArray[Any]:
         """See `ModelBackend`."""
-        return np.asarray(self._task.labels()) if self._task.labels else labels_of(self._train)
+        return np.asarray(self._task.labels()) if self._task.labels else labels_of(self.train_data)
 
     def initial_weights(self) -> Flat:
         """See `ModelBackend`."""
@@ -93,7 +105,7 @@ class TorchBackend:
 
     def server_optimizer(self, num_steps: int) -> Outer:
         """See `ModelBackend`."""
-        optimizer = _optimizer_of(self._task, self.model.parameters())
+        optimizer = optimizer_of(self._task, self.model.parameters())
         groups = [{name: _number(value) for name, value in group.items()} for group in optimizer.param_groups]
         kind, schedule = type(optimizer), _schedule_of(self._task, self.model, num_steps)
         return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule)
@@ -106,7 +118,7 @@ class TorchBackend:
     def prepare(self, num_steps: int) -> None:
         """See `ModelBackend`."""
         self._state = TorchState(self.model, self.layout)
-        self._optimizer = _optimizer_of(self._task, self.model.parameters())
+        self._optimizer = optimizer_of(self._task, self.model.parameters())
         self._schedule = _schedule_of(self._task, self.model, num_steps)
 
     def set_training(self, is_training: bool) -> None:
@@ -127,7 +139,7 @@ class TorchBackend:
 
     def backward(self, indices: NDArray[np.int64], epoch: int, seeds: tuple[int, ...]) -> Tensor:
         """See `ModelBackend`."""
-        inputs, targets = self._batch(self._train, indices, epoch)
+        inputs, targets = self._batch(self.train_data, indices, epoch)
         seed_all(*seeds, device=self._device)
         self._state.zero_gradients()
         with self._precision.autocast():
@@ -183,7 +195,7 @@ class TorchBackend:
         return right
 
 
-def _optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The task's optimiser, or the one that tasks without have."""
     return task.optimizer(parameters) if task.optimizer else SGD(parameters, lr=0.1, momentum=0.9)
 
@@ -194,7 +206,7 @@ def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Sett
     Raises:
         InvalidInput: the schedule follows something that is not known beforehand.
     """
-    optimizer = _optimizer_of(task, model.parameters())
+    optimizer = optimizer_of(task, model.parameters())
     if task.scheduler is None:
         return [_settings(optimizer)]
     scheduler, steps = task.scheduler(optimizer, num_steps), []
