@@ -13,13 +13,13 @@ from exact.recipe import Recipe, recipe_of
 
 
 class Samples(Dataset[Any]):
-    """The samples of a recipe's first batch."""
+    """The samples of one of a recipe's batches."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._batch = recipe.batch(0, BATCH)
+    def __init__(self, recipe: Recipe, number: int = 0, count: int = BATCH) -> None:
+        self._batch, self._count = recipe.batch(number, count), count
 
     def __len__(self) -> int:
-        return BATCH
+        return self._count
 
     def __getitem__(self, index: int) -> Any:
         return map_tensors(self._batch, lambda tensor: tensor[index])

@@ -103,7 +103,7 @@ def difference(parts: Sequence[Outcome], expected: Outcome) -> str:
     weights = parts[0].weights
     if weights.keys() != expected.weights.keys():
         found.append(f"state has {sorted(weights.keys() ^ expected.weights.keys())[:3]} too many or too few")
-    worst = [(_off(weights[name], one), name) for name, one in expected.weights.items() if name in weights]
+    worst = [(off(weights[name], one), name) for name, one in expected.weights.items() if name in weights]
     wrong = sorted(((off, name) for off, name in worst if not off <= TOLERANCE), reverse=True)
     found += [f"{name} off by {off:.1e}" for off, name in wrong[:2]]
     if len(wrong) > 2:
@@ -121,13 +121,13 @@ def _outputs_differ(
         own = [row[1][i] for row in rows]
         if len(own) > 1 and (whole.dim() == 0 or len(whole) != samples):
             continue  # of all samples together: no replica has it
-        off = _off(torch.cat(own) if len(own) > 1 else own[0], whole)
+        off = off(torch.cat(own) if len(own) > 1 else own[0], whole)
         if not off <= TOLERANCE:
             return [f"{what} off by {off:.1e}"]
     return []
 
 
-def _off(found: Tensor, expected: Tensor) -> float:
+def off(found: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest number, at least 1; infinite for other shapes."""
     if found.shape != expected.shape:
         return float("inf")

@@ -162,7 +162,7 @@ def test_without_pytorch_thin_tasks_are_submitted_and_computed_and_others_refuse
         assert [node["name"] for node in summary["nodes"]] == ["thin"]
         with safe_open(ps.folder / "digits" / "model.safetensors", framework="numpy") as weights:
             assert "0.weight" in set(weights.keys())
-        result = ps.evener("train", TINY, "--agreement", "sync", "--home", str(ps.home))
+        result = ps.evener("train", TINY, "--agreement", "average", "--home", str(ps.home))
         assert result.returncode == 3
         sentence = "node thin cannot take part: task tiny has no thin twin, so this node needs PyTorch: pip install"
         assert sentence in result.stderr

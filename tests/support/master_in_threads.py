@@ -25,6 +25,7 @@ from evener.ps.master import Master
 from evener.ps.master_client import MasterClient
 from evener.ps.messages import Header
 from evener.ps.node.acceptance import Acceptance
+from evener.ps.node.engine import Build
 from evener.ps.node.node import Node
 from evener.ps.node.worker_session import NodeConfig
 from evener.ps.results import RunResult
@@ -53,6 +54,7 @@ class Stand:
     """A node in a thread."""
 
     accepts = Acceptance()
+    speed = 1.0
 
     def __init__(self, plane: Plane, name: str, mood: Mood, data: Path | None = None) -> None:
         self.plane, self.name, self.mood = plane, name, mood
@@ -66,6 +68,10 @@ class Stand:
         self.thread = threading.Thread(target=self._run, name=f"node {name}")
         self.thread.start()
 
+    def build(self) -> Build:
+        """What makes the node's engines."""
+        return build(self.mood)
+
     def cut(self) -> None:
         """Break the connection, as a network does."""
         self.connections[-1]._transport.sock.shutdown(socket.SHUT_RDWR)
@@ -75,12 +81,12 @@ class Stand:
         abilities = NodeConfig(
             self.name,
             "cpu",
-            1.0,
+            self.speed,
             self._data,
             cache,
             VERSIONS,
             lambda: self._measured,
-            build(self.mood),
+            self.build(),
             accepts=self.accepts,
         )
         try:
@@ -126,9 +132,11 @@ class Plane:
             caller.connect(self.address.path)  # so that something happens there, unless it has ended already
         self._serving.join(WAIT_SECONDS)
 
-    def join(self, name: str, mood: Mood | None = None, data: Path | None = None) -> Stand:
+    def join(
+        self, name: str, mood: Mood | None = None, data: Path | None = None, kind: type[Stand] = Stand
+    ) -> Stand:
         """Another node, which has joined when this returns."""
-        stand = Stand(self, name, mood or Mood(), data)
+        stand = kind(self, name, mood or Mood(), data)
         self.nodes.append(stand)
         wait_until(lambda: self._is_measured(name) or stand.error, f"that {name} joins")
         return stand
