@@ -70,6 +70,8 @@ VERSIONS = Versions("benchmark", platform.python_version(), "")
 class ConstantEngine:
     """A gradient of ones, whatever the weights."""
 
+    unused: tuple[int, ...] = ()
+
     def __init__(self, layout: StateLayout) -> None:
         self.layout = layout
 

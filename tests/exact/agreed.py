@@ -31,7 +31,7 @@ from evener.run.ps_backends import torch_backend
 from evener.run.ps_train import check_of, prepare
 from evener.task import Task
 from evener.tracer.nested import call
-from exact.recipe import KINDS, Recipe, recipe_of, recipes_of
+from exact.recipe import KINDS, recipe_of, recipes_of
 from exact.recipe_task import Samples
 from exact.runs import SEED
 from exact.verdicts import BY_CHECK, TOLERANCE, VERDICTS, Verdict, off
@@ -232,7 +232,9 @@ def main() -> None:
     parser.add_argument("--agreement", default="sync", choices=list(AGREEMENTS))
     parser.add_argument("--nodes", type=int, default=3)
     words = parser.parse_args()
-    names = [one for what in words.what for one in ([what] if "/" in what else [f"{what}/{r}" for r in recipes_of(what)])]
+    names = [
+        one for what in words.what for one in ([what] if "/" in what else [f"{what}/{r}" for r in recipes_of(what)])
+    ]
     begun, found = time.perf_counter(), list[Verdict]()
     for verdict in judged(names, words.agreement, words.nodes):
         found.append(verdict)

@@ -121,9 +121,9 @@ def _outputs_differ(
         own = [row[1][i] for row in rows]
         if len(own) > 1 and (whole.dim() == 0 or len(whole) != samples):
             continue  # of all samples together: no replica has it
-        off = off(torch.cat(own) if len(own) > 1 else own[0], whole)
-        if not off <= TOLERANCE:
-            return [f"{what} off by {off:.1e}"]
+        apart = off(torch.cat(own) if len(own) > 1 else own[0], whole)
+        if not apart <= TOLERANCE:
+            return [f"{what} off by {apart:.1e}"]
     return []
 
 

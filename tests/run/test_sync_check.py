@@ -108,7 +108,14 @@ EQUAL: dict[str, dict[str, Any]] = {
     "a mean of all samples that nobody uses in the same step": {
         "model": lambda: Parts(lambda model, x: (moves_mean(model, x), x)[1])
     },
-    "a parameter that is not used": {"model": Parts, "optimizer": lambda parameters: SGD(parameters, lr=0.1)},
+    "a parameter that is not used, with momentum and weight decay": {
+        "model": Parts,
+        "optimizer": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
+    },
+    "a parameter that is not used, with AdamW": {
+        "model": Parts,
+        "optimizer": lambda parameters: AdamW(parameters, lr=0.01),
+    },
 }
 DIFFERENT: dict[str, dict[str, Any]] = {
     "BatchNorm": {"model": network(nn.BatchNorm1d(12))},
@@ -124,10 +131,6 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "a root of the mean": {"loss": lambda outputs, targets: F.cross_entropy(outputs, targets).sqrt()},
     "counting calls": {"model": lambda: Parts(counts_calls)},
     "counting steps in a buffer": {"model": lambda: Parts(counts_steps)},
-    "weight decay of what is not used": {
-        "model": Parts,
-        "optimizer": lambda parameters: SGD(parameters, lr=0.1, weight_decay=0.01),
-    },
     "a model of batches of a fixed size": {"model": lambda: Parts(lambda _, x: x + torch.zeros(32, CLASSES))},
     "a model of batches of an even size": {"model": lambda: Parts(lambda _, x: x.view(-1, 4, CLASSES).view(-1, 3))},
 }

@@ -119,6 +119,8 @@ class Mood:
 class LinearEngine:
     """See the first line."""
 
+    unused: tuple[int, ...] = ()
+
     def __init__(self, setup: EngineSetup, mood: Mood) -> None:
         mood.made += 1
         mood.code, mood.data = setup.code, setup.data

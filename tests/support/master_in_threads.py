@@ -132,9 +132,7 @@ class Plane:
             caller.connect(self.address.path)  # so that something happens there, unless it has ended already
         self._serving.join(WAIT_SECONDS)
 
-    def join(
-        self, name: str, mood: Mood | None = None, data: Path | None = None, kind: type[Stand] = Stand
-    ) -> Stand:
+    def join(self, name: str, mood: Mood | None = None, data: Path | None = None, kind: type[Stand] = Stand) -> Stand:
         """Another node, which has joined when this returns."""
         stand = kind(self, name, mood or Mood(), data)
         self.nodes.append(stand)

@@ -67,6 +67,8 @@ def gradient(state: dict[str, Array], x: Array, labels: Array) -> tuple[float, d
 class NumpyEngine:
     """An engine on `problem`; its local steps are plain SGD with learning rate `rate`."""
 
+    unused: tuple[int, ...] = ()
+
     def __init__(self, problem: Problem, batch: int = 8, rate: float = 0.1) -> None:
         self.layout = problem.layout
         self._problem, self._batch, self._rate = problem, batch, rate

@@ -7,7 +7,7 @@ loads it: the result of a run does not depend on the division. The training's ow
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
@@ -39,6 +39,16 @@ def labels_of(dataset: Dataset[Any]) -> NDArray[Any]:
             f"class-balanced shares need the class of every sample, and {kind} has no `targets`: set Task.labels"
         )
     return np.asarray(targets)
+
+
+def count_samples(data: Dataset[Any]) -> int:
+    """Samples of a map-style data set. Raises InvalidInput: it is none."""
+    if isinstance(data, IterableDataset) or not isinstance(data, Sized):
+        raise InvalidInput(
+            f"{type(data).__name__} has no len(), or no samples by number: streams are trained by a BatchTask, or by a "
+            "program that calls evener.join()"
+        )
+    return len(data)
 
 
 _PREFETCH = 2

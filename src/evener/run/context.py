@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +12,13 @@ import msgspec
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from evener.comm.group import Group
 from evener.comm.joining import join_group
 from evener.comm.step_timing import StepTimer
 from evener.data.alike import require_same_data
-from evener.data.loader import collect, seed_all, split_batch
+from evener.data.loader import collect, count_samples, seed_all, split_batch
 from evener.errors import InvalidInput
 from evener.events import Phase
 from evener.launch.preflight import require_fit
@@ -118,7 +118,7 @@ class RankContext:
     @property
     def num_samples(self) -> int:
         """For training."""
-        return _count(self.train_data)
+        return count_samples(self.train_data)
 
     def samples(self, count: int) -> tuple[Any, Any]:
         """Inputs and targets of so many of the run's samples, in its precision, on the CPU."""
@@ -151,7 +151,7 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
     arithmetic = Arithmetic(config.precision, env.device)
     batch_size, epochs = config.sizes_of(task, given)
     train_data = task.train_data()
-    require_samples(batch_size, _count(train_data))
+    require_samples(batch_size, count_samples(train_data))
     is_divided_later = (given.strategy if given else config.strategy).startswith("pipeline")
     seed_all(config.seed)
     return RankContext(
@@ -168,16 +168,6 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
         validation_data=task.validation_data() if task.validation_data else None,
         make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
     )
-
-
-def _count(data: Dataset[Any]) -> int:
-    """Samples of a map-style data set. Raises InvalidInput: it is none."""
-    if isinstance(data, IterableDataset) or not isinstance(data, Sized):
-        raise InvalidInput(
-            f"{type(data).__name__} has no len(), or no samples by number: streams are trained by a BatchTask, or by a "
-            "program that calls evener.join()"
-        )
-    return len(data)
 
 
 def require_same_material(context: RankContext) -> None:

@@ -33,7 +33,7 @@ from evener.run.array_differences import (
 )
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat, flat_of
-from evener.sync.messages import Answer, Lease, SampleRange
+from evener.sync.messages import Answer, Lease, Push, SampleRange
 from evener.sync.threads import ThreadPool
 from evener.sync.update import Merging
 from evener.sync.weights import CommonWeights
@@ -202,20 +202,22 @@ class _Nodes:
         except Exception as error:
             raise NotExact(_failed(error)) from error
         Merging(self._merged, [flat for _, flat in pairs], sizes, self._cores).finish()
+        pushes = [push for push, _ in pairs]
         gradients = {name: array for name, array in _arrays(self._merged).items() if name in self._parameters}
-        self._common.update(self._merged)
-        loss = sum(loss * size for (loss, _), size in zip(pairs, sizes, strict=True)) / sum(sizes)
+        self._common.update(self._merged, frozenset.intersection(*(frozenset(push.unused) for push in pushes)))
+        losses = [float("nan") if push.loss is None else push.loss for push in pushes]
+        loss = sum(one * size for one, size in zip(losses, sizes, strict=True)) / sum(sizes)
         return StepArrays(loss, gradients, _arrays(self._common.weights))
 
-    def _work(self, replica: WorkerReplica, positions: NDArray[np.int64]) -> tuple[float, Flat]:
-        """The loss and the contribution of one node, which is valid until its next work."""
+    def _work(self, replica: WorkerReplica, positions: NDArray[np.int64]) -> tuple[Push, Flat]:
+        """What one node says of its contribution, and that, which is valid until its next work."""
         version = self._common.version
         answer = Answer(version=version, answers=version - 1 if version else None, contents="weights")
         replica.take(answer, self._common.lend())
         samples = SampleRange(epoch=0, ranges=tuple((int(position), 1) for position in positions))
         with self._probe.drawing():
             push, image = replica.work(Lease(number=version, version=version, samples=samples))
-        return float("nan") if push.loss is None else push.loss, Flat(self._merged.layout, as_bytes(image))
+        return push, Flat(self._merged.layout, as_bytes(image))
 
     @property
     def _parameters(self) -> set[str]:

@@ -38,6 +38,7 @@ class Received(msgspec.Struct, frozen=True):
         loss: mean over the samples, if it is known.
         page: the contribution itself.
         num_bytes: in which it came.
+        unused: places in the layout of parameters that it did not reach.
     """
 
     worker: WorkerRecord
@@ -47,6 +48,7 @@ class Received(msgspec.Struct, frozen=True):
     loss: float | None
     page: Buffer
     num_bytes: int
+    unused: frozenset[int] = frozenset()
 
 
 class Aggregator:
@@ -228,7 +230,8 @@ class Aggregator:
 
     def _advance(self, kept: Sequence[Received]) -> Update:
         version, staleness = self.common.version, dict[str, int]()
-        self.common.update(kept[0].page.flat if len(kept) == 1 else self._merged)
+        unused = frozenset.intersection(*(one.unused for one in kept))
+        self.common.update(kept[0].page.flat if len(kept) == 1 else self._merged, unused)
         epoch = num_samples = known = 0
         loss = 0.0
         for one in kept:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from evener.schema import Count, Loss, Part, Seconds, Text
 from evener.sync.protocol import Compression
 
+MAX_UNUSED = 8192
+"""Parameters that one contribution may name."""
 Verdict = Literal["applied", "refused", "duplicate", "late"]
 Range = tuple[Count, Count]
 """First position and number of positions."""
@@ -65,11 +68,13 @@ class Push(Part, frozen=True, kw_only=True, array_like=True):
         number: of the lease that it answers.
         seconds: that the work took, without waiting and sending.
         loss: mean over the samples; None if it is not finite, or too large to be summed.
+        unused: places in the layout of parameters that the gradient did not reach.
     """
 
     number: Count
     seconds: Seconds
     loss: Loss | None = None
+    unused: Annotated[tuple[Count, ...], Meta(max_length=MAX_UNUSED)] = ()
 
 
 class Answer(Part, frozen=True, kw_only=True, array_like=True):

@@ -208,7 +208,9 @@ class ParameterServer:
         num_samples = lease.samples.num_samples
         seconds = worker.speed.observe(num_samples, push.seconds, seen)
         page = self._buffers.take(name)
-        return self._schedule.contribute(Received(worker, lease, num_samples, seconds, push.loss, page, num_bytes))
+        return self._schedule.contribute(
+            Received(worker, lease, num_samples, seconds, push.loss, page, num_bytes, frozenset(push.unused))
+        )
 
     def _fits(self, worker: WorkerRecord, num_bytes: int) -> bool:
         return self._buffers.fits(num_bytes, is_thin=worker.thin_since is not None)

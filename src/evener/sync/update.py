@@ -16,13 +16,14 @@ somebody still reads the present ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import isfinite, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
-from evener.sync.layout import Flat, Floats, StateLayout
+from evener.sync.layout import SECTIONS, Flat, Floats, StateLayout
 from evener.sync.protocol import Adam, Outer, Sgd, rate_at
 from evener.sync.threads import BLOCK_BYTES, ThreadPool
 
@@ -133,14 +134,20 @@ class Optimiser:
         self._outer, self._cores = outer, cores
         names = _remembered(outer)
         self._states: list[State] = [tuple(np.zeros_like(p) for _ in names) for p in Flat(layout).parameters]
+        self._pieces = _pieces_of(layout)
+        self._skipped = np.zeros(len(layout.entries))
         self.arrays: Mapping[str, Floats] = {
             f"{name}.{array.dtype.name}": array
             for state in self._states
             for name, array in zip(names, state, strict=True)
         }
+        if isinstance(outer, Adam):  # which counts the steps of every parameter
+            self.arrays = {**self.arrays, "skipped.float64": self._skipped}
         """What it remembers, by name: to be saved, or overwritten from what was saved."""
 
-    def step(self, version: int, weights: Flat, change: Flat, into: Flat) -> None:
+    def step(
+        self, version: int, weights: Flat, change: Flat, into: Flat, unused: Collection[int] = frozenset()
+    ) -> None:
         """Write the weights of `version` + 1.
 
         Parameters go down the (pseudo-)gradient; statistics down their mean change; counters up by all increments.
@@ -150,14 +157,33 @@ class Optimiser:
             weights: the present ones.
             change: the merged contribution; is left as it is.
             into: where the next ones are written, perhaps `weights` itself.
+            unused: places in the layout of parameters that have no gradient: they stay as they are, and so does what
+                is remembered of them, as PyTorch has it.
         """
-        rule = _rule(self._outer, version)
-        arrays = zip(weights.parameters, change.parameters, self._states, into.parameters, strict=True)
-        for source, gradient, state, target in arrays:
-            self._pass(rule, source, gradient, state, target)
+        if unused or self._skipped.any():
+            self._step_by_piece(version, weights, change, into, unused)
+        else:
+            rule = _rule(self._outer, version, 0)
+            arrays = zip(weights.parameters, change.parameters, self._states, into.parameters, strict=True)
+            for source, gradient, state, target in arrays:
+                self._pass(rule, source, gradient, state, target)
         for source, down, target in zip(weights.statistics, change.statistics, into.statistics, strict=True):
             np.subtract(source, down, out=target)
         np.add(weights.counters, change.counters, out=into.counters)
+
+    def _step_by_piece(self, version: int, weights: Flat, change: Flat, into: Flat, unused: Collection[int]) -> None:
+        """Make a step of every parameter by itself, or none."""
+        for piece in self._pieces:
+            source, gradient, target = (
+                one.parameters[piece.array][piece.start : piece.stop] for one in (weights, change, into)
+            )
+            if piece.place in unused:
+                np.copyto(target, source)
+                self._skipped[piece.place] += 1
+                continue
+            state = tuple([one[piece.start : piece.stop] for one in self._states[piece.array]])
+            rule = _rule(self._outer, version, int(self._skipped[piece.place]))
+            self._pass(rule, source, gradient, state, target)
 
     def _pass(self, rule: Rule, source: Floats, gradient: Floats, state: State, target: Floats) -> None:
         def block(thread: int, a: int, b: int) -> None:
@@ -174,9 +200,33 @@ def _remembered(outer: Outer) -> tuple[str, ...]:
     return ("momentum",) if outer.momentum else ()
 
 
-def _rule(outer: Outer, version: int) -> Rule:
+class _Piece(NamedTuple):
+    """A parameter: its place in the layout, the number of its array among those of parameters, and its part of that."""
+
+    place: int
+    array: int
+    start: int
+    stop: int
+
+
+def _pieces_of(layout: StateLayout) -> list[_Piece]:
+    found: list[_Piece] = []
+    parameters = [(index, entry) for index, entry in enumerate(layout.entries) if entry.kind == "parameter"]
+    dtypes = [dtype for dtype, kind in SECTIONS if kind == "parameter"]
+    used = [dtype for dtype in dtypes if any(entry.dtype == dtype and entry.size for _, entry in parameters)]
+    for array, dtype in enumerate(used):
+        start = 0
+        for index, entry in parameters:
+            if entry.dtype == dtype:
+                found.append(_Piece(index, array, start, start + entry.size))
+                start += entry.size
+    return found
+
+
+def _rule(outer: Outer, version: int, skipped: int) -> Rule:
+    """The rule of the update of `version`, of a parameter that had no gradient in so many updates."""
     rate = rate_at(outer.learning_rate, version)
-    return partial(_adam, outer, rate, version + 1) if isinstance(outer, Adam) else partial(_sgd, outer, rate)
+    return partial(_adam, outer, rate, version + 1 - skipped) if isinstance(outer, Adam) else partial(_sgd, outer, rate)
 
 
 def _sgd(rule: Sgd, rate: float, w: Floats, g: Floats, state: State, out: Floats, s: Floats, t: Floats) -> None:

@@ -90,13 +90,13 @@ class CommonWeights:
         """The present weights to read, which stay as they are while this is held."""
         return self._present.lend()
 
-    def update(self, change: Flat) -> None:
-        """Make the next version."""
+    def update(self, change: Flat, unused: frozenset[int] = frozenset()) -> None:
+        """Make the next version; parameters at the places `unused` stay as they are."""
         present = self._present
         if present.is_lent:
             self._present = self._pool.take()
             self._pool.put_back(present)
-        self.optimiser.step(self.version, present.flat, change, into=self._present.flat)
+        self.optimiser.step(self.version, present.flat, change, into=self._present.flat, unused=unused)
         self.version += 1
 
     def resume(self, version: int, optimiser: Mapping[str, Floats]) -> None:

@@ -12,7 +12,7 @@ from evener.errors import require
 from evener.schema import summable
 from evener.sync.compression import Bytes, Compressor, as_bytes, compressor_for
 from evener.sync.layout import Flat, StateLayout
-from evener.sync.messages import Answer, Lease, Push
+from evener.sync.messages import MAX_UNUSED, Answer, Lease, Push
 from evener.sync.protocol import SyncProtocol
 from evener.sync.threads import ThreadPool
 
@@ -23,6 +23,11 @@ class Engine(Protocol):
     @property
     def layout(self) -> StateLayout:
         """Of the model's state."""
+        ...
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """Places in the layout of parameters that the last `gradient` did not reach: no optimiser is to move them."""
         ...
 
     def load(self, weights: Flat) -> None:
@@ -130,17 +135,17 @@ class WorkerReplica:
         begun = self._clock()
         if self._agreement.contribution == "gradient":
             loss = self._engine.gradient(lease, change)
-            seconds = self._clock() - begun
+            seconds, unused = self._clock() - begun, self._engine.unused
             for before, after in zip(self._local.statistics, change.statistics, strict=True):
                 np.subtract(before, after, out=after)
             np.subtract(change.counters, self._local.counters, out=change.counters)
         else:
             loss = self._engine.local_steps(lease, self._after)
-            seconds = self._clock() - begun
+            seconds, unused = self._clock() - begun, ()
             _difference(self._local, self._after, change)
             self._local, self._after = self._after, self._local
         self.underway[lease.number] = change
-        push = Push(number=lease.number, seconds=max(0.0, seconds), loss=summable(loss))
+        push = Push(number=lease.number, seconds=max(0.0, seconds), loss=summable(loss), unused=unused[:MAX_UNUSED])
         return push, self._packed(change)
 
     def _packed(self, change: Flat) -> memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from evener.data.loader import seed_all
 from evener.errors import InvalidInput, InvalidValue
@@ -60,17 +61,20 @@ def test_a_lone_sample_is_learned_from_though_batch_norm_refuses_one() -> None:
 
 
 def task(**changes: Any) -> Task:
-    return Task(
-        model=lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)),
-        loss=torch.nn.functional.mse_loss,
-        train_data=lambda: TensorDataset(torch.zeros(4, 2), torch.zeros(4, 1)),
-        **changes,
-    )
+    words: dict[str, Any] = {
+        "model": lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)),
+        "loss": torch.nn.functional.mse_loss,
+        "train_data": lambda: TensorDataset(torch.zeros(4, 2), torch.zeros(4, 1)),
+    }
+    return Task(**{**words, **changes})
+
+
+def backend(**changes: Any) -> TorchBackend:
+    return TorchBackend(task(**changes), 0, Arithmetic("fp32", torch.device("cpu")))
 
 
 def server(**changes: Any) -> Any:
-    arithmetic = Arithmetic("fp32", torch.device("cpu"))
-    return TorchBackend(task(**changes), 0, arithmetic).server_optimizer(3)
+    return backend(**changes).server_optimizer(3)
 
 
 def groups(model: Any) -> list[dict[str, Any]]:
@@ -109,3 +113,54 @@ def test_a_schedule_of_a_group_s_own_is_refused_though_the_groups_begin_alike() 
 def test_a_schedule_that_is_not_known_beforehand_is_a_sentence() -> None:
     with pytest.raises(InvalidInput, match="before the run with --agreement: ReduceLROnPlateau is not"):
         server(scheduler=lambda optimizer, _: ReduceLROnPlateau(optimizer))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "data without a length": {"train_data": Stream},
+    "a model without shapes": {"model": lambda: torch.nn.LazyLinear(1)},
+    "sparse gradients": {
+        "model": lambda: torch.nn.EmbeddingBag(3, 1, sparse=True),
+        "optimizer": lambda parameters: torch.optim.SparseAdam(parameters),
+    },
+}
+
+
+@pytest.mark.parametrize("changes", REFUSED.values(), ids=REFUSED.keys())
+def test_a_task_that_nodes_cannot_agree_on_is_refused_where_it_is_submitted(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        backend(**changes)
+
+
+class Half(torch.nn.Module):
+    """Uses one of two layers, and the other one in every third batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare, self.calls = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        output: torch.Tensor = self.used(x) + (self.spare(x) if self.calls % 3 == 0 else 0)
+        return output
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_local_steps_leave_a_parameter_without_a_gradient_as_it_is_as_pytorch_does(kind: Any) -> None:
+    made = backend(model=Half, optimizer=lambda parameters: kind(parameters, lr=0.1, weight_decay=0.1))
+    plain = copy.deepcopy(made.model)
+    optimizer, indices = kind(plain.parameters(), lr=0.1, weight_decay=0.1), np.arange(4)
+    made.prepare(8)
+    for number in range(8):
+        made.backward(indices, 0, (0, number))
+        assert made.unused == (() if number % 3 == 2 else (2, 3))
+        made.step(number)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(plain(torch.zeros(4, 2)), torch.zeros(4, 1)).backward()
+        optimizer.step()
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(made.model.state_dict()[name], tensor)

@@ -87,6 +87,8 @@ class ModelBackend(Protocol):
         has_accuracy: whether the task says how many answers are right.
         clips_gradient: whether the task bounds the norm of the gradient.
         normalises: whether a layer normalises over the batch, and so refuses a lone sample.
+        unused: places in the layout of parameters that the last `backward` did not reach; in a framework whose
+            optimisers move such parameters, too, none.
         synchronise: waits for the work that a GPU has been given; None where nothing runs ahead.
     """
 
@@ -97,6 +99,11 @@ class ModelBackend(Protocol):
     clips_gradient: bool
     normalises: bool
     synchronise: Callable[[], None] | None
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """See above."""
+        ...
 
     @property
     def num_validation(self) -> int:
@@ -191,6 +198,11 @@ class TaskEngine:
     def layout(self) -> StateLayout:
         """See `Engine`."""
         return self._job.layout
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """See `Engine`."""
+        return self._backend.unused
 
     def load(self, weights: Flat) -> None:
         """See `Engine`."""

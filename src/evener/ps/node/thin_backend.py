@@ -44,6 +44,7 @@ class ThinBackend:
     """
 
     clips_gradient = False
+    unused: tuple[int, ...] = ()
     synchronise: Callable[[], None] | None = None
 
     def __init__(self, task: ThinTask, seed: int, precision: str) -> None:

@@ -20,13 +20,14 @@ from safetensors.torch import load as load_weights
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, SparseAdam
 
-from evener.data.loader import collect, labels_of, seed_all, split_batch, to_device
+from evener.data.loader import collect, count_samples, labels_of, seed_all, split_batch, to_device
 from evener.errors import InvalidInput
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.parallel_model import require_scalar
+from evener.parallel.refusals import refuse_lazy
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
 from evener.ps.server_optimizer import server_optimizer
 from evener.sync.layout import Flat, flat_of
@@ -69,16 +70,21 @@ class TorchBackend:
     Attributes:
         model: with the first weights of `seed`.
         train_data: as the task makes it.
+
+    Raises:
+        InvalidInput: the data have no length, the model has no shapes before its first batch, or its optimiser takes
+            sparse gradients alone.
     """
 
     def __init__(self, task: Task, seed: int, precision: Precision, device: str = "cpu") -> None:
         self._task, self._seed, self._precision, self._device = task, seed, precision, torch.device(device)
         self.name = task.name
-        train: Any = task.train_data()
-        self.train_data, self.num_samples = train, len(train)
+        self.train_data: Any = task.train_data()
+        self.num_samples = count_samples(self.train_data)
         self.has_accuracy, self.clips_gradient = task.correct is not None, task.clip_norm is not None
         seed_all(seed)
-        self.model = precision.prepare_model(without_synchronised(task.model()))
+        self.model = precision.prepare_model(without_synchronised(refuse_lazy(task.model())))
+        _refuse_sparse(task, self.model)
         self.layout = layout_of_model(self.model)
         self.normalises = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         is_cuda = self._device.type == "cuda"
@@ -137,6 +143,11 @@ class TorchBackend:
         """See `ModelBackend`."""
         self._state.save_gradients(into)
 
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """See `ModelBackend`."""
+        return self._state.unused
+
     def backward(self, indices: NDArray[np.int64], epoch: int, seeds: tuple[int, ...]) -> Tensor:
         """See `ModelBackend`."""
         inputs, targets = self._batch(self.train_data, indices, epoch)
@@ -158,7 +169,8 @@ class TorchBackend:
                     group[name].fill_(value)
                 else:
                     group[name] = value
-        self._optimizer.step()
+        with self._state.without_unused():
+            self._optimizer.step()
 
     @torch.no_grad()
     def evaluate(self, first: int, stop: int) -> tuple[float, float]:
@@ -193,6 +205,16 @@ class TorchBackend:
             return torch.as_tensor(self._task.correct(outputs, targets), device=self._device).detach()
         right: Tensor = (outputs.argmax(1) == targets).sum()
         return right
+
+
+def _refuse_sparse(task: Task, model: nn.Module) -> None:
+    """Raise InvalidInput for an optimiser of sparse gradients: what nodes send each other is dense."""
+    has_sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    if has_sparse and task.optimizer and isinstance(task.optimizer(model.parameters()), SparseAdam):
+        raise InvalidInput(
+            "nodes that agree by --agreement hold dense gradients, and SparseAdam takes sparse ones alone: "
+            "take Adam, and embeddings without sparse=True"
+        )
 
 
 def optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:

@@ -6,6 +6,10 @@ buffers stay as the task's `model()` makes them, on every node alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -47,13 +51,17 @@ class TorchState:
         self._memory = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
         self._gradients = torch.zeros_like(self._memory)
         self._buffers: dict[str, Tensor] = {}
+        self._reached: set[int] = set()
+        self._parameters: dict[int, tuple[Tensor, Tensor]] = {}
         self._homes: dict[str, Tensor] = {}
-        for entry in layout.entries:
+        for index, entry in enumerate(layout.entries):
             tensor, home = state[entry.name], self._view(self._memory, entry)
             home.copy_(tensor.detach())
             tensor.data = home
             if entry.kind == "parameter":
                 tensor.grad = self._view(self._gradients, entry)
+                self._parameters[index] = tensor, tensor.grad
+                tensor.register_post_accumulate_grad_hook(partial(self._reach, index))  # type: ignore[no-untyped-call]
             else:
                 self._buffers[entry.name], self._homes[entry.name] = tensor, home
         rest = [s for s in layout.sections if s.kind != "parameter" and s.size]
@@ -72,6 +80,24 @@ class TorchState:
     def zero_gradients(self) -> None:
         """Begin a new gradient."""
         self._gradients.zero_()
+        self._reached.clear()
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """Places in the layout of parameters that the last backward pass did not reach."""
+        return tuple(index for index in self._parameters if index not in self._reached)
+
+    @contextmanager
+    def without_unused(self) -> Iterator[None]:
+        """Inside, parameters that the last backward pass did not reach have no gradient, so no optimiser moves them."""
+        hidden = [self._parameters[index] for index in self.unused]
+        for parameter, _ in hidden:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in hidden:
+                parameter.grad = gradient
 
     def save_gradients(self, into: Flat) -> None:
         """Write down the gradients of the parameters, and statistics and counters as they are."""
@@ -80,6 +106,9 @@ class TorchState:
         target.copy_(self._gradients)
         for part in self._rest:
             target[part].copy_(self._memory[part])
+
+    def _reach(self, index: int, _: Tensor) -> None:
+        self._reached.add(index)
 
     def _view(self, memory: Tensor, entry: ArraySpec) -> Tensor:
         dtype = getattr(torch, entry.dtype)
