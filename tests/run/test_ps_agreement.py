@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from evener.errors import InvalidInput
@@ -10,18 +12,19 @@ from evener.run.ps_train import agreement_of
 from evener.sync.protocol import Sgd
 
 
-def test_a_bound_on_the_gradient_s_norm_does_not_go_with_rounds() -> None:
+def test_a_bound_on_the_gradient_s_norm_is_the_server_s_where_it_makes_the_steps() -> None:
     outer = Sgd(learning_rate=0.1)
-    with pytest.raises(InvalidInput, match="cannot bound the norm"):
-        agreement_of(RunConfig(task="t", agreement="sync"), lambda: outer, clips=True, batch=4)
-    assert agreement_of(RunConfig(task="t", agreement="async"), lambda: outer, clips=True, batch=4).outer == outer
+    for agreement, bound in (("sync", 0.5), ("async", 0.5), ("bounded", 0.5), ("average", None), ("diloco", None)):
+        words: Any = {"agreement": agreement}
+        asked = RunConfig(task="t", **words)
+        assert agreement_of(asked, lambda: outer, clip_norm=0.5, batch=4).clip_norm == bound
 
 
 def test_an_optimiser_that_the_server_does_not_know_may_make_local_steps() -> None:
     def unknown() -> Sgd:
         raise InvalidInput("the server does not know it")
 
-    found = agreement_of(RunConfig(task="t", agreement="average", local_steps="7"), unknown, clips=True, batch=4)
+    found = agreement_of(RunConfig(task="t", agreement="average", local_steps="7"), unknown, clip_norm=1.0, batch=4)
     assert (found.local_steps, found.contribution) == (7, "delta")
     with pytest.raises(InvalidInput, match="does not know"):
-        agreement_of(RunConfig(task="t", agreement="sync"), unknown, clips=False, batch=4)
+        agreement_of(RunConfig(task="t", agreement="sync"), unknown, clip_norm=None, batch=4)

@@ -44,7 +44,7 @@ def both(asked: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelBacken
 
 def test_a_task_and_its_twin_are_the_same_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     torch, thin = both(RunConfig(task="digits", option=SMALL, epochs=2), monkeypatch)
-    sizes = ("name", "num_samples", "num_validation", "has_accuracy", "clips_gradient", "normalises", "layout")
+    sizes = ("name", "num_samples", "num_validation", "has_accuracy", "clip_norm", "normalises", "layout")
     assert {name: getattr(torch, name) for name in sizes} == {name: getattr(thin, name) for name in sizes}
     ours, theirs = torch.server_optimizer(10), thin.server_optimizer(10)
     assert isinstance(ours, Adam)

@@ -103,6 +103,7 @@ EQUAL: dict[str, dict[str, Any]] = {
         "optimizer": lambda parameters: AdamW(parameters, lr=0.01),
         "scheduler": lambda optimizer, steps: LambdaLR(optimizer, lambda step: 1 - step / steps),
     },
+    "a bound on the gradient": {"clip_norm": 1.0},
     "a norm of each sample": {"model": network(nn.GroupNorm(3, 12))},
     "a frozen BatchNorm": {"model": network(FrozenNorm(12))},
     "a mean of all samples that nobody uses in the same step": {

@@ -76,6 +76,25 @@ def test_a_parameter_without_a_gradient_stays_as_it_is_as_in_pytorch(
         np.testing.assert_allclose(weights.views()[name], parameter, rtol=1e-5 if name == "single" else 1e-12)
 
 
+@pytest.mark.parametrize("bound", [0.5, 1e9])
+def test_a_bound_on_the_norm_of_all_parameters_is_pytorchs(bound: float) -> None:
+    weights = start(layout(50))
+    expected = {name: torch.from_numpy(weights.views()[name].copy()) for name in ("w", "single")}
+    outer = Sgd(learning_rate=0.1, momentum=0.9)
+    ours, draw = Optimiser(outer, weights.layout, ThreadPool(1), bound), np.random.default_rng(1)
+    reference = torch.optim.SGD(expected.values(), lr=0.1, momentum=0.9)
+    for version in range(10):
+        change = Flat(weights.layout)
+        for name, parameter in expected.items():
+            change.views()[name][:] = gradient = draw.standard_normal(len(parameter))
+            parameter.grad = torch.from_numpy(gradient).to(parameter.dtype)
+        torch.nn.utils.clip_grad_norm_(expected.values(), bound)
+        reference.step()
+        ours.step(version, weights, change, weights)
+    for name, parameter in expected.items():
+        np.testing.assert_allclose(weights.views()[name], parameter, rtol=1e-5)
+
+
 @pytest.mark.parametrize("is_in_place", [True, False])
 @pytest.mark.parametrize(("outer", "theirs"), CASES)
 def test_a_hundred_steps_equal_pytorch(

@@ -17,8 +17,14 @@ _ROUNDING = 1e3 * 2.0**-52
 """Relative to the largest value: a smaller difference in float64 may be rounding."""
 _MIN_GRADIENT = 1e-3
 """Relative to the largest gradient: a smaller gradient is judged as if it had this size."""
+_CLIPPED = 1e-2
 _NOISE = 10.0
 """A gradient below so many times its own error, at the tolerance, is noise."""
+
+
+def felt(clip_norm: float | None) -> float | None:
+    """A bound on the norm of a gradient for a check: so small that it shortens any."""
+    return None if clip_norm is None else min(clip_norm, _CLIPPED)
 
 
 class StepArrays(NamedTuple):

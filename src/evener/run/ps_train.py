@@ -156,7 +156,7 @@ def _job(config: RunConfig, backend: ModelBackend, batch_size: int, epochs: int,
         precision=config.precision,
         protocol=config.agreement or "",
         agreement=agreement_of(
-            config, lambda: backend.server_optimizer(steps), clips=backend.clips_gradient, batch=batch_size
+            config, lambda: backend.server_optimizer(steps), clip_norm=backend.clip_norm, batch=batch_size
         ),
         workload=Workload(num_samples=backend.num_samples, num_epochs=epochs, seed=config.seed),
         layout=backend.layout,
@@ -219,23 +219,18 @@ def new_run_name(config: RunConfig) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, batch: int) -> SyncProtocol:
+def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clip_norm: float | None, batch: int) -> SyncProtocol:
     """How the nodes agree; what the user did not say is as the protocol has it.
 
     Args:
         config: what was asked for.
         outer: gives the optimiser that does as the task's, where the server makes the steps.
-        clips: whether the task bounds the norm of the gradient.
+        clip_norm: the task's bound on the norm of the gradient.
         batch: samples.
 
     Raises:
         InvalidInput: the server cannot do as the task's optimiser does.
     """
-    if config.agreement == "sync" and clips:
-        raise InvalidInput(
-            "--agreement sync cannot bound the norm of the gradient of all nodes (clip_norm of the task); "
-            "the other protocols bound that of each node"
-        )
     steps = config.local_steps
     knobs: dict[str, Any] = {
         "outer": outer() if config.agreement in ("sync", "async", "bounded") else None,
@@ -257,6 +252,7 @@ def agreement_of(config: RunConfig, outer: Callable[[], Outer], *, clips: bool, 
         is_overlapped=config.overlap,
         robust=robust,
         merge=config.merge or agreement.merge,
+        clip_norm=clip_norm if agreement.contribution == "gradient" else None,
     )
 
 

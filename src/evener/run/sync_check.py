@@ -28,6 +28,7 @@ from evener.run.array_differences import (
     ArrayDifference,
     StepArrays,
     differences,
+    felt,
     gradient_difference,
     loss_difference,
 )
@@ -175,14 +176,22 @@ class _Nodes:
     def __init__(self, probe: TaskProbe, job: Job, initial: Flat, batch: int) -> None:
         backends = [probe.backend() for _ in range(_NUM_NODES)]
         layout = backends[0].layout
-        plain = replace(job.agreement, batch=batch, push="none", pull="none", thin="none", robust="mean")
+        plain = replace(
+            job.agreement,
+            batch=batch,
+            push="none",
+            pull="none",
+            thin="none",
+            robust="mean",
+            clip_norm=felt(job.agreement.clip_norm),
+        )
         setup = EngineSetup(replace(job, layout=layout, num_validation=0, agreement=plain), *_HERE)
         engines = [TaskEngine(backend, setup) for backend in backends]
         for engine in engines:
             engine.unit_seconds(0.0)  # a node measures itself before its first lease, and that must change nothing
         self._replicas = [WorkerReplica(engine, plain) for engine in engines]
         self._probe, self._cores = probe, ThreadPool(1)
-        self._common = CommonWeights(flat_of(layout, initial.views()), plain.outer, self._cores)
+        self._common = CommonWeights(flat_of(layout, initial.views()), plain.outer, self._cores, plain.clip_norm)
         self._merged = Flat(layout)
 
     @property

@@ -17,7 +17,7 @@ from evener.parallel.gradient_hooks import copied
 from evener.profile import Precision
 from evener.ps.node.torch_backend import TorchBackend, optimizer_of
 from evener.ps.node.torch_state import shared_state
-from evener.run.array_differences import Arrays, StepArrays
+from evener.run.array_differences import Arrays, StepArrays, felt
 from evener.run.context import Arithmetic
 from evener.run.draws import SameDraws
 from evener.run.loss_parts import off_in_parts
@@ -68,6 +68,8 @@ class TorchProbe:
             gradients = _arrays(
                 {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trained.items()}
             )
+            if (bound := felt(self._task.clip_norm)) is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), bound)
             optimizer.step()
             optimizer.zero_grad()
             if scheduler is not None:

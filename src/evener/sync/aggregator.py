@@ -83,7 +83,7 @@ class Aggregator:
         merge: WholeMerge | None = None,
     ) -> None:
         self.agreement, self.workload, self.quorum = agreement, workload, quorum
-        self.common = CommonWeights(weights, agreement.outer, cores)
+        self.common = CommonWeights(weights, agreement.outer, cores, agreement.clip_norm)
         kind = PartAssigner if workload.parts else DataAssigner
         self.assigner: DataAssigner | PartAssigner = kind(agreement, workload, first_number)
         is_streamed = (

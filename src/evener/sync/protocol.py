@@ -101,6 +101,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         robust: how contributions are merged; the mean, weighted by samples, is what one process does.
         merge: who computes that; the result is the same but for rounding.
         fraction: of the workers that is drawn for a round, where each has data that stay (`Workload.parts`).
+        clip_norm: bound on the norm of the merged gradient; None for none, and where workers make the steps.
     """
 
     batch: Whole
@@ -116,6 +117,7 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
     robust: Robust = "mean"
     merge: Merge = "cores"
     fraction: Finite = 1.0
+    clip_norm: Finite | None = None
 
     def __post_init__(self) -> None:
         require(self.batch > 0, "batch", self.batch, "positive")
@@ -123,6 +125,8 @@ class SyncProtocol(Part, frozen=True, kw_only=True):
         require(self.staleness is None or self.staleness >= 0, "staleness", self.staleness, "0 or more, or None")
         is_delta = self.contribution == "delta"
         require(is_delta or self.local_steps == 1, "contribution", self.contribution, "delta after several local steps")
+        is_bound = self.clip_norm is not None and self.clip_norm > 0 and not is_delta
+        require(self.clip_norm is None or is_bound, "clip_norm", self.clip_norm, "positive, and of gradients")
         require(is_delta or not self.is_overlapped, "contribution", self.contribution, "delta if is_overlapped")
         require(0 < self.fraction <= 1, "fraction", self.fraction, "above 0 and at most 1")
         is_packed = (self.push, self.pull) != ("none", "none")

@@ -128,10 +128,11 @@ class Optimiser:
         outer: which optimiser.
         layout: of the weights.
         cores: that do it.
+        clip_norm: bound on the norm of a gradient; None for none.
     """
 
-    def __init__(self, outer: Outer, layout: StateLayout, cores: ThreadPool) -> None:
-        self._outer, self._cores = outer, cores
+    def __init__(self, outer: Outer, layout: StateLayout, cores: ThreadPool, clip_norm: float | None = None) -> None:
+        self._outer, self._cores, self._clip_norm = outer, cores, clip_norm
         names = _remembered(outer)
         self._states: list[State] = [tuple(np.zeros_like(p) for _ in names) for p in Flat(layout).parameters]
         self._pieces = _pieces_of(layout)
@@ -155,11 +156,13 @@ class Optimiser:
         Args:
             version: of `weights`; as many updates have been made before.
             weights: the present ones.
-            change: the merged contribution; is left as it is.
+            change: the merged contribution; is left as it is, but for a gradient that is longer than the bound.
             into: where the next ones are written, perhaps `weights` itself.
             unused: places in the layout of parameters that have no gradient: they stay as they are, and so does what
                 is remembered of them, as PyTorch has it.
         """
+        if self._clip_norm is not None:
+            _clip(change.parameters, self._clip_norm)
         if unused or self._skipped.any():
             self._step_by_piece(version, weights, change, into, unused)
         else:
@@ -198,6 +201,15 @@ def _remembered(outer: Outer) -> tuple[str, ...]:
     if isinstance(outer, Adam):
         return ("mean", "square")
     return ("momentum",) if outer.momentum else ()
+
+
+def _clip(gradients: Sequence[Floats], bound: float) -> None:
+    """Shorten a gradient to the norm `bound`, as `torch.nn.utils.clip_grad_norm_` does."""
+    norm = sqrt(sum(float(np.dot(array, array)) for array in gradients))
+    factor = bound / (norm + 1e-6)
+    if factor < 1:
+        for array in gradients:
+            np.multiply(array, factor, out=array)
 
 
 class _Piece(NamedTuple):

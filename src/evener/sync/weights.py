@@ -74,11 +74,12 @@ class CommonWeights:
         weights: to begin with; are changed from now on.
         outer: the optimiser.
         cores: that work.
+        clip_norm: bound on the norm of a gradient; None for none.
     """
 
-    def __init__(self, weights: Flat, outer: Outer, cores: ThreadPool) -> None:
+    def __init__(self, weights: Flat, outer: Outer, cores: ThreadPool, clip_norm: float | None = None) -> None:
         self.version = 0
-        self.optimiser = Optimiser(outer, weights.layout, cores)
+        self.optimiser = Optimiser(outer, weights.layout, cores, clip_norm)
         self._present, self._pool = Buffer(weights), BufferPool(weights.layout)
 
     @property

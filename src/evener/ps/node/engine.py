@@ -85,7 +85,7 @@ class ModelBackend(Protocol):
         layout: of the state.
         num_samples: for training.
         has_accuracy: whether the task says how many answers are right.
-        clips_gradient: whether the task bounds the norm of the gradient.
+        clip_norm: bound on the norm of the gradient, before a step; None for none.
         normalises: whether a layer normalises over the batch, and so refuses a lone sample.
         unused: places in the layout of parameters that the last `backward` did not reach; in a framework whose
             optimisers move such parameters, too, none.
@@ -96,7 +96,7 @@ class ModelBackend(Protocol):
     layout: StateLayout
     num_samples: int
     has_accuracy: bool
-    clips_gradient: bool
+    clip_norm: float | None
     normalises: bool
     synchronise: Callable[[], None] | None
 

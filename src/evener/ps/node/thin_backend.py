@@ -43,7 +43,7 @@ class ThinBackend:
         InvalidInput: NumPy has no such precision, or inputs and targets are not equally many.
     """
 
-    clips_gradient = False
+    clip_norm: float | None = None
     unused: tuple[int, ...] = ()
     synchronise: Callable[[], None] | None = None
 

@@ -81,7 +81,7 @@ class TorchBackend:
         self.name = task.name
         self.train_data: Any = task.train_data()
         self.num_samples = count_samples(self.train_data)
-        self.has_accuracy, self.clips_gradient = task.correct is not None, task.clip_norm is not None
+        self.has_accuracy, self.clip_norm = task.correct is not None, task.clip_norm
         seed_all(seed)
         self.model = precision.prepare_model(without_synchronised(refuse_lazy(task.model())))
         _refuse_sparse(task, self.model)
@@ -156,8 +156,6 @@ class TorchBackend:
         with self._precision.autocast():
             loss = require_scalar(self._task.loss(call(self.model, inputs), targets))
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._task.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._task.clip_norm)
         return loss.detach().double()
 
     def step(self, number: int) -> None:
@@ -170,6 +168,8 @@ class TorchBackend:
                 else:
                     group[name] = value
         with self._state.without_unused():
+            if self.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
             self._optimizer.step()
 
     @torch.no_grad()
