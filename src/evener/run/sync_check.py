@@ -187,8 +187,9 @@ class _Nodes:
         )
         setup = EngineSetup(replace(job, layout=layout, num_validation=0, agreement=plain), *_HERE)
         engines = [TaskEngine(backend, setup) for backend in backends]
-        for engine in engines:
-            engine.unit_seconds(0.0)  # a node measures itself before its first lease, and that must change nothing
+        engines[0].unit_seconds(0.0)  # a node measures itself first
+        with probe.drawing():  # and some validate: how often a model was called may differ between nodes
+            backends[0].backward(np.arange(batch) % job.workload.num_samples, 0, (0,))
         self._replicas = [WorkerReplica(engine, plain) for engine in engines]
         self._probe, self._cores = probe, ThreadPool(1)
         self._common = CommonWeights(flat_of(layout, initial.views()), plain.outer, self._cores, plain.clip_norm)

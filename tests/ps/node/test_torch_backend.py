@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from evener.data.loader import seed_all
 from evener.errors import InvalidInput, InvalidValue
 from evener.ps.job import Job
-from evener.ps.node.engine import EngineSetup
+from evener.ps.node.engine import EngineSetup, TaskEngine
 from evener.ps.node.torch_backend import TorchBackend
 from evener.ps.node.torch_state import layout_of_model
 from evener.run.context import Arithmetic
@@ -164,3 +164,21 @@ def test_local_steps_leave_a_parameter_without_a_gradient_as_it_is_as_pytorch_do
         optimizer.step()
     for name, tensor in plain.state_dict().items():
         torch.testing.assert_close(made.model.state_dict()[name], tensor)
+
+
+def test_a_node_that_measures_itself_leaves_what_its_modules_count_as_it_is() -> None:
+    made = backend(model=Half)
+    job = Job(
+        run="one",
+        task="half",
+        title="half",
+        protocol="average",
+        agreement=protocol.averaging(batch=4),
+        workload=Workload(num_samples=4, num_epochs=1),
+        layout=made.layout,
+    )
+    engine = TaskEngine(made, EngineSetup(job, None, None, "cpu", 1.0, lambda: None))
+    engine.unit_seconds(0.0)
+    assert made.model.calls == 0
+    engine.gradient(Lease(number=0, version=0, samples=SampleRange(epoch=0, ranges=((0, 4),))), Flat(made.layout))
+    assert made.model.calls == 1

@@ -10,7 +10,8 @@ node that comes new, or makes ready anew, begins with none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from math import inf
@@ -32,6 +33,7 @@ from evener.sync.worker import Engine
 
 _WARM_UP = 1
 _TRIAL_SECONDS = 0.2
+_PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 class NodeEngine(Engine, Protocol):
@@ -82,6 +84,7 @@ class ModelBackend(Protocol):
 
     Attributes:
         name: of the task.
+        model: that is trained; it has `modules()`.
         layout: of the state.
         num_samples: for training.
         has_accuracy: whether the task says how many answers are right.
@@ -93,6 +96,7 @@ class ModelBackend(Protocol):
     """
 
     name: str
+    model: Any
     layout: StateLayout
     num_samples: int
     has_accuracy: bool
@@ -238,7 +242,7 @@ class TaskEngine:
             begun = time.perf_counter()
             if tries > _WARM_UP and begun > until:
                 break
-            with self._pace.computing():
+            with self._pace.computing(), plain_state_kept(self._backend.model):
                 float(self._backward(np.arange(batch, dtype=np.int64), 0))
             best = min(best, time.perf_counter() - begun)
         self._backend.load(self._kept)
@@ -287,6 +291,20 @@ class TaskEngine:
     def _backward(self, indices: NDArray[np.int64], epoch: int, *seeds: int) -> Any:
         enough = enough_samples(indices, normalises=self._backend.normalises)
         return self._backend.backward(enough, epoch, (self._seed, *seeds))
+
+
+@contextmanager
+def plain_state_kept(model: Any) -> Iterator[None]:
+    """Restore numbers, words and flags that the modules of `model` hold: counters of calls, schedules of their own."""
+    kept = [
+        (module, {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, values in kept:
+            vars(module).update(values)
 
 
 def enough_samples(indices: NDArray[np.int64], *, normalises: bool) -> NDArray[np.int64]:
