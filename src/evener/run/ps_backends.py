@@ -9,7 +9,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evener.errors import MissingExtra
+from evener.errors import InvalidInput, MissingExtra, NotExact
 from evener.malloc import keep_freed_memory
 from evener.ps.node.engine import EngineSetup, ModelBackend, TaskEngine
 from evener.task import Task, ThinTask
@@ -40,6 +40,22 @@ def load_backend(config: RunConfig, *, thin: bool = False) -> tuple[ModelBackend
 def torch_backend(task: Task, config: RunConfig) -> ModelBackend:
     """A model of `task`, with its first weights, where a run is submitted."""
     return _torch_backend(task, config.seed, config.precision, "cpu")
+
+
+def require_twins(config: RunConfig, task: Task) -> None:
+    """Raise NotExact if nodes without PyTorch would train something else: the thin twin beside the user's task."""
+    path = thin_twin(Path(config.task).resolve()) if is_path(config.task) else None
+    if path is None:
+        return
+    from evener.ps.node.parity import check_parity
+
+    try:
+        check_parity(task, load_thin_task(config.task, config.data, config.option))
+    except InvalidInput as error:
+        raise NotExact(
+            f"--agreement sync would train something else on nodes without PyTorch, by {path.name}: {error}; "
+            "correct it, take it away, or --no-check"
+        ) from error
 
 
 def probe_of(backend: Any, task: Task | ThinTask, seed: int) -> ProbeOf:

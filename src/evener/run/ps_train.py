@@ -34,7 +34,7 @@ from evener.run.config import RunConfig, require_samples
 from evener.run.console import RunView, print_line, run_folder
 from evener.run.doctor_nodes import code_of, look_before_run, question_of
 from evener.run.page import page_beside
-from evener.run.ps_backends import load_backend, probe_of
+from evener.run.ps_backends import load_backend, probe_of, require_twins
 from evener.run.ps_master import open_master
 from evener.run.sync_check import sync_check
 from evener.run.unfinished import Asked
@@ -113,6 +113,8 @@ def check_of(
         return None
     show(Phase(what="checking", detail="that the nodes learn what one process learns"))
     check = sync_check(probe_of(backend, task, config.seed), job, backend.initial_weights())
+    if config.local_nodes is None and isinstance(task, Task):
+        require_twins(config, task)
     if check is None:
         why = "this machine could not compute a small step, with which the nodes are held against one process"
         show(Event(step=0, kind="not checked", message=why))

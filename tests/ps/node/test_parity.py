@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,11 @@ from torch.utils.data import TensorDataset
 
 from evener.autodiff import functional as F
 from evener.autodiff import nn, optim
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, NotExact
 from evener.ps.node.parity import check_parity
+from evener.run.config import RunConfig
+from evener.run.ps_backends import load_backend
+from evener.run.ps_train import check_of, prepare
 from evener.task import Task, ThinTask
 
 
@@ -99,3 +104,51 @@ def test_a_gradient_that_differs_where_the_loss_does_not_is_named() -> None:
         check_parity(
             task, replace(thin, loss=lambda outputs, targets: F.mse_loss(outputs, targets).detach() + 0 * outputs.sum())
         )
+
+
+def test_layers_that_drop_at_random_and_a_bound_on_the_gradient_do_not_matter() -> None:
+    dropping = replace(
+        TASK,
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 2)),
+        clip_norm=0.01,
+    )
+    thin = replace(THIN, model=lambda: nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 2)))
+    check_parity(dropping, thin)
+
+
+TWIN = """
+import numpy as np
+from evener import Task, ThinTask
+def read():
+    rows = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
+    return rows, (rows.sum(1) > 0).astype(np.int64)
+"""
+TORCH = (
+    TWIN
+    + """
+import torch
+task = Task(model=lambda: torch.nn.Linear(8, 2), loss=torch.nn.functional.cross_entropy, batch_size=16,
+    train_data=lambda: torch.utils.data.TensorDataset(*map(torch.from_numpy, read())))
+"""
+)
+THINNED = (
+    TWIN
+    + """
+from evener.autodiff import functional as F, nn, optim
+thin_task = ThinTask(model=lambda: nn.Linear(8, 2), loss=F.cross_entropy, batch_size=16, train_data=read,
+    optimizer=lambda parameters: optim.SGD(parameters, lr={rate}, momentum=0.9))
+"""
+)
+
+
+@pytest.mark.parametrize(("rate", "is_same"), [(0.1, True), (0.2, False)])
+def test_a_run_on_a_master_is_refused_if_nodes_without_pytorch_would_train_otherwise(
+    tmp_path: Path, rate: float, is_same: bool
+) -> None:
+    (tmp_path / "row.py").write_text(TORCH)
+    (tmp_path / "row_thin.py").write_text(THINNED.format(rate=rate))
+    config = RunConfig(task=str(tmp_path / "row.py"), agreement="sync")
+    backend, task = load_backend(config)
+    job, _ = prepare(config, backend, task)
+    with nullcontext() if is_same else pytest.raises(NotExact):
+        check_of(config, backend, task, job, lambda _: None)

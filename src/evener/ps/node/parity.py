@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from evener import autodiff as ad
 from evener.data.loader import collect, split_batch
 from evener.errors import InvalidInput
 from evener.ps.node.engine import ModelBackend
@@ -47,8 +48,8 @@ class _Float64:
 def check_parity(task: Task, thin: ThinTask) -> None:
     """Compare what both compute, in float64, from the weights that the task's model is made with.
 
-    What is drawn at random, as by dropout, cannot agree: check with a rate of 0. A gradient that is clipped cannot
-    either, for a thin task has no clipping.
+    Layers of dropout are compared with a rate of 0. What a function draws at random cannot agree. A bound on the norm
+    of the gradient is not compared: the master applies it.
 
     Raises:
         InvalidInput: they differ; names the setting, the array, the samples or the step.
@@ -63,10 +64,26 @@ def check_parity(task: Task, thin: ThinTask) -> None:
     if task.validation_data is not None and thin.validation_data is not None:
         _check_samples("validation", task.validation_data(), thin.validation_data())
     few = _widened(arrays[0][:_SAMPLES]), _widened(arrays[1][:_SAMPLES])
-    ours_of = replace(task, train_data=lambda: TensorDataset(*map(torch.from_numpy, few)))
-    one, other = TorchBackend(ours_of, 0, _Float64()), ThinBackend(replace(thin, train_data=lambda: few), 0, "fp64")
+    ours_of = replace(
+        task,
+        model=lambda: _without_dropout(task.model()),
+        train_data=lambda: TensorDataset(*map(torch.from_numpy, few)),
+        clip_norm=None,
+    )
+    theirs_of = replace(thin, model=lambda: _without_dropout(thin.model()), train_data=lambda: few)
+    one, other = TorchBackend(ours_of, 0, _Float64()), ThinBackend(theirs_of, 0, "fp64")
     _check_layouts(one.layout.entries, other.layout.entries)
     _check_steps(one, other, len(few[0]), task.epochs * -(-len(arrays[0]) // task.batch_size))
+
+
+def _without_dropout(model: Any) -> Any:
+    """`model`, of either framework, whose layers drop nothing."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd | ad.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    return model
 
 
 def _check_samples(what: str, dataset: Any, arrays: Arrays) -> None:
