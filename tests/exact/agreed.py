@@ -127,7 +127,7 @@ def whole(reference: str) -> Trained:
             if task.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
             optimizer.step()
-            optimizer.zero_grad()
+            model.zero_grad()
         model.eval()
         inputs, targets = split_batch(collect(validation, np.arange(VALIDATION), SEED, 0))
         with torch.no_grad():

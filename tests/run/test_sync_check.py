@@ -96,12 +96,28 @@ def between_samples(outputs: Tensor, _: Tensor) -> Tensor:
     return (outputs @ outputs.t()).logsumexp(1).mean()
 
 
+def groups(parameters: Any) -> list[dict[str, Any]]:
+    """Biases, and weights, which decay."""
+    every = list(parameters)
+    return [
+        {"params": [one for one in every if one.dim() == 1], "weight_decay": 0.0, "lr": 0.02},
+        {"params": [one for one in every if one.dim() > 1], "weight_decay": 0.5},
+    ]
+
+
 PLAIN = network(nn.Dropout(0.4))
 EQUAL: dict[str, dict[str, Any]] = {
     "dropout": {},
     "AdamW with a schedule": {
         "optimizer": lambda parameters: AdamW(parameters, lr=0.01),
         "scheduler": lambda optimizer, steps: LambdaLR(optimizer, lambda step: 1 - step / steps),
+    },
+    "groups with settings of their own": {
+        "optimizer": lambda parameters: AdamW(groups(parameters), lr=0.01),
+        "scheduler": lambda optimizer, steps: LambdaLR(optimizer, [lambda step: 1 - step / steps, lambda _: 0.5]),
+    },
+    "an optimiser of the last layer alone": {
+        "optimizer": lambda parameters: SGD(list(parameters)[2:], lr=0.1, weight_decay=0.1)
     },
     "a bound on the gradient": {"clip_norm": 1.0},
     "a norm of each sample": {"model": network(nn.GroupNorm(3, 12))},

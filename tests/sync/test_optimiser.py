@@ -5,13 +5,14 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from evener.sync.layout import ArraySpec, Flat, StateLayout
-from evener.sync.protocol import Adam, Outer, Sgd
+from evener.sync.protocol import Adam, Grouped, Outer, Sgd
 from evener.sync.threads import BLOCK_BYTES, ThreadPool
 from evener.sync.update import Optimiser
 
@@ -72,6 +73,40 @@ def test_a_parameter_without_a_gradient_stays_as_it_is_as_in_pytorch(
         into = weights if is_in_place else Flat(weights.layout)
         ours.step(version, weights, change, into, missing)
         weights = into
+    for name, parameter in expected.items():
+        np.testing.assert_allclose(weights.views()[name], parameter, rtol=1e-5 if name == "single" else 1e-12)
+
+
+GROUPED: list[tuple[tuple[Any, Any], Callable[..., torch.optim.Optimizer], dict[str, Any]]] = [
+    ((Sgd(learning_rate=0.1), Sgd(learning_rate=0.3, momentum=0.9)), torch.optim.SGD, {"momentum": 0.9}),
+    (
+        (Adam(learning_rate=0.1), Adam(learning_rate=0.3, weight_decay=0.2, is_decoupled=True)),
+        torch.optim.AdamW,
+        {"weight_decay": 0.2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("rules", "theirs", "settings"), GROUPED)
+def test_groups_of_parameters_equal_pytorch(
+    rules: tuple[Any, Any], theirs: Callable[..., torch.optim.Optimizer], settings: dict[str, Any]
+) -> None:
+    weights = start(layout(50))
+    expected = {name: torch.from_numpy(weights.views()[name].copy()) for name in ("w", "single")}
+    zero = {"weight_decay": 0.0}
+    pairs = [
+        {"params": [expected["single"]], "lr": 0.1, **zero},
+        {"params": [expected["w"]], "lr": 0.3, **zero, **settings},
+    ]
+    reference, draw = theirs(pairs), np.random.default_rng(1)
+    ours = Optimiser(Grouped(rules=rules, group_of=(1, 0)), weights.layout, ThreadPool(1))
+    for version in range(20):
+        change = Flat(weights.layout)
+        for name, parameter in expected.items():
+            change.views()[name][:] = gradient = draw.standard_normal(len(parameter))
+            parameter.grad = torch.from_numpy(gradient).to(parameter.dtype)
+        reference.step()
+        ours.step(version, weights, change, weights)
     for name, parameter in expected.items():
         np.testing.assert_allclose(weights.views()[name], parameter, rtol=1e-5 if name == "single" else 1e-12)
 

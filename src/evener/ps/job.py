@@ -19,7 +19,7 @@ from evener.ps.messages import BlobChunk, FetchBlob, RunRejected, Send
 from evener.schema import NOT_DECODED, Digest, Name, Part, RunName, Text, Whole, Word, shown
 from evener.sync.compression import as_bytes
 from evener.sync.layout import Flat, StateLayout
-from evener.sync.protocol import SyncProtocol, Workload
+from evener.sync.protocol import Grouped, SyncProtocol, Workload
 from evener.sync.snapshot import require_free
 from evener.wire.errors import BadFrame
 
@@ -73,6 +73,9 @@ class Job(Part, frozen=True, kw_only=True):
         require_free(self.layout)
         has_rounds = self.agreement.local_steps == "epoch" and not self.agreement.is_overlapped
         require(has_rounds or not self.workload.parts, "parts", "given", "left out, but for rounds of whole epochs")
+        outer, num_parameters = self.agreement.outer, sum(one.kind == "parameter" for one in self.layout.entries)
+        fits = not isinstance(outer, Grouped) or len(outer.group_of) == num_parameters
+        require(fits, "group_of", "another number", f"one group for each of {num_parameters} parameters")
         require(self.num_validation >= 0, "num_validation", self.num_validation, "zero or more")
 
     @property

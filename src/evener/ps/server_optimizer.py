@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evener.errors import InvalidInput
@@ -15,23 +15,39 @@ Hyperparameters = Mapping[str, Any]
 
 _SGD, _ADAM = "SGD", ("Adam", "AdamW")
 _FIXED = ("momentum", "betas")
-_NOT_SETTINGS = ("params", "initial_lr")
 
 
 def server_optimizer(
-    kind: str, groups: Sequence[Hyperparameters], schedule: Sequence[Sequence[Hyperparameters]]
-) -> Outer:  # fmt: skip
+    kind: str,
+    groups: Sequence[Hyperparameters],
+    schedule: Sequence[Sequence[Hyperparameters]],
+    group_of: Sequence[int],
+) -> Outer:
     """The server's optimiser that does what the task's would.
 
     Args:
         kind: name of the task's optimiser: SGD, Adam, AdamW, or one that is refused.
         groups: its groups of parameters.
         schedule: what a schedule sets for every group in every step; one step's if nothing ever changes.
+        group_of: the group of every parameter, in the order of the layout.
 
     Raises:
         InvalidInput: the server has none like it.
     """
-    group, steps = _common(groups), [_common(step) for step in schedule]
+    rules = tuple([_rule(kind, group, [step[i] for step in schedule]) for i, group in enumerate(groups)])
+    if all(rule == rules[0] for rule in rules):
+        return rules[0]
+    return protocol.Grouped(rules=rules, group_of=tuple(group_of))
+
+
+def group_numbers(groups: Sequence[Hyperparameters], parameters: Iterable[object]) -> list[int]:
+    """The group of each of `parameters`, by identity; 0 of those that no group has, which are never moved."""
+    numbers = {id(one): number for number, group in enumerate(groups) for one in group["params"]}
+    return [numbers.get(id(one), 0) for one in parameters]
+
+
+def _rule(kind: str, group: Hyperparameters, steps: Sequence[Hyperparameters]) -> protocol.Sgd | protocol.Adam:
+    """What the server does for one group of parameters, which a schedule sets in every one of `steps`."""
     for step in steps:
         changed = [name for name in _FIXED if name in step and step[name] != group[name]]
         _refuse_if(bool(changed), f"a schedule that changes {' and '.join(changed)}")
@@ -54,13 +70,6 @@ def server_optimizer(
         weight_decay=weight_decay,
         is_decoupled=kind == "AdamW" or bool(group.get("decoupled_weight_decay")),
     )
-
-
-def _common(groups: Sequence[Hyperparameters]) -> Hyperparameters:
-    """What all groups of parameters have in common: everything but their parameters."""
-    settings = [{key: value for key, value in group.items() if key not in _NOT_SETTINGS} for group in groups]
-    _refuse_if(any(one != settings[0] for one in settings), "groups of parameters with settings of their own")
-    return settings[0]
 
 
 def _refuse_if(condition: bool, what: str) -> None:

@@ -71,7 +71,7 @@ class TorchProbe:
             if (bound := felt(self._task.clip_norm)) is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), bound)
             optimizer.step()
-            optimizer.zero_grad()
+            model.zero_grad()
             if scheduler is not None:
                 scheduler.step()
             steps.append(StepArrays(float(loss.detach()), gradients, _arrays(shared_state(model))))

@@ -79,7 +79,25 @@ class Adam(Part, frozen=True, kw_only=True, tag="adam"):
         require(self.eps > 0, "eps", self.eps, "positive")
 
 
-Outer = Sgd | Adam
+class Grouped(Part, frozen=True, kw_only=True, tag="grouped"):
+    """An optimiser whose groups of parameters have settings of their own, as PyTorch's `param_groups`.
+
+    Attributes:
+        rules: one a group, all of one kind.
+        group_of: the group of every parameter, in the order of the layout.
+    """
+
+    rules: tuple[Sgd | Adam, ...]
+    group_of: tuple[Whole, ...]
+
+    def __post_init__(self) -> None:
+        kinds = {type(rule) for rule in self.rules}
+        require(len(kinds) == 1, "rules", [kind.__name__ for kind in kinds], "one or more, all of one kind")
+        is_known = all(0 <= group < len(self.rules) for group in self.group_of)
+        require(is_known, "group_of", self.group_of, f"numbers of groups, 0 to {len(self.rules) - 1}")
+
+
+Outer = Sgd | Adam | Grouped
 
 
 class SyncProtocol(Part, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evener.sync.layout import SECTIONS, Flat, Floats, StateLayout
-from evener.sync.protocol import Adam, Outer, Sgd, rate_at
+from evener.sync.protocol import Adam, Grouped, Outer, Sgd, rate_at
 from evener.sync.threads import BLOCK_BYTES, ThreadPool
 
 
@@ -136,13 +136,16 @@ class Optimiser:
         names = _remembered(outer)
         self._states: list[State] = [tuple(np.zeros_like(p) for _ in names) for p in Flat(layout).parameters]
         self._pieces = _pieces_of(layout)
+        self._rules = [
+            outer.rules[outer.group_of[p.number]] if isinstance(outer, Grouped) else outer for p in self._pieces
+        ]
         self._skipped = np.zeros(len(layout.entries))
         self.arrays: Mapping[str, Floats] = {
             f"{name}.{array.dtype.name}": array
             for state in self._states
             for name, array in zip(names, state, strict=True)
         }
-        if isinstance(outer, Adam):  # which counts the steps of every parameter
+        if "mean" in names:  # of Adam, which counts the steps of every parameter
             self.arrays = {**self.arrays, "skipped.float64": self._skipped}
         """What it remembers, by name: to be saved, or overwritten from what was saved."""
 
@@ -163,7 +166,7 @@ class Optimiser:
         """
         if self._clip_norm is not None:
             _clip(change.parameters, self._clip_norm)
-        if unused or self._skipped.any():
+        if isinstance(self._outer, Grouped) or unused or self._skipped.any():
             self._step_by_piece(version, weights, change, into, unused)
         else:
             rule = _rule(self._outer, version, 0)
@@ -176,7 +179,7 @@ class Optimiser:
 
     def _step_by_piece(self, version: int, weights: Flat, change: Flat, into: Flat, unused: Collection[int]) -> None:
         """Make a step of every parameter by itself, or none."""
-        for piece in self._pieces:
+        for piece, outer in zip(self._pieces, self._rules, strict=True):
             source, gradient, target = (
                 one.parameters[piece.array][piece.start : piece.stop] for one in (weights, change, into)
             )
@@ -185,7 +188,7 @@ class Optimiser:
                 self._skipped[piece.place] += 1
                 continue
             state = tuple([one[piece.start : piece.stop] for one in self._states[piece.array]])
-            rule = _rule(self._outer, version, int(self._skipped[piece.place]))
+            rule = _rule(outer, version, int(self._skipped[piece.place]))
             self._pass(rule, source, gradient, state, target)
 
     def _pass(self, rule: Rule, source: Floats, gradient: Floats, state: State, target: Floats) -> None:
@@ -198,6 +201,8 @@ class Optimiser:
 
 
 def _remembered(outer: Outer) -> tuple[str, ...]:
+    if isinstance(outer, Grouped):
+        return max((_remembered(rule) for rule in outer.rules), key=len)
     if isinstance(outer, Adam):
         return ("mean", "square")
     return ("momentum",) if outer.momentum else ()
@@ -213,9 +218,10 @@ def _clip(gradients: Sequence[Floats], bound: float) -> None:
 
 
 class _Piece(NamedTuple):
-    """A parameter: its place in the layout, the number of its array among those of parameters, and its part of that."""
+    """A parameter: its place in the layout and among the parameters, and its part of one of the parameters' arrays."""
 
     place: int
+    number: int
     array: int
     start: int
     stop: int
@@ -223,19 +229,20 @@ class _Piece(NamedTuple):
 
 def _pieces_of(layout: StateLayout) -> list[_Piece]:
     found: list[_Piece] = []
-    parameters = [(index, entry) for index, entry in enumerate(layout.entries) if entry.kind == "parameter"]
+    places = [place for place, entry in enumerate(layout.entries) if entry.kind == "parameter"]
+    parameters = [(number, place, layout.entries[place]) for number, place in enumerate(places)]
     dtypes = [dtype for dtype, kind in SECTIONS if kind == "parameter"]
-    used = [dtype for dtype in dtypes if any(entry.dtype == dtype and entry.size for _, entry in parameters)]
+    used = [dtype for dtype in dtypes if any(entry.dtype == dtype and entry.size for *_, entry in parameters)]
     for array, dtype in enumerate(used):
         start = 0
-        for index, entry in parameters:
+        for number, place, entry in parameters:
             if entry.dtype == dtype:
-                found.append(_Piece(index, array, start, start + entry.size))
+                found.append(_Piece(place, number, array, start, start + entry.size))
                 start += entry.size
     return found
 
 
-def _rule(outer: Outer, version: int, skipped: int) -> Rule:
+def _rule(outer: Sgd | Adam, version: int, skipped: int) -> Rule:
     """The rule of the update of `version`, of a parameter that had no gradient in so many updates."""
     rate = rate_at(outer.learning_rate, version)
     return partial(_adam, outer, rate, version + 1 - skipped) if isinstance(outer, Adam) else partial(_sgd, outer, rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from evener import autodiff as ad
 from evener.errors import InvalidInput
 from evener.ps.node.thin_backend import ThinBackend
 from evener.sync.layout import Flat
-from evener.sync.protocol import Adam, Sgd
+from evener.sync.protocol import Adam, Grouped, Sgd
 from evener.task import ThinTask
 from evener.tasks.thin import ThinNormalise
 
@@ -49,9 +50,24 @@ def test_what_the_server_cannot_do_is_a_sentence() -> None:
 
     with pytest.raises(InvalidInput, match="does not know Own; with --agreement average"):
         thin(lambda p: Own(p, lr=0.1))
-    with pytest.raises(InvalidInput, match="does not know groups of parameters with settings of their own"):
-        thin(lambda p: ad.optim.SGD([{"params": [one], "lr": 0.1 * n} for n, one in enumerate(p, 1)]))
     assert thin(lambda p: ad.optim.SGD([{"params": [one]} for one in p], lr=0.1)) == Sgd(learning_rate=0.1)
+
+
+def _backwards(parameters: Any) -> Any:
+    """A group for each parameter, the last one first."""
+    return ad.optim.SGD([{"params": [one], "lr": 0.5 * n} for n, one in enumerate(reversed(list(parameters)), 1)])
+
+
+def test_groups_with_settings_of_their_own_keep_them_in_whatever_order_they_come() -> None:
+    assert thin(_backwards) == Grouped(rules=(Sgd(learning_rate=0.5), Sgd(learning_rate=1.0)), group_of=(1, 0))
+
+
+def test_the_state_is_in_the_order_of_the_model_whatever_the_groups() -> None:
+    task = replace(_regression(np.ones((4, 6)), np.ones((4, 1))), optimizer=_backwards)
+    backend = ThinBackend(task, 0, "fp64")
+    expected = {name: tensor.numpy() for name, tensor in backend.model.state_dict().items()}
+    for name, array in backend.initial_weights().views().items():
+        np.testing.assert_array_equal(array, expected[name])
 
 
 def test_inputs_without_targets_are_refused() -> None:

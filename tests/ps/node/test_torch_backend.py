@@ -23,7 +23,7 @@ from evener.run.ps_backends import build_torch_engine
 from evener.sync import protocol
 from evener.sync.layout import Flat
 from evener.sync.messages import Lease, SampleRange
-from evener.sync.protocol import Adam, Sgd, Workload
+from evener.sync.protocol import Adam, Grouped, Sgd, Workload
 from evener.task import Task
 from evener.tasks.load import load_task
 
@@ -102,12 +102,29 @@ def test_a_schedule_becomes_one_rate_a_step() -> None:
     assert found.learning_rate == pytest.approx((0.1, 0.1 * 2 / 3, 0.1 / 3))
 
 
-def test_a_schedule_of_a_group_s_own_is_refused_though_the_groups_begin_alike() -> None:
+def test_groups_with_settings_of_their_own_keep_them() -> None:
+    found = server(optimizer=lambda p: torch.optim.SGD(_two(p), lr=0.1))
+    decays, does_not = Sgd(learning_rate=0.1, weight_decay=0.5), Sgd(learning_rate=0.1)
+    assert found == Grouped(rules=(does_not, decays), group_of=(1, 0, 1, 0))
+
+
+def _two(parameters: Any) -> list[dict[str, Any]]:
+    """No decay of biases, as transformers have it."""
+    every = list(parameters)
+    return [
+        {"params": [one for one in every if one.dim() == 1]},
+        {"params": [one for one in every if one.dim() > 1], "weight_decay": 0.5},
+    ]
+
+
+def test_a_schedule_of_a_group_s_own_is_kept_though_the_groups_begin_alike() -> None:
     def alone(optimizer: Any, _steps: int) -> LambdaLR:
         return LambdaLR(optimizer, [lambda _: 1.0, *[lambda step: 1 / (step + 1)] * (len(optimizer.param_groups) - 1)])
 
-    with pytest.raises(InvalidInput, match="does not know groups of parameters with settings of their own"):
-        server(optimizer=lambda p: torch.optim.SGD(groups(p), lr=0.1), scheduler=alone)
+    found = server(optimizer=lambda p: torch.optim.SGD(groups(p), lr=0.1), scheduler=alone)
+    assert found.group_of == (0, 1, 2, 3)
+    assert found.rules[0] == Sgd(learning_rate=0.1)
+    assert found.rules[1].learning_rate == pytest.approx((0.1, 0.1 / 2, 0.1 / 3))
 
 
 def test_a_schedule_that_is_not_known_beforehand_is_a_sentence() -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from evener import autodiff as ad
 from evener.atomic import atomic_write
 from evener.errors import InvalidInput, require
-from evener.ps.server_optimizer import server_optimizer
+from evener.ps.server_optimizer import group_numbers, server_optimizer
 from evener.sync.layout import Flat, StateLayout, layout_of
 from evener.sync.protocol import Outer
 from evener.task import ThinTask
@@ -44,7 +44,6 @@ class ThinBackend:
     """
 
     clip_norm: float | None = None
-    unused: tuple[int, ...] = ()
     synchronise: Callable[[], None] | None = None
 
     def __init__(self, task: ThinTask, seed: int, precision: str) -> None:
@@ -57,6 +56,9 @@ class ThinBackend:
         ad.manual_seed(seed)
         self.model = task.model().double() if precision == "fp64" else task.model()
         self.layout = layout_of_thin_model(self.model)
+        self._arena = ad.ParameterArena(
+            self.model.named_parameters()
+        )  # in the order of the layout, whatever the groups
         self._optimizer = task.optimizer(self.model.parameters())
         self._peak_rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._buffers = dict(self.model.named_buffers())
@@ -89,7 +91,8 @@ class ThinBackend:
         groups, kind = self._optimizer.param_groups, type(self._optimizer)
         steps = range(num_steps if self._task.rate else 1)
         schedule = [[{"lr": rate} for rate in self._rates(step, num_steps)] for step in steps]
-        return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule)
+        numbers = group_numbers(groups, self.model.parameters())
+        return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule, numbers)
 
     def write_weights(self, data: bytes, path: Path) -> None:
         """See `ModelBackend`."""
@@ -105,18 +108,18 @@ class ThinBackend:
 
     def load(self, weights: Flat) -> None:
         """See `ModelBackend`."""
-        self._optimizer.arena.load(_only(weights.parameters))
+        self._arena.load(_only(weights.parameters))
         for name, view in self._views_of(weights).items():
             self._buffers[name].copy_(view)
 
     def save(self, into: Flat) -> None:
         """See `ModelBackend`."""
-        np.copyto(_only(into.parameters), self._optimizer.arena.values)
+        np.copyto(_only(into.parameters), self._arena.values)
         self._save_buffers(into)
 
     def save_gradients(self, into: Flat) -> None:
         """See `ModelBackend`."""
-        np.copyto(_only(into.parameters), self._optimizer.arena.gradients)
+        np.copyto(_only(into.parameters), self._arena.gradients)
         self._save_buffers(into)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[ad.Tensor, ad.Tensor]:
@@ -127,11 +130,18 @@ class ThinBackend:
         """See `ModelBackend`."""
         ad.manual_seed(seeds)
         with self._memory:
-            self._optimizer.zero_grad()
+            self._arena.zero_grad()
             inputs, targets = self.batch(indices)
             loss = self._task.loss(self.model(inputs), targets)
             loss.backward()
             return float(loss.item())
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """See `ModelBackend`; what the optimiser was not given is not moved either."""
+        given = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
+        parameters = enumerate(self.model.parameters())  # which come first in the layout
+        return tuple(place for place, one in parameters if one.grad is None or id(one) not in given)
 
     def step(self, number: int) -> None:
         """See `ModelBackend`."""

@@ -29,7 +29,7 @@ from evener.parallel.op_registry import without_synchronised
 from evener.parallel.parallel_model import require_scalar
 from evener.parallel.refusals import refuse_lazy
 from evener.ps.node.torch_state import TorchState, layout_of_model, shared_state
-from evener.ps.server_optimizer import server_optimizer
+from evener.ps.server_optimizer import group_numbers, server_optimizer
 from evener.sync.layout import Flat, flat_of
 from evener.sync.protocol import Outer
 from evener.task import Task
@@ -114,7 +114,11 @@ class TorchBackend:
         optimizer = optimizer_of(self._task, self.model.parameters())
         groups = [{name: _number(value) for name, value in group.items()} for group in optimizer.param_groups]
         kind, schedule = type(optimizer), _schedule_of(self._task, self.model, num_steps)
-        return server_optimizer(_KINDS.get(kind, kind.__name__), groups, schedule)
+        named = dict(self.model.named_parameters())
+        parameters = [named[entry.name] for entry in self.layout.entries if entry.kind == "parameter"]
+        return server_optimizer(
+            _KINDS.get(kind, kind.__name__), groups, schedule, group_numbers(optimizer.param_groups, parameters)
+        )
 
     def write_weights(self, data: bytes, path: Path) -> None:
         """See `ModelBackend`; as the model itself would, with all names of tensors that it shares."""
@@ -125,6 +129,13 @@ class TorchBackend:
         """See `ModelBackend`."""
         self._state = TorchState(self.model, self.layout)
         self._optimizer = optimizer_of(self._task, self.model.parameters())
+        given = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
+        named = dict(self.model.named_parameters())
+        self._not_given = [
+            place
+            for place, entry in enumerate(self.layout.entries)
+            if entry.kind == "parameter" and id(named[entry.name]) not in given
+        ]
         self._schedule = _schedule_of(self._task, self.model, num_steps)
 
     def set_training(self, is_training: bool) -> None:
@@ -145,8 +156,8 @@ class TorchBackend:
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """See `ModelBackend`."""
-        return self._state.unused
+        """See `ModelBackend`; what the optimiser was not given is not moved either."""
+        return tuple(dict.fromkeys((*self._state.unused, *self._not_given)))
 
     def backward(self, indices: NDArray[np.int64], epoch: int, seeds: tuple[int, ...]) -> Tensor:
         """See `ModelBackend`."""
