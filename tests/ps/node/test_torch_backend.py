@@ -108,6 +108,16 @@ def test_groups_with_settings_of_their_own_keep_them() -> None:
     assert found == Grouped(rules=(does_not, decays), group_of=(1, 0, 1, 0))
 
 
+def test_an_optimiser_whose_steps_are_watched_is_refused_for_the_server_s_are_not() -> None:
+    def watched(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+    with pytest.raises(InvalidInput):
+        server(optimizer=watched)
+
+
 def _two(parameters: Any) -> list[dict[str, Any]]:
     """No decay of biases, as transformers have it."""
     every = list(parameters)

@@ -113,12 +113,10 @@ class TorchBackend:
         """See `ModelBackend`."""
         optimizer = optimizer_of(self._task, self.model.parameters())
         groups = [{name: _number(value) for name, value in group.items()} for group in optimizer.param_groups]
-        kind, schedule = type(optimizer), _schedule_of(self._task, self.model, num_steps)
-        named = dict(self.model.named_parameters())
+        schedule, named = _schedule_of(self._task, self.model, num_steps), dict(self.model.named_parameters())
         parameters = [named[entry.name] for entry in self.layout.entries if entry.kind == "parameter"]
-        return server_optimizer(
-            _KINDS.get(kind, kind.__name__), groups, schedule, group_numbers(optimizer.param_groups, parameters)
-        )
+        numbers = group_numbers(optimizer.param_groups, parameters)
+        return server_optimizer(_kind_of(optimizer), groups, schedule, numbers)
 
     def write_weights(self, data: bytes, path: Path) -> None:
         """See `ModelBackend`; as the model itself would, with all names of tensors that it shares."""
@@ -231,6 +229,14 @@ def _refuse_sparse(task: Task, model: nn.Module) -> None:
 def optimizer_of(task: Task, parameters: Iterable[nn.Parameter]) -> Optimizer:
     """The task's optimiser, or the one that tasks without have."""
     return task.optimizer(parameters) if task.optimizer else SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _kind_of(optimizer: Optimizer) -> str:
+    """What kind of optimiser the server has to know."""
+    kind = type(optimizer)
+    name = _KINDS.get(kind, kind.__name__)
+    has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return f"{name} with hooks of its step" if has_hooks else name
 
 
 def _schedule_of(task: Task, model: nn.Module, num_steps: int) -> list[list[Settings]]:
