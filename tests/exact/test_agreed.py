@@ -15,7 +15,7 @@ from exact.verdicts import BY_CHECK, Verdict
 _QUICK = 2
 """Recipes of a kind that are tried wherever tests run."""
 _EQUAL_SHARE = 0.6
-"""Of all recipes, at least, under `sync`; see docs/guarantees.md."""
+"""Of all recipes, at least, under `sync`; see docs/agreement.md."""
 _NOT_KEPT = {"parametrised/embedding_with_max_norm"}
 """Evaluation changes its weights, and a master's nodes evaluate copies."""
 
