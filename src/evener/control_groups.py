@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -9,6 +10,8 @@ from typing import Literal, NamedTuple
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 """Lines of `number:controllers:path`, one for every hierarchy of control groups."""
+_MOUNTS = Path("/proc/self/mountinfo")
+"""Lines whose fourth and fifth words are the root of a mount and its folder."""
 
 
 class ControlGroup(NamedTuple):
@@ -39,11 +42,32 @@ def groups_of(controller: str) -> Iterator[ControlGroup]:
         else:
             continue
         for mount in dict.fromkeys(mounts):
-            own = mount / path.strip().lstrip("/")
+            own = _namespace_folder(mount) / path.strip().lstrip("/")
             for folder in (own, *own.parents):
                 yield ControlGroup(folder, version)
                 if folder == mount:
                     break
+
+
+def _namespace_folder(mount: Path) -> Path:
+    """The folder that paths of groups are relative to.
+
+    It is `mount`, unless this process is in a namespace of control groups and still sees a mount from outside: the root
+    of that mount is then `/..`, or `/../..`, and the folder lies so many levels below it.
+    """
+    words = (line.split() for line in _read(_MOUNTS).splitlines())
+    root = next((line[3] for line in words if len(line) > 4 and line[4] == str(mount)), "/")
+    levels = root.split("/").count("..")
+    if not levels:
+        return mount
+    own = str(os.getpid())
+    folders = (folder for folder in mount.glob("*/" * levels) if folder.is_dir())
+    return next((folder for folder in folders if _holds(folder, own)), mount)
+
+
+def _holds(folder: Path, process: str) -> bool:
+    """Whether a process is in the group of a folder or in one below it."""
+    return any(process in _read(file).split() for file in folder.rglob("cgroup.procs"))
 
 
 def _read(path: Path) -> str:

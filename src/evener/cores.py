@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from math import ceil
+from math import ceil, inf
 
 from evener.control_groups import ControlGroup, groups_of
 
@@ -16,6 +16,31 @@ from evener.control_groups import ControlGroup, groups_of
 def usable_cores() -> int:
     """That this process may use, at least 1."""
     return max(1, min([_bound_cores(), *map(ceil, _quotas())]))
+
+
+def cpu_quota() -> float | None:
+    """Cores' worth of time that control groups allow this process, such as 0.33; None if they allow all its cores."""
+    quota = min(_quotas(), default=inf)
+    return quota if quota < _bound_cores() else None
+
+
+def quota_speed(processes: int = 1) -> float:
+    """The speed at which each of `processes` computes without being stopped by a CPU quota; 1.0 where there is none.
+
+    The kernel stops a process for the rest of a period (usually 100 ms) once the quota is used up. Steps are shorter
+    than a period, so most of them look fast and a few stall. A process that paces itself takes the same time for every
+    step, and what it measures is what it can keep up.
+    """
+    quota, named = cpu_quota(), os.environ.get("OMP_NUM_THREADS", "")
+    if quota is None:
+        return 1.0
+    threads = min(int(named), _bound_cores()) if named.isdecimal() and int(named) else usable_cores()
+    return min(1.0, quota / (threads * processes))
+
+
+def throttled_seconds() -> float:
+    """Seconds for which a CPU quota has stopped the processes of this process's groups since these were made."""
+    return max((_throttled_seconds(group) for group in groups_of("cpu")), default=0.0)
 
 
 def compute_in(threads: int) -> None:
@@ -51,3 +76,9 @@ def _quota(group: ControlGroup) -> float | None:
         words = [group.read(f"cpu.cfs_{what}_us").strip() for what in ("quota", "period")]
     is_bound = len(words) == 2 and all(word.isdecimal() for word in words)  # `max` and -1 stand for no bound
     return int(words[0]) / int(words[1]) if is_bound and int(words[1]) else None
+
+
+def _throttled_seconds(group: ControlGroup) -> float:
+    counts = dict(words for line in group.read("cpu.stat").splitlines() if len(words := line.split()) == 2)
+    nanoseconds = counts.get("throttled_time", "0") if group.version == 1 else counts.get("throttled_usec", "0") + "000"
+    return int(nanoseconds) / 1e9 if nanoseconds.isdecimal() else 0.0

@@ -17,6 +17,6 @@ from evener.launch.torchrun import named_nodes
     ],
 )
 def test_machines_of_one_name_are_told_apart(rows: list[str], names: list[str], hosts: list[str]) -> None:
-    nodes = named_nodes([[*row.split(), "cpu"] for row in rows])
+    nodes = named_nodes([[*row.split(), "cpu", "1.0"] for row in rows])
     assert [node.name for node in nodes] == names
     assert [node.host for node in nodes] == hosts

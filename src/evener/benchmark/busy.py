@@ -3,7 +3,8 @@
 Linux counts for every thread how long it ran, and how long it was ready to run while another one had its core
 (`/proc/thread-self/schedstat`, of which the first two numbers are these, in nanoseconds). Idling on purpose is neither,
 so slowed nodes are judged like others. Nodes of this machine that share a core wait for each other as well: as long as
-the others of that core ran at most, which is not counted.
+the others of that core ran at most, which is not counted. A CPU quota stops a thread, too: that is nobody else's doing,
+so it is not counted either, and the quota is named instead.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from evener.cores import cpu_quota, throttled_seconds
 from evener.schema import Finite, Part
 
 MOST = 0.1
@@ -27,12 +29,14 @@ class ProcessorTime(Part, frozen=True, kw_only=True):
         cores: that it may run on; empty for all.
         ran: seconds.
         waited: seconds in which it was ready to run, and another one ran.
+        quota: cores' worth of time that a control group allows it; None if it allows all cores.
     """
 
     node: str
     cores: tuple[int, ...] = ()
     ran: Finite
     waited: Finite
+    quota: Finite | None = None
 
 
 class ProcessorWatch:
@@ -46,12 +50,13 @@ class ProcessorWatch:
 
     def __init__(self, node: str, cores: Sequence[int] = (), counts: Path = _COUNTS) -> None:
         self._node, self._cores, self._counts = node, tuple(cores), counts
-        self._begin = self._read()
+        self._begin, self._throttled = self._read(), throttled_seconds()
 
     def stop(self) -> ProcessorTime:
         """What it had until now."""
         ran, waited = (now - before for now, before in zip(self._read(), self._begin, strict=True))
-        return ProcessorTime(node=self._node, cores=self._cores, ran=ran, waited=waited)
+        waited = max(0.0, waited - (throttled_seconds() - self._throttled))
+        return ProcessorTime(node=self._node, cores=self._cores, ran=ran, waited=waited, quota=cpu_quota())
 
     def _read(self) -> tuple[float, float]:
         try:
@@ -69,6 +74,14 @@ def taken_by_others(times: Sequence[ProcessorTime]) -> dict[str, float]:
         lost = max(0.0, own.waited - beside)
         found[own.node] = lost / (own.ran + lost) if own.ran + own.waited > _LEAST_SECONDS else 0.0
     return found
+
+
+def quota_sentence(times: Sequence[ProcessorTime]) -> str:
+    """Which nodes a CPU quota limits, and to what; empty if there are none."""
+    limited = [f"{own.quota:.3g} cores on {own.node}" for own in times if own.quota is not None]
+    if not limited:
+        return ""
+    return f"a container or a control group allows {', '.join(limited)}; speeds are measured within that"
 
 
 def busy_sentence(shares: Mapping[str, float]) -> str:

@@ -112,6 +112,7 @@ class LoadFacts(Part, frozen=True, kw_only=True):
         busiest_cores: that it takes.
         stolen: share of the time that the host of a virtual machine gave to others.
         hot_cores: that were slowed down for their temperature meanwhile.
+        quota: cores' worth of time that a control group allows this process; None if it allows all cores.
     """
 
     cores: Count
@@ -120,6 +121,7 @@ class LoadFacts(Part, frozen=True, kw_only=True):
     busiest_cores: Share = 0.0
     stolen: Share = 0.0
     hot_cores: Count = 0
+    quota: Share | None = None
 
 
 class MachineFacts(Part, frozen=True, kw_only=True):

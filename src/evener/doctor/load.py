@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from evener.cores import usable_cores
+from evener.cores import cpu_quota, usable_cores
 from evener.doctor.facts import LoadFacts
 from evener.schema import shown
 
@@ -41,6 +41,7 @@ def load_facts(seconds: float = _SECONDS, processors: Path = _PROCESSORS) -> Loa
         busiest_cores=cores,
         stolen=min(1.0, max(0.0, stolen / took / len(percents))),
         hot_cores=sum(after > hot.get(core, after) for core, after in _throttled(processors).items()),
+        quota=cpu_quota(),
     )
 
 

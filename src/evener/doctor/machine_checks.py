@@ -55,8 +55,15 @@ def _check_devices(facts: MachineFacts) -> Iterator[Finding]:
         yield _check_gpu(facts, number, gpu)
     if not facts.gpus and not facts.gpu_problem:
         others = f"{usable} GPUs, and " if usable else "no NVIDIA GPU; "
-        cores = "1 core" if facts.load.cores == 1 else f"{facts.load.cores} cores"
-        yield found(facts.machine, "device", "ok", f"{others}{cores} of {facts.processor}")
+        yield found(facts.machine, "device", "ok", f"{others}{_processor(facts)}")
+
+
+def _processor(facts: MachineFacts) -> str:
+    """The processor, with the cores or the CPU quota that this process may use."""
+    load = facts.load
+    if load.quota is not None:
+        return f"{facts.processor} with a CPU quota of {load.quota:.3g} cores (of a container or a control group)"
+    return f"{'1 core' if load.cores == 1 else f'{load.cores} cores'} of {facts.processor}"
 
 
 def _check_gpu(facts: MachineFacts, number: int, gpu: GpuFacts) -> Finding:

@@ -3,6 +3,7 @@
 `1.0,0.5,0.25` are three nodes of those relative speeds; `1.0,1.0@40=0.33` is a node that slows to a third at step 40.
 The nodes are put on the processor's cores, each core holding nodes whose speeds sum to at most 1, so that what a slowed
 node leaves idle is there for the others. Where that cannot be, all speeds shrink by one factor: ratios stay honest.
+They also shrink where a CPU quota allows less time than the nodes would take together.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from math import inf
 
+from evener.cores import cpu_quota, quota_speed
 from evener.errors import InvalidValue, require
 from evener.schema import Part
 
@@ -60,6 +63,7 @@ def parse_local_nodes(text: str, memory: Sequence[int | None] = ()) -> list[Loca
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     fastest = [max(speed for _, speed in changes) for changes in speeds]
     places, shrink = place(fastest, len(cores))
+    shrink = min(shrink, (cpu_quota() or inf) / sum(fastest))
     return [
         LocalNode(
             name=f"node-{i}",
@@ -83,13 +87,20 @@ def place(speeds: Sequence[float], cores: int) -> tuple[list[int], float]:
 
 
 def local_nodes(devices: Sequence[str], memory: Sequence[int | None] = ()) -> list[LocalNode]:
-    """One node a device of this machine, at full speed."""
+    """One node a device of this machine, at full speed or, on CPUs, at the speed that a CPU quota allows."""
     if memory and len(memory) != len(devices):
         raise InvalidValue("--memory", len(memory), f"one value, or one a device ({len(devices)})")
+    speeds = device_speeds(devices)
     return [
-        LocalNode(name=f"node-{i}", device=device, memory_bytes=memory[i] if memory else None)
-        for i, device in enumerate(devices)
+        LocalNode(name=f"node-{i}", device=device, speeds=((0, speed),), memory_bytes=memory[i] if memory else None)
+        for i, (device, speed) in enumerate(zip(devices, speeds, strict=True))
     ]
+
+
+def device_speeds(devices: Sequence[str]) -> list[float]:
+    """The speed of a node on each of this machine's `devices`: below 1.0 on CPUs that a CPU quota limits."""
+    speed = quota_speed(max(1, list(devices).count("cpu")))
+    return [speed if device == "cpu" else 1.0 for device in devices]
 
 
 def _parse_speeds(item: str) -> tuple[tuple[int, float], ...]:

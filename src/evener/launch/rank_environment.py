@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evener.comm.signed_store import SignedStore
+from evener.cores import keep_to_quota
 from evener.data.loading_process import loading_death
 from evener.elastic.line import Line
 from evener.errors import (
@@ -127,6 +128,7 @@ def run_inprocess(
     Raises:
         KeyboardInterrupt: Ctrl-C before the first step, or the program has no steps.
     """
+    keep_to_quota()
     env = RankEnvironment(rank=0, nodes=[node], device=torch.device(node.device), patience=patience, notify=on_event)
 
     def stop() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from evener.comm.signed_store import SignedStore
+from evener.cores import keep_to_quota, quota_speed
 from evener.errors import InvalidValue, NodeLost, end_process
 from evener.host import own_address
 from evener.launch.nodes import LocalNode
@@ -44,7 +45,10 @@ def torchrun_environment(
     kept = keep_store(host, port, secret)[0] if is_keeper else open_store()
     store = kept.under(prefix)
     machine = variables.get("GROUP_RANK") or variables.get("NODE_RANK") or "-"
-    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {machine} {local} {device}", patience)
+    keep_to_quota()
+    here = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else 1
+    speed = quota_speed(max(1, here)) if device == "cpu" else 1.0
+    nodes = _introduce(store, rank, size, f"{socket.gethostname()} {machine} {local} {device} {speed}", patience)
     if rank == 0 and file is not None:
         file.unlink()  # all ranks have signed something by now
     env = RankEnvironment(
@@ -96,19 +100,19 @@ def named_nodes(rows: Sequence[Sequence[str]]) -> list[LocalNode]:
     """One node a rank; a machine that is called as an earlier one is called `NAME-2`.
 
     Args:
-        rows: for every rank its machine's name, the launcher's number of that machine or `-`, its number there, and its
-            device.
+        rows: for every rank its machine's name, the launcher's number of that machine or `-`, its number there, its
+            device, and its speed.
     """
     machines: dict[str, list[str]] = {}
     nodes: list[LocalNode] = []
-    for host, machine, local, device in rows:
+    for host, machine, local, device, speed in rows:
         times = sum(row[0] == host and row[2] == local for row in rows[: len(nodes)])
         known = machines.setdefault(host, [])
         key = f"time {times}" if machine == "-" else machine
         if key not in known:
             known.append(key)
         name = host if key == known[0] else f"{host}-{known.index(key) + 1}"
-        nodes.append(LocalNode(name=f"{name}/{local}", host=name, device=device))
+        nodes.append(LocalNode(name=f"{name}/{local}", host=name, device=device, speeds=((0, float(speed)),)))
     return nodes
 
 

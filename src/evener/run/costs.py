@@ -11,12 +11,13 @@ import msgspec
 import torch
 from torch import nn
 
-from evener.benchmark.busy import MOST, ProcessorTime, ProcessorWatch, busy_sentence, taken_by_others
+from evener.benchmark.busy import MOST, ProcessorTime, ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.benchmark.dry_run import dry_run_of
 from evener.benchmark.exchanges import measure_all_reduce, measure_small_exchange
 from evener.benchmark.task_timing import affine, time_task
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
+from evener.cores import cpu_quota
 from evener.data.loader import to_device
 from evener.errors import DoesNotFit, TrainingFailed
 from evener.launch.nodes import LocalNode
@@ -77,9 +78,13 @@ def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> Meas
 
 
 def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None:
-    """Have the leader say on which nodes others wanted the processor meanwhile; all ranks call this."""
+    """Have the leader name the CPU quotas of nodes, and nodes on which others wanted the CPU; all ranks call this."""
     rows = group.all_gather_bytes(msgspec.json.encode(watch.stop()))
-    shares = taken_by_others([msgspec.json.decode(row, type=ProcessorTime) for row in rows])
+    times = [msgspec.json.decode(row, type=ProcessorTime) for row in rows]
+    shares = taken_by_others(times)
+    if group.is_leader and (sentence := quota_sentence(times)):
+        limited = tuple(one.node for one in times if one.quota is not None)
+        env.notify(Event(step=0, kind="CPU quota", message=sentence, nodes=limited))
     if group.is_leader and (sentence := busy_sentence(shares)):
         nodes = tuple(node for node, share in shares.items() if share > MOST)
         env.notify(Event(step=0, kind="busy machine", message=sentence, nodes=nodes))
@@ -142,6 +147,8 @@ def calibrate(
 ) -> None:
     """Let every slowed local node find out, one after the other, what a step takes it at full speed, undisturbed.
 
+    A node that a CPU quota slows down cannot: the kernel would stop it while it measures.
+
     Args:
         env: of this rank.
         group: the ranks, all of which call this.
@@ -151,7 +158,7 @@ def calibrate(
     for rank, node in enumerate(env.nodes):
         if min(speed for _, speed in node.speeds) == 1.0:
             continue
-        if rank == env.rank and (timing := time_alone()) is not None:
+        if rank == env.rank and cpu_quota() is None and (timing := time_alone()) is not None:
             fixed, each = affine(timing)
             group.timer.pace.reference = StepSeconds(fixed=accumulate * fixed, each=each)
         group.barrier()

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import IO
 
 from evener.atomic import atomic_write
-from evener.benchmark.busy import ProcessorWatch, busy_sentence, taken_by_others
+from evener.benchmark.busy import ProcessorWatch, busy_sentence, quota_sentence, taken_by_others
 from evener.benchmark.numpy_device import profile_numpy
 from evener.cores import keep_to_quota
 from evener.errors import InvalidFile, InvalidInput, InvalidValue, MissingFile, require_one_of
 from evener.file_lock import lock_file
 from evener.host import version_of
+from evener.launch.nodes import device_speeds
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.ps.config import default_cache, node_cache, versions_here
 from evener.ps.directions import ToNode
@@ -75,16 +76,17 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
     # The connection comes first: who cannot join is told at once.
     with interrupt_on_stop_signals(), leash, connector(masters, token) as dial:
         device = "cpu" if thin else choose_device(config.device)
+        speed = config.speed * device_speeds([device])[0]
         default = socket.gethostname() + (f"-{device.replace(':', '')}" if config.device else "")
         with own_name(config.name, default, cache) as name, node_cache(cache):
             node = NodeConfig(
                 name=name,
                 device=device,
-                speed=config.speed,
+                speed=speed,
                 data=config.data.resolve() if config.data else None,
                 cache=cache,
                 versions=versions_here(),
-                measure=partial(known_profile, name, device, config.speed, thin=thin, cache=cache),
+                measure=partial(known_profile, name, device, speed, thin=thin, cache=cache),
                 build=build_thin_engine if thin else build_engine,
                 key=own_key(cache),
                 is_named=config.name is not None,
@@ -93,7 +95,7 @@ def join(config: JoinConfig, environment: Mapping[str, str] = os.environ) -> Non
                     submitters=None if config.submitters is None else frozenset(config.submitters.split(",")),
                 ),
                 look=partial(look_here, config),
-                host=None if thin or not version_of("torch") else host_of(config.speed, masters[0].host),
+                host=None if thin or not version_of("torch") else host_of(speed, masters[0].host),
             )
             Node(node, dial, print_notice).serve()
 
@@ -226,7 +228,10 @@ def known_profile(
     measure = measure or (profile_numpy if is_thin else partial(_profile_torch, device))
     watch = ProcessorWatch(name)
     profile = measure(name, speed, MEASURE_SECONDS)
-    if sentence := busy_sentence(taken_by_others([watch.stop()])):
+    time_here = watch.stop()
+    if sentence := quota_sentence([time_here]):
+        print_notice(f"CPU quota: {sentence}")
+    if sentence := busy_sentence(taken_by_others([time_here])):
         print_notice(f"busy machine: {sentence}")
     write_noun(ClusterProfile(devices=(profile,)), file)
     return profile
