@@ -1,14 +1,26 @@
 """Who takes part: a node that would make the whole slower is left out, and memory is respected."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from evener.errors import DoesNotFit
 from evener.oracle.apportion import Worker
 from evener.oracle.cost.topology import all_reduce_seconds
-from evener.oracle.data_parallel import Candidate, GradientSync, plan_data_parallel
+from evener.oracle.data_parallel import (
+    Candidate,
+    GradientSync,
+    divided_anew,
+    faster_members,
+    fitted_to_rehearsal,
+    plan_data_parallel,
+    without_slow_nodes,
+)
 from evener.oracle.division.layout import ring_bytes
+from evener.plan import Plan
 
 FREE = GradientSync(gradient_bytes=0)
 
@@ -91,3 +103,78 @@ def test_ring_all_reduce_costs() -> None:
     assert all_reduce_seconds(1000, 1, 1.0, 1.0) == 0
     assert all_reduce_seconds(1000, 4, 0.5, 0.001) == pytest.approx(6 * (0.5 + 0.25))
     assert ring_bytes(1000, 4) == 1500
+
+
+def rehearsed(plan: Plan, computing: Sequence[float], besides: float = 0.0) -> Plan:
+    """`plan` after a rehearsal in which its ranks computed for so long, and waited besides."""
+    assert plan.prediction is not None
+    seconds = {"step_seconds": max(computing) + besides, "compute_seconds": max(computing)}
+    return fitted_to_rehearsal(replace(plan, prediction=replace(plan.prediction, **seconds)), computing)
+
+
+def test_two_equal_nodes_measured_on_a_busy_machine_are_not_four_times_as_fast_as_one() -> None:
+    plan = plan_data_parallel([node(0, 1.0), node(1, 1.0)], 64, FREE)
+    after = rehearsed(plan, [15.5, 15.5])  # the machine has become idle: half of the seconds that were measured
+    assert after.prediction is not None
+    assert after.prediction.alone_seconds == pytest.approx(31.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 50), st.floats(0.1, 10)), min_size=2, max_size=5),
+    st.integers(16, 200),
+    st.integers(1, 3),
+    st.floats(0, 50),
+)
+def test_several_nodes_are_never_predicted_to_be_faster_than_the_sum_of_their_speeds(
+    nodes: list[tuple[float, float, float]], batch: int, accumulate: int, besides: float
+) -> None:
+    candidates = [node(i, unit, fixed) for i, (unit, fixed, _) in enumerate(nodes)]
+    plan = plan_data_parallel(candidates, batch, FREE, accumulate=accumulate)
+    computing = [
+        factor * accumulate * (one.fixed_seconds + one.samples * one.sample_seconds)
+        for one, (_, _, factor) in zip(plan.assignments, nodes, strict=False)
+    ]
+    measured = rehearsed(plan, computing, besides)
+    for after in (measured, divided_anew(measured)):
+        assert after.prediction is not None
+        assert after.prediction.alone_seconds is not None
+        alone = [one.fixed_seconds + plan.micro_batch_size * one.sample_seconds for one in after.assignments]
+        speeds = sum(min(alone) / each for each in alone)
+        assert after.prediction.alone_seconds <= speeds * after.prediction.step_seconds * (1 + 1e-9)
+    fewer = without_slow_nodes(divided_anew(measured))
+    left = fewer or divided_anew(measured)
+    assert left.prediction is not None
+    assert left.prediction.alone_seconds is not None
+    assert 0.9 * left.prediction.step_seconds <= left.prediction.alone_seconds * (1 + 1e-9)
+
+
+def test_nodes_that_a_rehearsal_shows_to_make_steps_longer_are_left_out_with_both_predictions() -> None:
+    plan = plan_data_parallel([node(0, 1.0), node(1, 1.0), node(2, 4.0)], 72, FREE)
+    measured = divided_anew(rehearsed(plan, [32.0, 32.0, 1600.0], besides=30.0))
+    fewer = without_slow_nodes(measured)
+    assert fewer is not None
+    assert fewer.prediction is not None
+    assert measured.prediction is not None
+    assert [(one.node, one.samples) for one in fewer.assignments] == [("n0", 36), ("n1", 36)]
+    assert fewer.prediction.step_seconds == pytest.approx(36 + 30)
+    out = {one.what: one.step_seconds for one in fewer.rejected}
+    assert out["n2"] == pytest.approx(measured.prediction.step_seconds)
+
+
+def test_one_node_is_left_where_exchanges_take_longer_than_computing() -> None:
+    plan = plan_data_parallel([node(0, 1.0), node(1, 1.0)], 64, FREE)
+    measured = rehearsed(plan, [32.0, 32.0], besides=567.0)
+    fewer = without_slow_nodes(measured)
+    assert fewer is not None
+    assert fewer.prediction is not None
+    assert (fewer.strategy, [one.samples for one in fewer.assignments]) == ("serial", [64])
+    assert (fewer.prediction.step_seconds, fewer.prediction.communication_seconds) == (64.0, 0.0)
+    assert fewer.prediction.sent_bytes == 0
+
+
+def test_nodes_that_help_stay_and_so_do_those_whose_memory_is_needed() -> None:
+    assert (
+        without_slow_nodes(rehearsed(plan_data_parallel([node(0, 1.0), node(1, 1.0)], 64, FREE), [32, 32], 10)) is None
+    )
+    workers = [node(i, unit, most=40).worker for i, unit in enumerate((1.0, 1.0))]
+    assert faster_members(workers, [32, 32], 1, 600.0) is None

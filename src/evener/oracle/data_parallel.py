@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from evener.errors import DoesNotFit, require
 from evener.oracle.apportion import Worker, apportion, finish_seconds, weights_to_workers
 from evener.oracle.cost.topology import all_reduce_seconds
@@ -17,6 +19,8 @@ from evener.plan import Assignment, Plan, Prediction, Rejected, Strategy
 
 _WORTH = 0.99
 """One more node has to bring a step to this fraction of what it was: a predicted gain below 1 % is noise."""
+_MUCH_SHORTER = 0.9
+"""Planned nodes are left out if a step then takes this fraction: a smaller gain may be noise of the rehearsal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +186,138 @@ class _Trial:
             sent_bytes=self.exchange.sent_bytes(len(members)),
             alone_seconds=self.accumulate * min(alone) if alone else None,
         )
+
+
+def fitted_to_rehearsal(plan: Plan, computing: Sequence[float]) -> Plan:
+    """`plan` whose costs of samples, and whose step on one device alone, agree with a step that was rehearsed.
+
+    What was fitted before and what was rehearsed can differ: the machines may have been busier at one time than at the
+    other. Compared with each other they could tell that two equal nodes are four times as fast as one.
+
+    Args:
+        plan: of whole models, predicted by the rehearsed step.
+        computing: seconds of every rank in that step.
+    """
+    assignments = tuple(
+        _scaled(one, seconds / plan.accumulate) for one, seconds in zip(plan.assignments, computing, strict=True)
+    )
+    plan = msgspec.structs.replace(plan, assignments=assignments)
+    assert plan.prediction is not None
+    prediction = msgspec.structs.replace(plan.prediction, alone_seconds=_alone_seconds(plan))
+    return msgspec.structs.replace(plan, prediction=prediction)
+
+
+def _scaled(one: Assignment, seconds: float) -> Assignment:
+    """`one` whose samples are predicted to take `seconds`."""
+    predicted = one.fixed_seconds + one.samples * one.sample_seconds
+    if not (one.samples and one.sample_seconds and seconds > 0):
+        return one
+    factor = seconds / predicted
+    return msgspec.structs.replace(
+        one, fixed_seconds=factor * one.fixed_seconds, sample_seconds=factor * one.sample_seconds
+    )
+
+
+def _alone_seconds(plan: Plan) -> float | None:
+    """Of a step on the fastest node that holds it alone; None if none does, or a node was not timed."""
+    if not all(one.sample_seconds for one in plan.assignments):
+        return None
+    workers = [worker_of_assignment(one) for one in plan.assignments]
+    alone = [worker.seconds(plan.micro_batch_size) for worker in workers if worker.room >= plan.micro_batch_size]
+    return plan.accumulate * min(alone) if alone else None
+
+
+def worker_of_assignment(one: Assignment, least: int = 0) -> Worker:
+    """What samples cost the node of an assignment that was timed."""
+    return Worker(unit_seconds=one.sample_seconds, fixed_seconds=one.fixed_seconds, most=one.max_samples, least=least)
+
+
+def divided_anew(plan: Plan, members: Sequence[int] | None = None) -> Plan:
+    """`plan` with samples by what they cost now, among all its ranks or the `members` alone.
+
+    What a step takes besides computing stays as predicted; a single rank waits for nobody.
+
+    Args:
+        plan: of whole models, with costs of samples and a prediction.
+        members: ranks that take part.
+    """
+    ranks = range(len(plan.assignments)) if members is None else members
+    chosen = [plan.assignments[rank] for rank in ranks]
+    workers = [worker_of_assignment(one, least=min(1, one.samples)) for one in chosen]
+    sizes, before = apportion(plan.micro_batch_size, workers), plan.prediction
+    assert before is not None
+    fastest = min(worker.seconds(max(sizes)) for worker in workers)
+    candidates = [Candidate(node=one.node, device=one.device, worker=worker_of_assignment(one)) for one in chosen]
+    computing = plan.accumulate * finish_seconds(sizes, workers)
+    is_alone = len(chosen) == 1
+    besides = 0.0 if is_alone else max(0.0, before.step_seconds - before.compute_seconds)
+    shrink = ring_bytes(1, len(chosen)) / ring_bytes(1, len(plan.assignments)) if len(plan.assignments) > 1 else 0.0
+    return msgspec.structs.replace(
+        plan,
+        strategy="serial" if is_alone else plan.strategy,
+        assignments=tuple(
+            _assignment(rank, one, n, fastest / one.worker.seconds(max(sizes)))
+            for rank, (one, n) in enumerate(zip(candidates, sizes, strict=True))
+        ),
+        prediction=msgspec.structs.replace(
+            before,
+            step_seconds=computing + besides,
+            compute_seconds=computing,
+            communication_seconds=0.0 if is_alone else before.communication_seconds,
+            waiting_seconds=0.0 if is_alone else before.waiting_seconds,
+            sent_bytes=round(before.sent_bytes * shrink),
+        ),
+    )
+
+
+def without_slow_nodes(plan: Plan) -> Plan | None:
+    """`plan` without nodes that make its steps much longer; None if there are none.
+
+    Args:
+        plan: of whole models, with costs of samples and a prediction that agree.
+    """
+    members = faster_members(
+        [worker_of_assignment(one) for one in plan.assignments],
+        [one.samples for one in plan.assignments],
+        plan.accumulate,
+        plan.prediction.step_seconds if plan.prediction else 0.0,
+    )
+    if members is None:
+        return None
+    assert plan.prediction is not None
+    fewer, seconds = divided_anew(plan, members[0]), plan.prediction.step_seconds
+    out = [one.node for rank, one in enumerate(plan.assignments) if rank not in members[0]]
+    reasons = (
+        Rejected(what=node, reason="a step would be longer with it, as rehearsed", step_seconds=seconds) for node in out
+    )
+    return msgspec.structs.replace(fewer, rejected=(*plan.rejected, *reasons))
+
+
+def faster_members(
+    workers: Sequence[Worker], sizes: Sequence[int], accumulate: int, step_seconds: float
+) -> tuple[list[int], float] | None:
+    """Some of `workers` among whom a step is much shorter, in order, with its seconds; None if it needs all of them.
+
+    Args:
+        workers: what samples cost each rank.
+        sizes: samples of each rank in a micro-batch.
+        accumulate: micro-batches of a step.
+        step_seconds: that a step of all takes; what it takes besides computing stays, unless one rank is left.
+    """
+    samples = sum(sizes)
+    besides = max(0.0, step_seconds - accumulate * finish_seconds(sizes, workers))
+    order = sorted(range(len(workers)), key=lambda rank: workers[rank].seconds(samples))
+    found: tuple[list[int], float] | None = None
+    for count in range(1, len(order)):
+        members = sorted(order[:count])
+        chosen = [workers[rank] for rank in members]
+        if sum(worker.room for worker in chosen) < samples:
+            continue
+        computing = accumulate * finish_seconds(apportion(samples, chosen), chosen)
+        seconds = computing + (besides if count > 1 else 0.0)
+        if seconds < (_MUCH_SHORTER * step_seconds if found is None else _WORTH * found[1]):
+            found = members, seconds
+    return found
 
 
 def _assignment(rank: int, one: Candidate, samples: int, speed: float) -> Assignment:

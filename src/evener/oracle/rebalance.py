@@ -115,6 +115,13 @@ class Balance:
         tried = self.is_tried or self._has_seen(AT_FIRST[-1][0])
         return Rebalancing(balance=replace(self, is_tried=tried), gain=decision.gain)
 
+    def observed(self) -> tuple[Worker, ...] | None:
+        """What samples cost the nodes, by their last steps; None if too few were seen to rely on."""
+        if not self._has_seen(_WINDOW):
+            return None
+        pairs = zip(self.workers, self.factors, strict=True)
+        return tuple(_scaled(worker, median(past) if past else 1.0) for worker, past in pairs)
+
     def _has_seen(self, steps: int) -> bool:
         """Whether every node that has samples was timed in so many steps."""
         return bool(self.factors) and all(

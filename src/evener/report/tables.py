@@ -54,7 +54,7 @@ def plan_table(plan: Plan) -> Table:
     rows: list[Row] = [(a.node, a.device, str(a.samples), percent(plan.part(a)), a.reason) for a in plan.assignments]
     if plan.rejected:
         rows += [None, *(_rejected_row(rejected) for rejected in plan.rejected)]
-    captions = [_predicted(plan.prediction, len(plan.assignments))] if plan.prediction else []
+    captions = [_predicted(plan, plan.prediction)] if plan.prediction else []
     captions += [_checked(plan.check)] if plan.check else []
     captions += [_copied(plan.copy_steps)] if plan.copy_steps else []
     return grid(
@@ -84,15 +84,16 @@ def _checked(check: Check) -> str:
     )
 
 
-def _predicted(prediction: Prediction, num_ranks: int) -> str:
+def _predicted(plan: Plan, prediction: Prediction) -> str:
     sentence = f"Predicted: {human_seconds(prediction.step_seconds)} a step"
-    if prediction.alone_seconds is None or prediction.step_seconds <= 0 or num_ranks == 1:
+    if prediction.alone_seconds is None or prediction.step_seconds <= 0 or len(plan.assignments) == 1:
         return sentence
     factor = prediction.alone_seconds / prediction.step_seconds
     alone = human_seconds(prediction.alone_seconds)
     if factor < 1:
         advice = "name that one only, or measure again when the machine is idle"
-        return f"{sentence}, longer than on the best device alone ({alone}): {advice}"
+        why = f". {plan.advice}" if plan.advice else ""
+        return f"{sentence}, longer than on the best device alone ({alone}): {advice}{why}"
     return f"{sentence}, {factor:.2f} times as fast as the best device alone ({alone})"
 
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 
 from evener.comm.group import Group
 from evener.comm.host_copy import HostCopy
@@ -19,10 +20,14 @@ from evener.errors import NonFiniteLoss, TrainingFailed
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
+from evener.oracle.data_parallel import faster_members
 from evener.oracle.rebalance import Balance
 from evener.record import Epoch, Event, Step, Validation
+from evener.report.text import human_seconds
 from evener.run.step import Reports, StepReport, StepResult, entry_of
 
+_WALLS = 24
+"""Steps whose seconds tell what a step usually takes."""
 WARM_UP = 6
 """Steps that say nothing of a node's speed: they fill memory and caches, up to a fifth slower than all later ones."""
 
@@ -79,6 +84,8 @@ class Monitor:
         self.history = History()
         self.awaited: dict[int, Worker] = {}
         self._nodes = list(group.nodes)
+        self._walls: deque[float] = deque(maxlen=_WALLS)
+        self._slow: tuple[str, ...] = ()
         for column in range(group.size):
             self.history.add_node(str(column))
         self._sent_before = 0
@@ -107,6 +114,7 @@ class Monitor:
         for column in range(len(nodes)):
             self.history.add_node(str(column))
         self._reports = Reports(self._group)
+        self._walls.clear()
         self._unsent.clear()
         self._group.timer.discard()
         self._timings.append(StepTiming(samples=0))
@@ -195,6 +203,7 @@ class Monitor:
         self.is_leaving = self.is_leaving or any(report.leave for report in reports)
         if not self._admit(reports):
             self._rebalance(reports)
+            self._name_slow_nodes(reports)
         entry = entry_of(reports, [str(self._nodes.index(node)) for node in self._group.nodes])
         self.history.add(entry)
         self.emit(entry.as_step(self.history.names))
@@ -257,3 +266,23 @@ class Monitor:
         shares = ", ".join(f"{node} {n}" for node, n in zip(self._group.nodes, decision.shares, strict=True))
         message = f"from step {start} on: {shares} (a step {decision.gain / (1 + decision.gain):.0%} shorter)"
         self.emit(Event(step=reports[0].step, kind="rebalanced", message=message))
+
+    def _name_slow_nodes(self, reports: Sequence[StepReport]) -> None:
+        """Say once which nodes make steps much longer: here they cannot be left out any more."""
+        if self.balance is None or self._slow:
+            return
+        self._walls.append(max(report.wall for report in reports))
+        workers = self.balance.observed()
+        if workers is None or len(self._walls) < _WALLS:
+            return
+        seconds = median(self._walls)
+        self._walls.clear()
+        found = faster_members(workers, self.balance.shares, self._micro_batches, seconds)
+        if found is None:
+            return
+        self._slow = tuple(node for rank, node in enumerate(self._group.nodes) if rank not in found[0])
+        message = (
+            f"a step takes {human_seconds(seconds)}, and {human_seconds(found[1])} are predicted without "
+            f"{' and '.join(self._slow)}: train without them, or see what else runs there"
+        )
+        self.emit(Event(step=reports[0].step, kind="slows the run down", message=message, nodes=self._slow))

@@ -9,7 +9,7 @@ divide        who does how much                                    pure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -122,6 +122,21 @@ def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:
         wanted = ", ".join(a.node for a in plan.assignments)
         raise InvalidInput(f"nodes of one replica have to be neighbours; start the nodes in the order {wanted}")
     return fitted
+
+
+def why_all_take_part(plan: Plan, reasons: Mapping[str, bool]) -> Plan:
+    """`plan` with the reason why all of its nodes take part, if one of them alone would be faster.
+
+    Args:
+        plan: that was made.
+        reasons: why all of them have to, as the end of a sentence, and whether that is so.
+    """
+    before = plan.prediction
+    if before is None or before.alone_seconds is None or before.alone_seconds >= before.step_seconds:
+        return plan
+    usual = "the difference is smaller than what measuring can tell"
+    reason = next((words for words, holds in reasons.items() if holds), usual)
+    return msgspec.structs.replace(plan, advice=f"All nodes take part because {reason}.")
 
 
 def _is_alone(env: RankEnvironment, shape: Shape) -> bool:

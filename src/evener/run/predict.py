@@ -23,6 +23,7 @@ from evener.benchmark.rehearsal import WARM_UP, rehearse
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import to_device
+from evener.oracle.data_parallel import fitted_to_rehearsal
 from evener.oracle.replay import ExchangeKind, ExchangePoint, ExchangeTiming, RankStep, TraceEvent, replay
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
@@ -67,10 +68,10 @@ def predict(context: RankContext, plan: Plan, build: Callable[[FakeGroup], Paral
     timings = _measure([group, *others, *silent.made], group, rounds[0])
     played = [_play(parts, timings) for parts in rounds]
     seconds = [max(rank.seconds for rank in ranks) for ranks in played]
-    prediction = _prediction(played[seconds.index(median_low(seconds))], max(sent for sent, _ in found))
-    if plan.prediction is not None:
-        prediction = msgspec.structs.replace(prediction, alone_seconds=plan.prediction.alone_seconds)
-    return msgspec.structs.replace(plan, prediction=prediction)
+    typical = played[seconds.index(median_low(seconds))]
+    prediction = _prediction(typical, max(sent for sent, _ in found))
+    plan = msgspec.structs.replace(plan, prediction=prediction)
+    return fitted_to_rehearsal(plan, [rank.computing for rank in typical]) if plan.strategy == "data" else plan
 
 
 def silent_mesh(mesh: ProcessMesh, silent: FakeGroup) -> ProcessMesh:

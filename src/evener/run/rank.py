@@ -25,6 +25,7 @@ from evener.elastic.line import Line
 from evener.errors import InvalidInput, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.oracle.data_parallel import without_slow_nodes
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.replicated import ReplicatedModel
@@ -40,9 +41,9 @@ from evener.run.elastic.replicated import ReplicatedElasticLoop
 from evener.run.elastic.start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
 from evener.run.loop import Loop
 from evener.run.needed import require_needed, slowest_line
-from evener.run.planning import candidate_strategies, make_plan
+from evener.run.planning import candidate_strategies, make_plan, why_all_take_part
 from evener.run.self_check import self_check
-from evener.run.training import Training, make_training
+from evener.run.training import Training, is_divided_by_costs, make_training
 from evener.task import Task
 
 
@@ -122,16 +123,43 @@ def prepare(context: RankContext, config: RunConfig) -> Training | None:
         NotExact: the strategy that was asked for, or every one, would.
     """
     refused: list[Rejected] = []
+    fewer: Plan | None = None
     while True:
-        plan = make_plan(context, config, refused)
+        plan = fewer or make_plan(context, config, refused)
         among = context.of_plan(plan)
         training, sentence = (None, "") if among is None else checked(among, plan, config)
         found = refusals(context, sentence)
         if not found:
-            return training
+            fewer = plan_of_fewer(context, training, config)
+            if fewer is None:
+                return training and explained(training, config)
+            continue
+        fewer = None
         refused.append(Rejected(what=plan.strategy, reason=found[0]))
         if context.given or len(refused) == len(candidate_strategies(config, len(context.env.nodes))):
             raise NotExact(found[0])
+
+
+def explained(training: Training, config: RunConfig) -> Training:
+    """`training` whose plan says why nodes take part that make steps longer, if some do."""
+    reasons = {
+        "--plan says so": training.context.given is not None,
+        f"--shares {config.shares} gives each its part": config.shares != "measured",
+        "--stationary leaves data on each": config.stationary,
+    }
+    return replace(training, plan=why_all_take_part(training.plan, reasons))
+
+
+def plan_of_fewer(context: RankContext, training: Training | None, config: RunConfig) -> Plan | None:
+    """The plan without nodes that make its steps longer, as a rehearsal showed; None if the run needs all of its nodes.
+
+    Every rank of the context calls this; `training` is None on ranks that are left out already.
+    """
+    fewer = None
+    if training is not None and context.given is None and is_divided_by_costs(training.plan, config):
+        fewer = without_slow_nodes(training.plan)
+    rows = context.group.all_gather_bytes(b"" if fewer is None else msgspec.json.encode(fewer))
+    return next((msgspec.json.decode(row, type=Plan) for row in rows if row), None)
 
 
 def refusals(context: RankContext, own: str) -> list[str]:

@@ -11,6 +11,7 @@ from evener.data.loader import labels_of, seed_all
 from evener.data.sampler import Division, Sampler, ShuffledSampler, StationarySampler
 from evener.data.shares import class_balanced_shares
 from evener.oracle.apportion import Worker, weights_to_workers
+from evener.oracle.data_parallel import divided_anew, worker_of_assignment
 from evener.oracle.rebalance import Balance
 from evener.parallel.optimizer import ModelOptimizer
 from evener.parallel.parallel_model import ParallelModel
@@ -62,6 +63,8 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_for
     if is_rehearsed and context.group.size > 1:
         context.begins("rehearsing", f"{plan.strategy} on {context.group.size} nodes")
     model, plan = join_model(context, plan, config, is_rehearsed)
+    if is_rehearsed and is_divided_by_costs(plan, config):
+        plan = divided_anew(plan)
     seed_update(context, 0)
     optimizer = ModelOptimizer(context.make_optimizer, model.held())
     is_balanced = follows_speeds(config, plan)
@@ -93,14 +96,14 @@ def division_workers(plan: Plan, is_balanced: bool) -> tuple[Worker, ...]:
     if not is_balanced or not all(a.sample_seconds for a in firsts):
         return tuple(weights_to_workers([a.samples for a in firsts], [a.max_samples for a in firsts]))
     return tuple(
-        Worker(
-            unit_seconds=a.sample_seconds,
-            fixed_seconds=a.fixed_seconds,
-            most=a.max_samples,
-            least=min(1, a.samples),  # else nobody would see that it has become faster
-        )
-        for a in firsts
-    )
+        worker_of_assignment(a, least=min(1, a.samples)) for a in firsts
+    )  # else nobody would see it gain speed
+
+
+def is_divided_by_costs(plan: Plan, config: RunConfig) -> bool:
+    """Whether `plan` divides samples by what they cost the nodes, and says what a step of several nodes takes."""
+    is_timed = all(one.sample_seconds for one in plan.assignments)
+    return plan.strategy == "data" and plan.prediction is not None and is_timed and follows_speeds(config, plan)
 
 
 def follows_speeds(config: RunConfig, plan: Plan) -> bool:

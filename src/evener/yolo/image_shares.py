@@ -20,6 +20,7 @@ from evener.oracle.rebalance import Balance
 from evener.plan import Plan
 from evener.run.elastic.plan import came, with_nodes
 from evener.run.monitor import Monitor
+from evener.run.planning import why_all_take_part
 from evener.run.training import division_workers
 from evener.yolo.fingerprint import differing
 from evener.yolo.image_classes import image_classes
@@ -104,6 +105,12 @@ class ImageShares:
         group, size = self._group, trainer.train_loader.batch_size
         needs_all = self._is_stationary or self._env.line is None  # under torchrun the first rank shows the run
         plan = share_plan(self._env, group, trainer, model, size, self._asked, needs_all=needs_all)
+        reasons = {
+            f"--shares {self._asked} gives each its part": self._asked != "measured",
+            "--stationary leaves images on each": self._is_stationary,
+            "a YOLO leaves nodes out only where Evener started them, not torchrun": self._env.line is None,
+        }
+        plan = why_all_take_part(plan, reasons)
         if not group.narrow([group.nodes.index(one.node) for one in plan.assignments]):
             raise NotNeeded("; ".join(one.reason for one in plan.rejected if one.what == self._env.node.name))
         return plan
