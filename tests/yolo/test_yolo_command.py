@@ -60,11 +60,22 @@ def test_a_detector_is_trained_on_uneven_nodes_and_read_by_plain_yolo(tmp_path: 
 
 @needs_ultralytics
 @pytest.mark.slow
-@pytest.mark.parametrize(("speeds", "kept", "others"), [("1,0.04", 0, 1), ("0.04,1", 1, 0)], ids=["another", "first"])
-def test_a_node_that_would_make_batches_longer_is_left_out(tmp_path: Path, speeds: str, kept: int, others: int) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "kept", "others"),
+    [
+        (("1,0.04",), 0, 1),
+        (("0.04,1",), 1, 0),
+        (("1,1", "--memory", "8GB,1MB"), 0, 1),
+        (("1,1", "--memory", "1MB,8GB", "--shares", "equal"), 1, 0),
+    ],
+    ids=["another", "first", "too small", "too small for its share"],
+)
+def test_a_node_that_would_make_batches_longer_or_does_not_hold_the_model_is_left_out(
+    tmp_path: Path, nodes: tuple[str, ...], kept: int, others: int
+) -> None:
     data = draw_detection(tmp_path / "data")
     words = f"model=yolov8n.yaml data={data} epochs=2 imgsz=64 batch=8 project={tmp_path} name=run plots=False"
-    done = yolo("yolo", "detect", "train", *words.split(" "), "--local-nodes", speeds, "--json", cwd=tmp_path)
+    done = yolo("yolo", "detect", "train", *words.split(" "), "--local-nodes", *nodes, "--json", cwd=tmp_path)
     assert [node["name"] for node in last_json(done)["nodes"]] == [f"node-{kept}"]
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     told = [event.message for event in record.events if event.kind == "left out"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -51,14 +50,14 @@ class MeasuredCosts:
     """What was measured, the same on every rank.
 
     Attributes:
-        timings: of the whole model, one a node; empty if a node cannot hold it.
+        timings: of the whole model, one a node that holds it and one sample.
         workers: what a micro-batch costs each of them.
-        misfit: which node cannot hold the model and one sample, and why; empty if all can.
+        misfits: by rank, why a node cannot hold the model and one sample.
     """
 
     timings: tuple[TaskTiming, ...] = ()
     workers: tuple[Worker, ...] = ()
-    misfit: str = ""
+    misfits: Mapping[int, str] = field(default_factory=dict)
 
 
 def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> MeasuredCosts:
@@ -67,14 +66,13 @@ def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> Meas
     try:
         own = b"+" + msgspec.json.encode(time_here(context, micro))
     except DoesNotFit as error:
-        own = b"-" + f"node {context.env.node.name}: {error}".encode()
+        own = b"-" + str(error).encode()
     tell_busy(context.env, context.group, watch)
     rows = context.group.all_gather_bytes(own)
-    misfit = next((row[1:].decode() for row in rows if row.startswith(b"-")), "")
-    if misfit:
-        return MeasuredCosts(misfit=misfit)
-    timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows)
-    return MeasuredCosts(timings=timings, workers=tuple(worker_of(one, accumulate) for one in timings))
+    misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
+    timings = tuple(msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+"))
+    workers = tuple(worker_of(one, accumulate) for one in timings)
+    return MeasuredCosts(timings=timings, workers=workers, misfits=misfits)
 
 
 def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None:
@@ -137,8 +135,14 @@ def memory_limit(env: RankEnvironment) -> int | None:
 
 
 def calibrate_pace(context: RankContext, micro: int, accumulate: int) -> None:
-    """`calibrate` by steps of the run's task."""
-    time_alone = partial(_time, context, micro, speed=1.0, seconds=CALIBRATION_SECONDS)
+    """`calibrate` by steps of the run's task, where a node holds the model."""
+
+    def time_alone() -> TaskTiming | None:
+        try:
+            return _time(context, micro, speed=1.0, seconds=CALIBRATION_SECONDS)
+        except DoesNotFit:
+            return None
+
     calibrate(context.env, context.group, time_alone, accumulate)
 
 
@@ -201,7 +205,7 @@ def price(
     context: RankContext, names: Sequence[str], costs: MeasuredCosts, ring: Ring, accumulate: int
 ) -> Sequence[CostEstimate]:
     """What a step of each candidate would take that fits, fastest first; empty if there is nothing to choose from."""
-    if len(names) == 1 or costs.misfit:
+    if len(names) == 1 or costs.misfits:
         return ()
     memories = node_memories(context)
     try:

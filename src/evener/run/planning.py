@@ -26,7 +26,7 @@ from evener.plan import Plan, Rejected, is_of_teams, is_pipeline
 from evener.run.config import STRATEGIES, RunConfig
 from evener.run.conflicts import strategy_conflict
 from evener.run.context import RankContext
-from evener.run.costs import MeasuredCosts, calibrate_pace, gradient_sync, measure_costs, measure_ring, price
+from evener.run.costs import MeasuredCosts, Ring, calibrate_pace, gradient_sync, measure_costs, measure_ring, price
 from evener.run.image_grid import in_columns
 
 MUCH = 1.25
@@ -83,25 +83,59 @@ def make_plan(context: RankContext, config: RunConfig, refused: Sequence[Rejecte
     is_alone = shape.strategy.startswith("pipeline")  # one pipeline measures its parts by itself
     costs = MeasuredCosts() if is_alone else measure_costs(context, shape.samples, accumulate)
     ring = measure_ring(context) if (shape.strategy == "data" or len(names) > 1) and costs.workers else (0.0, 0.0)
-    if not costs.misfit:
+    if costs.misfits and costs.workers and (plan := _plan_without_misfits(context, config, names, costs, ring)):
+        return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
+    misfit = next((f"node {nodes[rank].name}: {why}" for rank, why in costs.misfits.items()), "")
+    if not misfit:
         names = those_of_one_process(names, context.model)
     estimates = price(context, names, costs, ring, accumulate)
-    chosen = choose(names, costs.misfit, estimates)
-    refused = (*refused, *why_divided(names, chosen, costs.misfit, estimates))
+    chosen = choose(names, misfit, estimates)
+    refused = (*refused, *why_divided(names, chosen, misfit, estimates))
     if chosen != shape.strategy:
         shape = shape_of(config, chosen, len(nodes), batch_size)
-    exchange = None
-    if chosen == "data":
-        calibrate_pace(context, shape.samples, accumulate)
-        exchange = gradient_sync(context.group, context.model, ring, accumulate)
-    plan = divide(shape, nodes, costs.workers, batch_size, exchange)
-    if chosen == "data" and costs.workers:
-        plan = msgspec.structs.replace(plan, ring=ring)
+    plan = _divided(context, shape, nodes, costs, ring)
     if config.columns > 1:
         plan = in_columns(plan, config.columns)
     if is_of_teams(chosen):
         plan = msgspec.structs.replace(plan, members=config.members)
     return msgspec.structs.replace(plan, rejected=(*refused, *plan.rejected))
+
+
+def _divided(context: RankContext, shape: Shape, nodes: Sequence[LocalNode], costs: MeasuredCosts, ring: Ring) -> Plan:
+    """Who of `nodes` does how much, after what else has to be measured for that; all ranks call this."""
+    exchange = None
+    if shape.strategy == "data":
+        calibrate_pace(context, shape.samples, shape.micro_batches)
+        exchange = gradient_sync(context.group, context.model, ring, shape.micro_batches)
+    plan = divide(shape, nodes, costs.workers, context.batch_size, exchange)
+    return msgspec.structs.replace(plan, ring=ring) if exchange is not None and costs.workers else plan
+
+
+def _plan_without_misfits(
+    context: RankContext, config: RunConfig, names: Sequence[str], costs: MeasuredCosts, ring: Ring
+) -> Plan | None:
+    """The plan of the nodes that hold the model alone; None if those that do not are needed; all ranks call this.
+
+    Raises:
+        DoesNotFit: they are needed, and layers may not be divided among the nodes.
+    """
+    strategy, rows = names[0], config.replicas or config.columns > 1
+    if strategy.startswith("data+") or rows or is_of_teams(strategy):
+        return None  # the user said which nodes hold a model together
+    holding = [rank for rank in range(len(context.env.nodes)) if rank not in costs.misfits]
+    shares = relative_shares(config.shares, len(context.env.nodes))
+    measured = msgspec.structs.replace(config, shares="measured")
+    shape = shape_of(measured, "data" if len(holding) == 1 else strategy, len(holding), context.batch_size)
+    if shares is not None and any(shares[rank] for rank in holding):
+        shape = shape._replace(shares=[shares[rank] for rank in holding])
+    try:
+        plan = _divided(context, shape, [context.env.nodes[rank] for rank in holding], costs, ring)
+    except DoesNotFit:
+        if "pipeline" in names:
+            return None
+        raise
+    out = (Rejected(what=context.env.nodes[rank].name, reason=why) for rank, why in costs.misfits.items())
+    return msgspec.structs.replace(plan, rejected=(*out, *plan.rejected))
 
 
 def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:

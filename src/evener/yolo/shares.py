@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,11 +22,11 @@ from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
 from evener.data.loader import collect
 from evener.errors import DoesNotFit
-from evener.launch.nodes import relative_shares
+from evener.launch.nodes import LocalNode, relative_shares
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.data_parallel import GradientSync
-from evener.plan import Plan
+from evener.plan import Plan, Rejected
 from evener.profile import TaskTiming
 from evener.run.costs import (
     CALIBRATION_SECONDS,
@@ -38,6 +38,7 @@ from evener.run.costs import (
     tell_busy,
     worker_of,
 )
+from evener.run.elastic.start import time_to_come
 from evener.run.planning import Shape, divide
 
 TimeSteps = Callable[[float, float, int], TaskTiming]
@@ -76,35 +77,64 @@ def share_plan(
         shape = Shape("data", rows, 1, batch_size, given or [1.0])
         return divide(shape, env.nodes, (), batch_size, GradientSync(gradient_bytes=gradient_bytes(model)))
     time_steps = partial(_time, env, trainer, model, batch_size)
-    workers = _measure(env, group, time_steps, -(-batch_size // group.size))
+    workers, misfits = _measure(env, group, time_steps, -(-batch_size // group.size))
+    if misfits and (needs_all or not workers):
+        rank, why = next(iter(misfits.items()))
+        raise DoesNotFit(f"node {env.nodes[rank].name}: {why}")
+    nodes = [node for rank, node in enumerate(env.nodes) if rank not in misfits]
+    given = None if given is None else [share for rank, share in enumerate(given) if rank not in misfits]
+    given = given if given is None or any(given) else [1.0] * len(nodes)
+    rows = tuple((rank,) for rank in range(len(nodes)))
     sizes = given or [float(size) for size in apportion(batch_size, workers)]
-    own = math.ceil(batch_size * sizes[group.rank] / sum(sizes))
-    calibrate(env, group, partial(time_steps, 1.0, CALIBRATION_SECONDS, own))
+    calibrate(env, group, partial(_time_alone, time_steps, env, nodes, batch_size, sizes))
     exchange = gradient_sync(group, model, measure_all_reduce(group, gradient_bytes(model)))
     exchange = replace(exchange, gradient_bytes=exchange.gradient_bytes // trainer.accumulate)  # of a batch
     shape = Shape("data", rows, 1, batch_size, sizes if given is not None or needs_all else None)
-    return divide(shape, env.nodes, workers, batch_size, exchange)
+    plan = divide(shape, nodes, workers, batch_size, exchange)
+    out = (Rejected(what=env.nodes[rank].name, reason=why) for rank, why in misfits.items())
+    return msgspec.structs.replace(plan, rejected=(*out, *plan.rejected))
 
 
-def _measure(env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int) -> tuple[Worker, ...]:
-    """What a batch costs every rank, all measuring at the same time. Raises DoesNotFit on all if it does on one."""
+def _time_alone(
+    time_steps: TimeSteps, env: RankEnvironment, nodes: Sequence[LocalNode], batch_size: int, sizes: Sequence[float]
+) -> TaskTiming | None:
+    """What this rank's part of a batch takes at full speed; None if it has no part."""
+    if env.node not in nodes:
+        return None
+    own = math.ceil(batch_size * sizes[nodes.index(env.node)] / sum(sizes))
+    return time_steps(1.0, CALIBRATION_SECONDS, own)
+
+
+def _measure(
+    env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int
+) -> tuple[tuple[Worker, ...], dict[int, str]]:
+    """What a batch costs every rank that holds the model and one image, all measuring at the same time.
+
+    Returns:
+        One worker for each of these ranks; and by rank, why the others do not hold it.
+    """
     group.barrier()
     watch = ProcessorWatch(env.node.name, env.node.cores)
     try:
         own = b"+" + msgspec.json.encode(time_steps(group.timer.pace.speed, MEASURE_SECONDS, expected))
     except DoesNotFit as error:
-        own = b"-" + f"node {env.node.name}: {error}".encode()
+        own = b"-" + str(error).encode()
     tell_busy(env, group, watch)
     rows = group.all_gather_bytes(own)
-    for row in rows:
-        if row.startswith(b"-"):
-            raise DoesNotFit(row[1:].decode())
-    return tuple(worker_of(msgspec.json.decode(row[1:], type=TaskTiming)) for row in rows)
+    misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
+    timings = [msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+")]
+    return tuple(worker_of(one) for one in timings), misfits
 
 
 def cost_here(env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, expected: int) -> Worker:
-    """What images cost this rank's node, up to `largest` of a batch; it may expect so many. Raises DoesNotFit."""
-    return worker_of(_time(env, trainer, model, largest, env.node.speed_at(0), MEASURE_SECONDS, expected))
+    """What images cost this rank's node, up to `largest` of a batch; it may expect so many.
+
+    Raises:
+        NotNeeded: it cannot hold the model and one image.
+    """
+    speed = env.node.speed_at(0)
+    timing = time_to_come(lambda: _time(env, trainer, model, largest, speed, MEASURE_SECONDS, expected))
+    return worker_of(timing)
 
 
 def _time(

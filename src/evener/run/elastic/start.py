@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -9,12 +10,14 @@ import torch.distributed as dist
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
+from evener.errors import DoesNotFit, NotNeeded
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, weights_to_workers
 from evener.oracle.copies import FAULT_SECONDS
 from evener.pace import StepSeconds
 from evener.plan import WHOLE_MODEL, Assignment, Plan
+from evener.profile import TaskTiming
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, make_context
 from evener.run.costs import time_here, worker_of
@@ -97,13 +100,24 @@ def cost_here(context: RankContext, plan: Plan, config: RunConfig) -> Worker | N
     """What samples cost this rank's node, measured while the others train; None where `plan` knows it.
 
     Where the user named shares, it is to have as many as the others have on the average.
+
+    Raises:
+        NotNeeded: the node cannot hold the model and one sample.
     """
     if context.env.node.name in [one.node for one in plan.assignments]:
         return None
     if not follows_speeds(config, plan):
         shares = plan.replica_samples
         return weights_to_workers([*shares, sum(shares) / len(shares)], [None] * (len(shares) + 1))[-1]
-    return worker_of(time_here(context, plan.micro_batch_size), plan.accumulate)
+    return worker_of(time_to_come(lambda: time_here(context, plan.micro_batch_size)), plan.accumulate)
+
+
+def time_to_come(time: Callable[[], TaskTiming]) -> TaskTiming:
+    """What `time` measures on a node that comes to a run. Raises NotNeeded: it cannot hold the model and one sample."""
+    try:
+        return time()
+    except DoesNotFit as error:
+        raise NotNeeded(str(error)) from error
 
 
 def place_here(context: RankContext, plan: Plan, config: RunConfig) -> Assignment | None:
@@ -119,7 +133,7 @@ def place_here(context: RankContext, plan: Plan, config: RunConfig) -> Assignmen
     own = msgspec.structs.replace(place, node=node.name, device=node.device, samples=0, reason=reason)
     if config.shares != "measured" or not all(one.sample_seconds for one in plan.assignments):
         return own
-    cost = worker_of(time_here(context, plan.micro_batch_size), plan.accumulate)
+    cost = worker_of(time_to_come(lambda: time_here(context, plan.micro_batch_size)), plan.accumulate)
     return msgspec.structs.replace(own, fixed_seconds=cost.fixed_seconds, sample_seconds=cost.unit_seconds)
 
 
