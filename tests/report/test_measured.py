@@ -46,6 +46,23 @@ def test_the_typical_step_is_the_median_per_step_of_the_slowest_rank() -> None:
     assert typical == pytest.approx((1.1, 0.8, 0.2, 150))
 
 
+def test_steps_without_an_exchange_are_compared_together_with_those_that_have_one() -> None:
+    """Three of four batches send statistics alone, as in a YOLO that accumulates gradients."""
+    steps = tuple(
+        entry(number, 2.0 if number % 4 == 0 else 1.0, node(0.5, 0.1, sent=1000 if number % 4 == 0 else 8))
+        for number in range(1, 18)
+    )
+    record = fake_run(num_steps=0)
+    record = msgspec.structs.replace(record, steps=steps, plan=msgspec.structs.replace(record.plan, local_steps=4))
+    typical = typical_step(record)
+    assert typical is not None
+    assert typical.step_seconds == pytest.approx(1.25)
+    assert typical.sent_bytes == pytest.approx((4 * 1000 + 13 * 8) / 17)
+    short = typical_step(msgspec.structs.replace(record, steps=steps[:2]))
+    assert short is not None
+    assert (short.step_seconds, short.sent_bytes) == pytest.approx((1.0, 8.0))
+
+
 def test_without_steps_there_is_no_typical_step() -> None:
     assert typical_step(fake_run(num_steps=0)) is None
 

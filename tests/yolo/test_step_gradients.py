@@ -12,7 +12,7 @@ from torch import nn
 
 from evener.comm.group import Group
 from evener.comm.step_timing import StepTimer
-from evener.yolo.step_gradients import StepGradients
+from evener.yolo.step_gradients import StepGradients, cadence
 
 BATCHES = 7
 """Of an epoch."""
@@ -93,3 +93,21 @@ def test_gradients_that_are_summed_at_the_end_of_an_epoch_are_not_summed_again()
     assert completed == [BATCHES - 1, BATCHES + 1]
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[BATCHES + 2.0] * 2]
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+@pytest.mark.parametrize(("accumulate", "warm_up"), [(1, 0), (4, 0), (4, 15), (3, 5), (16, 100)])
+def test_the_cadence_is_that_of_the_batches_of_a_whole_training(
+    accumulate: int, warm_up: int, is_elastic: bool
+) -> None:
+    trainer: Any = SimpleNamespace(
+        accumulate=accumulate, train_loader=range(BATCHES), epochs=5, _get_warmup_iterations=lambda batches: warm_up
+    )
+    gradients = gradients_of(accumulate, warm_up, is_elastic=is_elastic)
+    total = 5 * BATCHES
+    updates = exchanges = 0
+    for number in range(total):
+        exchanges += gradients.begin(number)
+        updates += gradients.is_due
+        gradients.last = number if gradients.is_due else gradients.last
+    assert cadence(trainer, is_elastic=is_elastic) == pytest.approx((total / updates, total / exchanges))

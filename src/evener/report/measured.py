@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -13,11 +14,13 @@ from evener.record import NodeStep, NodeSummary, Step, TrainRecord
 class TypicalStep(NamedTuple):
     """The median step of a run; comparable with a plan's Prediction.
 
+    Where ranks exchange gradients after several steps, it is the median over as many steps, of one of them.
+
     Attributes:
         step_seconds: of the whole step.
         compute_seconds: of the rank that computes longest.
         communication_seconds: that this rank waits, for gradients and statistics that nothing hid.
-        sent_bytes: of the rank that sends most.
+        sent_bytes: of the rank that sends most; on the average over all steps where exchanges follow several.
     """
 
     step_seconds: float
@@ -52,24 +55,51 @@ def spans(record: TrainRecord) -> list[int]:
 
 def typical_step(record: TrainRecord) -> TypicalStep | None:
     """The median step of `record`; None if it holds no steps."""
-    each = [_per_step(entry, span) for entry, span in zip(record.steps, spans(record), strict=True)]
-    if not each:
+    cycles = list(_cycles(record))
+    if not cycles:
         return None
-    return TypicalStep(*(median(values) for values in zip(*each, strict=True)))
+    typical = TypicalStep(*(median(values) for values in zip(*(_per_step(*cycle) for cycle in cycles), strict=True)))
+    if record.plan.local_steps == 1:
+        return typical
+    sent = Counter[int]()  # how many steps an exchange follows may change in a run
+    for entry in record.steps:
+        sent.update({rank: node.sent_bytes for rank, node in enumerate(entry.nodes)})
+    return typical._replace(sent_bytes=max(sent.values(), default=0) / sum(spans(record)))
 
 
-def _per_step(entry: Step, span: int) -> TypicalStep:
-    slowest = max(entry.nodes, key=_computed, default=None)
+def _cycles(record: TrainRecord) -> Iterator[tuple[list[Step], int]]:
+    """Neighbouring entries from one exchange of gradients to the next, with the number of their steps.
+
+    What is left at the end counts only if there is nothing else.
+    """
+    entries: list[Step] = []
+    steps, found = 0, False
+    for entry, span in zip(record.steps, spans(record), strict=True):
+        if entries and len(entry.nodes) != len(entries[0].nodes):
+            entries, steps = [], 0
+        entries.append(entry)
+        steps += span
+        if steps >= record.plan.local_steps:
+            yield entries, steps
+            entries, steps, found = [], 0, True
+    if entries and not found:
+        yield entries, steps
+
+
+def _per_step(entries: Sequence[Step], steps: int) -> TypicalStep:
+    nodes = list(zip(*(entry.nodes for entry in entries), strict=True))
+    slowest = max(nodes, key=_computed, default=())
     return TypicalStep(
-        step_seconds=entry.seconds / span,
-        compute_seconds=_computed(slowest) / span if slowest else 0.0,
-        communication_seconds=slowest.wait_seconds / span if slowest else 0.0,
-        sent_bytes=max((node.sent_bytes for node in entry.nodes), default=0) / span,
+        step_seconds=sum(entry.seconds for entry in entries) / steps,
+        compute_seconds=_computed(slowest) / steps,
+        communication_seconds=sum(part.wait_seconds for part in slowest) / steps,
+        sent_bytes=max((sum(part.sent_bytes for part in parts) for parts in nodes), default=0) / steps,
     )
 
 
-def _computed(node: NodeStep) -> float:
-    return node.io_seconds + node.compute_seconds + node.update_seconds
+def _computed(parts: Sequence[NodeStep]) -> float:
+    """Seconds of one node in some steps."""
+    return sum(part.io_seconds + part.compute_seconds + part.update_seconds for part in parts)
 
 
 def node_phases(record: TrainRecord) -> list[NodePhases]:

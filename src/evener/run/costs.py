@@ -88,7 +88,7 @@ def tell_busy(env: RankEnvironment, group: Group, watch: ProcessorWatch) -> None
         env.notify(Event(step=0, kind="busy machine", message=sentence, nodes=nodes))
 
 
-def worker_of(timing: TaskTiming, accumulate: int = 1) -> Worker:
+def worker_of(timing: TaskTiming, accumulate: float = 1) -> Worker:
     """What a micro-batch costs: the update, which a step makes once, counts to each of its micro-batches in part."""
     fixed, each = affine(timing)
     fixed -= timing.update_seconds * (1 - 1 / accumulate)

@@ -40,6 +40,7 @@ from evener.run.costs import (
 )
 from evener.run.elastic.start import time_to_come
 from evener.run.planning import Shape, divide
+from evener.yolo.step_gradients import cadence
 
 TimeSteps = Callable[[float, float, int], TaskTiming]
 """Times steps at a speed, for so many seconds, up to the number of images that is expected."""
@@ -77,7 +78,9 @@ def share_plan(
         shape = Shape("data", rows, 1, batch_size, given or [1.0])
         return divide(shape, env.nodes, (), batch_size, GradientSync(gradient_bytes=gradient_bytes(model)))
     time_steps = partial(_time, env, trainer, model, batch_size)
-    workers, misfits = _measure(env, group, time_steps, -(-batch_size // group.size))
+    rhythm = cadence(trainer, is_elastic=group.is_elastic)
+    expected = -(-batch_size // group.size)
+    workers, misfits = _measure(env, group, time_steps, expected, rhythm.batches_of_update)
     if misfits and (needs_all or not workers):
         rank, why = next(iter(misfits.items()))
         raise DoesNotFit(f"node {env.nodes[rank].name}: {why}")
@@ -88,11 +91,13 @@ def share_plan(
     sizes = given or [float(size) for size in apportion(batch_size, workers)]
     calibrate(env, group, partial(_time_alone, time_steps, env, nodes, batch_size, sizes))
     exchange = gradient_sync(group, model, measure_all_reduce(group, gradient_bytes(model)))
-    exchange = replace(exchange, gradient_bytes=exchange.gradient_bytes // trainer.accumulate)  # of a batch
+    exchange = replace(
+        exchange, gradient_bytes=round(exchange.gradient_bytes / rhythm.batches_of_exchange)
+    )  # of a batch
     shape = Shape("data", rows, 1, batch_size, sizes if given is not None or needs_all else None)
     plan = divide(shape, nodes, workers, batch_size, exchange)
     out = (Rejected(what=env.nodes[rank].name, reason=why) for rank, why in misfits.items())
-    return msgspec.structs.replace(plan, rejected=(*out, *plan.rejected))
+    return msgspec.structs.replace(plan, rejected=(*out, *plan.rejected), local_steps=trainer.accumulate)
 
 
 def _time_alone(
@@ -106,9 +111,11 @@ def _time_alone(
 
 
 def _measure(
-    env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int
+    env: RankEnvironment, group: Group, time_steps: TimeSteps, expected: int, every: float
 ) -> tuple[tuple[Worker, ...], dict[int, str]]:
     """What a batch costs every rank that holds the model and one image, all measuring at the same time.
+
+    The optimiser's update, which follows `every` so many batches, counts to each of them in part.
 
     Returns:
         One worker for each of these ranks; and by rank, why the others do not hold it.
@@ -123,7 +130,7 @@ def _measure(
     rows = group.all_gather_bytes(own)
     misfits = {rank: row[1:].decode() for rank, row in enumerate(rows) if row.startswith(b"-")}
     timings = [msgspec.json.decode(row[1:], type=TaskTiming) for row in rows if row.startswith(b"+")]
-    return tuple(worker_of(one) for one in timings), misfits
+    return tuple(worker_of(one, every) for one in timings), misfits
 
 
 def cost_here(env: RankEnvironment, trainer: Any, model: nn.Module, largest: int, expected: int) -> Worker:
@@ -134,7 +141,7 @@ def cost_here(env: RankEnvironment, trainer: Any, model: nn.Module, largest: int
     """
     speed = env.node.speed_at(0)
     timing = time_to_come(lambda: _time(env, trainer, model, largest, speed, MEASURE_SECONDS, expected))
-    return worker_of(timing)
+    return worker_of(timing, cadence(trainer, is_elastic=True).batches_of_update)
 
 
 def _time(

@@ -11,7 +11,7 @@ have added is then known to all, and none of an earlier epoch has to be done aga
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,6 +86,36 @@ class StepGradients:
             weight.grad = None
 
     def _batches_of_step(self, number: int) -> int:
-        if not self._warm_up or number > self._warm_up:
-            return int(self._batches)
-        return max(1, int(np.interp(number, [0, self._warm_up], [1, self._batches]).round()))
+        return batches_of_step(number, self._warm_up, self._batches)
+
+
+def batches_of_step(number: int, warm_up: int, batches: int) -> int:
+    """Batches of the step under way in batch `number`: they rise to `batches` while the first `warm_up` go by."""
+    if not warm_up or number > warm_up:
+        return int(batches)
+    return max(1, int(np.interp(number, [0, warm_up], [1, batches]).round()))
+
+
+class Cadence(NamedTuple):
+    """How often a training does something, on the average over all of its batches.
+
+    Attributes:
+        batches_of_update: batches of one update of the optimiser.
+        batches_of_exchange: batches of one exchange of gradients.
+    """
+
+    batches_of_update: float
+    batches_of_exchange: float
+
+
+def cadence(trainer: Any, *, is_elastic: bool) -> Cadence:
+    """That of a training by `trainer`, set up; with `is_elastic`, gradients are also summed at the end of an epoch."""
+    epoch = len(trainer.train_loader)
+    total, warm_up = epoch * trainer.epochs, trainer._get_warmup_iterations(epoch)
+    last, updates, sums = -1, 0, 0
+    for number in range(total):
+        batches = trainer.accumulate if number > warm_up else batches_of_step(number, warm_up, trainer.accumulate)
+        is_due = number - last >= batches
+        last, updates = (number, updates + 1) if is_due else (last, updates)
+        sums += is_due or (is_elastic and (number + 1) % epoch == 0)
+    return Cadence(total / max(1, updates), total / max(1, sums))
