@@ -6,12 +6,13 @@ summed, twice as many each time; what is shown while the run goes on is summed o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from evener.plan import Plan
 from evener.record import Epoch, Event, NodeStep, NodeSummary, Step, TrainRecord, Validation
 
 _CAPACITY = 4096
@@ -156,6 +157,31 @@ class Entry:
         )
 
 
+def fraction_of_ideal(entries: Iterable[Entry], plan: Plan) -> float | None:
+    """Samples per second, as a fraction of what the nodes do together when none waits.
+
+    Where nodes divide samples, the ideal is the sum over nodes of samples / busy seconds: loading, computing, updating.
+    A node counts for the steps in which it worked. Where nodes divide a model, it is the busy part of all nodes' time.
+
+    Returns:
+        In [0, 1]; None if fewer than two nodes worked, for a single one waits for nobody.
+    """
+    total = Entry()
+    present: dict[str, float] = {}
+    for entry in entries:
+        total.add(entry)
+        for name, work in entry.nodes.items():
+            if work.busy_seconds > 0:
+                present[name] = present.get(name, 0.0) + entry.seconds
+    if len(present) < 2 or not total.seconds:
+        return None
+    if any(one.replica is not None for one in plan.assignments):
+        return min(1.0, sum(total.nodes[name].busy_seconds for name in present) / sum(present.values()))
+    works = ((total.nodes[name], seconds) for name, seconds in present.items())
+    ideal = sum(work.samples / work.busy_seconds * seconds for work, seconds in works)
+    return min(1.0, total.samples / ideal) if ideal else None
+
+
 class History(msgspec.Struct, kw_only=True):
     """The history of one run; encoded as it is, it can be written down, and goes on where it was.
 
@@ -250,10 +276,11 @@ class History(msgspec.Struct, kw_only=True):
         samples = sum(entry.samples - entry.untold for entry in last)
         return sum(entry.loss for entry in last) / samples if samples else None
 
-    def record(self, nodes: Sequence[NodeSummary], **fields: Any) -> TrainRecord:
-        """The record of the run; `nodes` and `fields` hold what is not in a history."""
+    def record(self, nodes: Sequence[NodeSummary], *, plan: Plan, **fields: Any) -> TrainRecord:
+        """The record of the run; `nodes`, `plan` and `fields` hold what is not in a history."""
         samples = sum(entry.samples for entry in self._all())
         return TrainRecord(
+            plan=plan,
             samples_per_second=samples / self.seconds if self.seconds else 0.0,
             final_loss=self.last_loss(),
             validation_accuracy=self.validations[-1].accuracy if self.validations else None,
@@ -263,6 +290,7 @@ class History(msgspec.Struct, kw_only=True):
             events=tuple(self.events),
             nodes=tuple(nodes),
             goodput=self.goodput,
+            of_ideal=fraction_of_ideal(self._all(), plan),
             bytes_saved=sum(work.saved for work in self.totals.values()),
             **fields,
         )

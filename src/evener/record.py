@@ -140,6 +140,12 @@ class NodeSummary(Part, frozen=True, kw_only=True):
     most_stale: Amount = 0
     clipped: Amount = 0
 
+    @property
+    def waiting(self) -> float:
+        """The part of its time in steps that the node waited for others, in [0, 1]."""
+        seconds = self.seconds_waiting + self.seconds_computing
+        return self.seconds_waiting / seconds if seconds else 0.0
+
 
 class TrainRecord(Noun, frozen=True, kw_only=True):
     """One run.
@@ -164,6 +170,8 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         agreement: how the nodes agreed, on the parameter-server plane; empty where they met in collectives.
         bytes_saved: by compression, there.
         goodput: share of `seconds` that was not lost to nodes that were lost or came.
+        of_ideal: samples per second, as a fraction of what the nodes do together when none waits; see
+            `evener.history.fraction_of_ideal`. None of a single node, and where it is not known.
         ending: how it ended before it was complete, a sentence; empty of a complete run. One that was interrupted or
             failed sums unequal numbers of steps in an entry: `step` tells how many.
         usual: options that came from `evener.toml`, and that file; empty if none did.
@@ -188,6 +196,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
     agreement: str = ""
     bytes_saved: Amount = 0
     goodput: Finite = 1.0
+    of_ideal: Finite | None = None
     ending: str = ""
     usual: str = ""
 

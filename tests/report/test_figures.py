@@ -21,7 +21,7 @@ from evener.oracle.advice import scale
 from evener.oracle.cost.model import TrainingJob
 from evener.plan import Assignment, Plan
 from evener.record import Event, TrainRecord
-from evener.report.bars import comparison_figure, ideal_samples_per_second, phases_figure, plan_figure
+from evener.report.bars import comparison_figure, phases_figure, plan_figure
 from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.planning_tables import scale_figure
@@ -157,39 +157,38 @@ def test_a_plan_without_speeds_draws_samples_alone() -> None:
     assert figure.legends == []
 
 
-def test_the_ideal_is_all_ranks_done_at_one_time_without_communication() -> None:
-    plan = fake_plan()
-    ideal = ideal_samples_per_second(plan)
-    assert ideal is not None
-    seconds = plan.micro_batch_size / ideal
-    done = sum((seconds - rank.fixed_seconds) / rank.sample_seconds for rank in plan.assignments)
-    assert done == pytest.approx(plan.micro_batch_size)
-    unknown = msgspec.structs.replace(plan.assignments[0], sample_seconds=0.0)
-    assert ideal_samples_per_second(msgspec.structs.replace(plan, assignments=(unknown, *plan.assignments[1:]))) is None
-
-
-def test_the_comparison_has_a_bar_a_way_and_a_line_at_the_ideal() -> None:
+def test_the_comparison_has_a_bar_a_way_and_a_line_at_the_ideal_of_the_fastest() -> None:
     run = fake_run(num_steps=2)
-    ways = {"alone": 500.0, "evener": 1250.0}
-    records = {name: msgspec.structs.replace(run, samples_per_second=speed) for name, speed in ways.items()}
+    ways = {"alone": (500.0, None), "equal": (800.0, 0.5), "evener": (1250.0, 0.8)}
+    records = {
+        name: msgspec.structs.replace(run, samples_per_second=speed, of_ideal=of_ideal)
+        for name, (speed, of_ideal) in ways.items()
+    }
     (axes,) = comparison_figure(records).axes
-    assert widths(axes) == [500, 1250]
+    assert widths(axes) == [500, 800, 1250]
     assert [text.get_text() for text in axes.texts] == [
-        " ideal: 1,591",
-        "500  (1.00×, 31 % of the ideal)",
-        "1,250  (2.50×, 79 % of the ideal)",
+        " ideal: 1,562",
+        "500  (1.00×)",
+        "800  (1.60×)",
+        "1,250  (2.50×, 80 % of the ideal)",
     ]
-    assert x_of(axes.lines[0]) == pytest.approx([ideal_samples_per_second(run.plan)] * 2)
-    (given,) = comparison_figure(records, ideal=2000).axes
-    assert x_of(given.lines[0]) == [2000, 2000]
+    assert x_of(axes.lines[0]) == pytest.approx([1562.5, 1562.5])
 
 
-@pytest.mark.parametrize("evener", [300.0, 1000.0, 1660.0, 1740.0, 1750.0, 2400.0])
+def test_without_an_ideal_the_comparison_has_no_line() -> None:
+    (axes,) = comparison_figure({"alone": fake_run(num_steps=2)}).axes
+    assert len(axes.lines) == 0
+
+
+@pytest.mark.parametrize("evener", [1000.0, 1660.0, 1740.0, 1750.0, 2400.0])
 def test_no_label_of_the_comparison_lies_on_another_or_on_the_ideal(evener: float) -> None:
     run = fake_run(num_steps=2)
     ways = {"best node alone": 1000.0, "equal shares": 760.0, "evener": evener}
-    records = {name: msgspec.structs.replace(run, samples_per_second=speed) for name, speed in ways.items()}
-    figure = comparison_figure(records, ideal=1750.0)
+    records = {
+        name: msgspec.structs.replace(run, samples_per_second=speed, of_ideal=min(1.0, speed / 1750.0))
+        for name, speed in ways.items()
+    }
+    figure = comparison_figure(records)
     png(figure)
     (axes,) = figure.axes
     ideal, *labels = [text.get_window_extent() for text in axes.texts]

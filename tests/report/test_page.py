@@ -106,7 +106,7 @@ def test_what_users_named_is_text_and_never_html(tmp_path: Path) -> None:
 def test_a_run_without_steps_or_events_still_has_a_page(tmp_path: Path) -> None:
     page = page_of({"nothing": msgspec.structs.replace(fake_run(num_steps=0), events=())}, tmp_path)
     assert "Nothing happened." in page.texts["p"]
-    assert page.texts["dd"].count("-") == 2
+    assert page.texts["dd"].count("-") == 3
 
 
 def test_a_page_of_nothing_is_refused_and_not_written(tmp_path: Path) -> None:

@@ -137,31 +137,19 @@ def _seconds_of(rank: Assignment, samples: float) -> float:
     return rank.fixed_seconds + samples * rank.sample_seconds if samples else 0.0
 
 
-def ideal_samples_per_second(plan: Plan) -> float | None:
-    """Samples per second if the ranks of `plan` shared the work perfectly and communication were free.
+def comparison_figure(records: Mapping[str, TrainRecord]) -> Figure:
+    """Samples per second of every way in `records`, with speed-ups over the first.
 
-    All are done at the same time t: the sum over ranks of (t - fixed_i) / sample_i is the micro-batch B, hence
-    t = (B + sum of fixed_i / sample_i) / (sum of 1 / sample_i). None if a rank's speed is not known.
-    """
-    if any(rank.sample_seconds <= 0 for rank in plan.assignments):
-        return None
-    per_second = sum(1 / rank.sample_seconds for rank in plan.assignments)
-    lost = sum(rank.fixed_seconds / rank.sample_seconds for rank in plan.assignments)
-    return plan.micro_batch_size * per_second / (plan.micro_batch_size + lost)
-
-
-def comparison_figure(records: Mapping[str, TrainRecord], ideal: float | None = None) -> Figure:
-    """Samples per second of every way in `records`, with speed-ups over the first and a line at the ideal.
+    A line shows what the nodes of the fastest way do together when none waits, as far as its record says so.
 
     Args:
         records: by the name of the way.
-        ideal: samples per second of all devices together; by default that of the plan with the most ranks.
 
     Raises:
         MissingExtra: Matplotlib is not installed.
     """
-    ideal = ideal or _ideal_of(list(records.values()))
     speeds = [record.samples_per_second for record in records.values()]
+    of_ideal = max(records.values(), key=lambda record: record.samples_per_second).of_ideal if records else None
     with canvas(9.5, bars_height(max(len(records), 2)), "Which way is faster") as figure:
         axes = figure.subplots()
         if not any(speeds):
@@ -169,28 +157,23 @@ def comparison_figure(records: Mapping[str, TrainRecord], ideal: float | None = 
             return figure
         bar_axes(axes, [ellipsis(name, _NAME_LENGTH) for name in records], "")
         best = max(speeds)
+        ideal = best / of_ideal if of_ideal else None
         end = 1.3 * max(best, ideal or 0.0)
         axes.barh(range(len(speeds)), speeds, height=0.62, color=[BLUE if speed == best else SKY for speed in speeds])
         if ideal:
             axes.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
             axes.text(ideal, -0.62, f" ideal: {human_count(ideal)}", color=VERMILION, fontsize=8.5, va="bottom")
         for row, speed in enumerate(speeds):
-            at = min(speed, ideal or speed)
-            _label_speed(axes, row, at, _speed_up(speed, speeds[0], ideal), is_best=speed == best, end=end)
+            text = _speed_up(speed, speeds[0], of_ideal if speed == best else None)
+            _label_speed(axes, row, speed, text, is_best=speed == best, end=end)
         axes.set_xlim(0, end)
         axes.set_xlabel("samples per second")
     return figure
 
 
-def _ideal_of(records: Sequence[TrainRecord]) -> float | None:
-    plans = [record.plan for record in records]
-    largest = max(plans, key=lambda plan: len(plan.assignments), default=None)
-    return ideal_samples_per_second(largest) if largest else None
-
-
-def _speed_up(speed: float, first: float, ideal: float | None) -> str:
+def _speed_up(speed: float, first: float, of_ideal: float | None) -> str:
     notes = [f"{speed / first:.2f}×"] if first else []
-    notes += [f"{percent(speed / ideal)} of the ideal"] if ideal else []
+    notes += [f"{percent(of_ideal)} of the ideal"] if of_ideal else []
     return f"{human_count(speed)}  ({', '.join(notes)})" if notes else human_count(speed)
 
 

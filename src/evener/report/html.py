@@ -19,7 +19,7 @@ from evener.report.canvas import png
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.style import PAGE_STYLE
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
-from evener.report.text import exact_percent, grid, human_count, human_seconds
+from evener.report.text import exact_percent, grid, human_count, human_seconds, percent
 from evener.schema import read_noun
 
 if TYPE_CHECKING:
@@ -55,20 +55,26 @@ def _label(path: Path, others: Sequence[Path]) -> str:
     return name if names.count(name) == 1 else str(path)
 
 
-def write_page(path: Path, records: Mapping[str, TrainRecord], title: str) -> None:
+def write_page(path: Path, records: Mapping[str, TrainRecord], title: str, summary: str = "") -> None:
     """Write `records` to `path` as one HTML file with figures, tables, events, plans and environments.
 
     Args:
         path: of the file, written whole or not at all.
         records: at least one, by name; several are also compared, with speed-ups over the first.
         title: of the page.
+        summary: what follows from the records, in a sentence or two, above all else.
 
     Raises:
         InvalidValue: there are no records.
         MissingExtra: Matplotlib is not installed.
     """
     require(bool(records), "records", dict(records), "at least one")
-    body = [_links(records), *_comparison(records), _figure(learning_figure(records), "loss and accuracy of every run")]
+    body = [f'<p class="summary">{escape(summary)}</p>'] if summary else []
+    body += [
+        _links(records),
+        *_comparison(records),
+        _figure(learning_figure(records), "loss and accuracy of every run"),
+    ]
     for index, (name, record) in enumerate(records.items()):
         body += _run(index, name, record)
     page = _PAGE.format(title=escape(title), style=PAGE_STYLE, body="\n".join(body))
@@ -118,6 +124,7 @@ def _tiles(record: TrainRecord) -> str:
         "training": human_seconds(record.seconds),
         "until the first step": human_seconds(record.startup_seconds),
         "samples per second": human_count(record.samples_per_second),
+        "of the ideal": "-" if record.of_ideal is None else percent(record.of_ideal),
         "final loss": "-" if loss is None else human_count(loss),
         "validation accuracy": exact_percent(record.validation_accuracy),
         "goodput": exact_percent(record.goodput),

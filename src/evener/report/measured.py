@@ -103,25 +103,26 @@ def _computed(parts: Sequence[NodeStep]) -> float:
 
 
 def node_phases(record: TrainRecord) -> list[NodePhases]:
-    """Seconds by phase of every node of `record`.
+    """Seconds by phase of every node of `record`: all that it computed and waited.
 
-    Phases come from the steps in which all of `record.nodes` took part; of a run without such steps, all that is known
-    is computing and waiting.
+    How its computing divides into phases comes from the steps in which all of `record.nodes` took part; without such
+    steps all of it is called computing.
     """
     entries = [entry.nodes for entry in record.steps if len(entry.nodes) == len(record.nodes)]
-    if not entries:
-        return [NodePhases(n.name, 0.0, n.seconds_computing, 0.0, n.seconds_waiting) for n in record.nodes]
-    by_rank = zip(*entries, strict=True)
-    return [_sum(node.name, steps) for node, steps in zip(record.nodes, by_rank, strict=True)]
+    by_rank = list(zip(*entries, strict=True)) or [()] * len(record.nodes)
+    return [_phases(node, steps) for node, steps in zip(record.nodes, by_rank, strict=True)]
 
 
-def _sum(name: str, steps: tuple[NodeStep, ...]) -> NodePhases:
+def _phases(node: NodeSummary, steps: Sequence[NodeStep]) -> NodePhases:
+    busy = _computed(steps)
+    scale = node.seconds_computing / busy if busy else 0.0
+    loading, updating = (scale * sum(getattr(step, f"{phase}_seconds") for step in steps) for phase in ("io", "update"))
     return NodePhases(
-        name,
-        loading=sum(step.io_seconds for step in steps),
-        computing=sum(step.compute_seconds for step in steps),
-        updating=sum(step.update_seconds for step in steps),
-        waiting=sum(step.wait_seconds for step in steps),
+        node.name,
+        loading=loading,
+        computing=node.seconds_computing - loading - updating,
+        updating=updating,
+        waiting=node.seconds_waiting,
     )
 
 

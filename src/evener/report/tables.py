@@ -99,8 +99,9 @@ def _predicted(plan: Plan, prediction: Prediction) -> str:
 
 def record_table(record: TrainRecord) -> Table:
     """What every node of `record` did: its share, the seconds it computed and waited, what it sent and held."""
-    goodput = f", goodput {exact_percent(record.goodput)}" if record.goodput < 1 else ""
-    rate = f"{human_count(record.samples_per_second)} samples/s{goodput}"
+    notes = [f"{percent(record.of_ideal)} of the ideal"] if record.of_ideal is not None else []
+    notes += [f"goodput {exact_percent(record.goodput)}"] if record.goodput < 1 else []
+    rate = ", ".join([f"{human_count(record.samples_per_second)} samples/s", *notes])
     return table_of(
         f"Run: {record.task}, {human_seconds(record.seconds)}, {rate}",
         {
@@ -108,7 +109,7 @@ def record_table(record: TrainRecord) -> Table:
             ">share": lambda node: percent(node.share),
             ">computing": lambda node: human_seconds(node.seconds_computing),
             ">waiting": lambda node: human_seconds(node.seconds_waiting),
-            ">of its time": lambda node: percent(waiting_fraction([node])),
+            ">of its time": lambda node: percent(node.waiting),
             ">sent MB": lambda node: human_count(node.bytes_sent / 1e6),
             ">peak memory": lambda node: human_bytes(node.peak_memory_bytes),
         },

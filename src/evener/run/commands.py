@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -257,19 +257,32 @@ def _demonstrate(
         console.rule(way.replace("_", " "))
         run = RunConfig(task=config.task, output=output / f"{way}-{stamp}", shares=shares, epochs=config.epochs)
         records[way] = perform(run, [best] if way == "best_node_alone" else nodes, to_stderr=to_stderr)
-    _compare(records, console, output, ideal_factor=sum(n.speed_at(0) for n in nodes) / best.speed_at(0))
+    _compare(records, console, output)
     return records
 
 
-def _compare(records: dict[str, TrainRecord], console: Console, output: Path, ideal_factor: float) -> None:
-    ideal = ideal_factor * records["best_node_alone"].samples_per_second
-    reached = records["evener"].samples_per_second / ideal if ideal else 0.0
+def _compare(records: dict[str, TrainRecord], console: Console, output: Path) -> None:
     titled = {way.replace("_", " "): record for way, record in records.items()}
     console.print(comparison_table(titled))
-    console.print(f"evener reached {percent(reached)} of the ideal: {ideal_factor:.2f} times the best node alone")
-    save_png(comparison_figure(titled, ideal=ideal), output / "demo.png")
-    write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes")
+    console.print(demo_verdict(records))
+    save_png(comparison_figure(titled), output / "demo.png")
+    write_page(output / "demo.html", titled, title="Evener: one model, uneven nodes", summary=demo_verdict(records))
     console.print(f"picture: {output / 'demo.png'}   page: {output / 'demo.html'}")
+
+
+def demo_verdict(records: Mapping[str, TrainRecord]) -> str:
+    """What the demo showed, in a sentence or two."""
+    alone, equal, own = (records[way] for way in WAYS)
+    if not (alone.samples_per_second and equal.samples_per_second):
+        return "Nothing was trained, so there is nothing to compare."
+    gains = [own.samples_per_second / other.samples_per_second for other in (alone, equal)]
+    sentence = f"With Evener's shares, training is {gains[0]:.2f} times as fast as on the best node alone, and "
+    sentence += f"{gains[1]:.2f} times as fast as with equal shares."
+    if own.of_ideal is None:
+        return sentence
+    return (
+        f"{sentence} It reached {percent(own.of_ideal)} of the ideal: of what these nodes do together when none waits."
+    )
 
 
 def choose_nodes(config: NodesConfig) -> list[LocalNode]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from evener.event_tail import Moment
 from evener.events import Phase, RunEvent
-from evener.history import Entry, History, NodeWork
+from evener.history import Entry, History, NodeWork, fraction_of_ideal
 from evener.plan import WHOLE_MODEL, Assignment, Plan, is_pipeline
-from evener.record import Event, Step, TrainRecord, Validation
+from evener.record import Event, NodeSummary, Step, TrainRecord, Validation
 from evener.report.live.losses import Losses, slowest
 from evener.report.live.picture import CurvePoint, NodePicture, Picture, StripColumn
 from evener.report.live.speeds import NodeSpeed
@@ -131,7 +131,8 @@ class LiveRun:
 
     def picture(self) -> Picture:
         """All that is shown but the curves."""
-        recent = self._recent()
+        entries = self._shown_entries()
+        recent = _sum(entries)
         prediction, step = (self._plan.prediction if self._plan else None), self.history.last_step
         rate = recent.samples / recent.seconds if recent.seconds else 0.0
         left = max(0, self._total - self._done_before - self._counted())
@@ -149,7 +150,7 @@ class LiveRun:
             left_seconds=left / rate if rate and self._total and not self.is_over else None,
             progress=self._progress(left),
             samples_per_second=self._record.samples_per_second if self._record else rate,
-            ideal=self._ideal(recent),
+            ideal=self._ideal(entries),
             loss=self.history.last_loss() if step else None,
             step_seconds=recent.seconds / recent.steps if recent.steps else None,
             predicted_seconds=prediction.step_seconds if prediction else None,
@@ -168,27 +169,24 @@ class LiveRun:
             return 1.0
         return 1 - left / self._total if self._total else None
 
-    def _recent(self) -> Entry:
-        """The last entries, summed, which are of this moment's nodes."""
-        found = Entry()
+    def _shown_entries(self) -> list[Entry]:
+        """Those of this moment, oldest first; of a run that is over, all."""
+        if self.is_over:
+            return [*self.history.entries, *([self.history.open] if self.history.open.steps else [])]
+        found: list[Entry] = []
+        seconds = 0.0
         for entry in reversed(self.strip):
-            if found.seconds >= _RECENT:
+            if seconds >= _RECENT:
                 break
-            later = found
-            found = Entry()
-            found.add(entry)
-            found.add(later) if later.steps else None
-        return found
+            found.append(entry)
+            seconds += entry.seconds
+        return found[::-1]
 
-    def _ideal(self, recent: Entry) -> float | None:
-        """What is reached of what the nodes could do if none waited; None of a single one, who waits for nobody."""
-        works = [work for work in recent.nodes.values() if work.busy_seconds > 0]
-        if len(works) < 2 or not recent.seconds or self._plan is None:
-            return None
-        if self._plan.strategy in WHOLE_MODEL:
-            ideal = sum(work.samples / work.busy_seconds for work in works)
-            return min(1.0, recent.samples / recent.seconds / ideal) if ideal else None
-        return min(1.0, sum(work.busy_seconds for work in works) / len(works) / recent.seconds)
+    def _ideal(self, entries: Sequence[Entry]) -> float | None:
+        """What is reached of what the nodes could do if none waited; of a run that is over, as its record says."""
+        if self._record is not None:
+            return self._record.of_ideal
+        return None if self._plan is None else fraction_of_ideal(entries, self._plan)
 
     def _all_names(self) -> Sequence[str]:
         planned = [a.node for a in self._plan.assignments] if self._plan else []
@@ -197,6 +195,7 @@ class LiveRun:
     def _node(self, name: str, recent: Entry) -> NodePicture:
         work, assigned = recent.nodes.get(name, NodeWork()), self._assigned.get(name)
         speed = self._speeds.get(name, NodeSpeed())
+        summary = self._summary(name)
         state, why = self._states.get(name, ("", ""))
         if not state and not self.is_over and (slowdown := speed.slowdown) > 1:
             state, why = "slow", f"{slowdown:.1f} times slower than it was"
@@ -204,14 +203,15 @@ class LiveRun:
             name=name,
             device=assigned.device if assigned else "",
             stage=assigned.stage if assigned else 0,
-            share=self._share(work, recent, assigned),
+            share=summary.share if summary is not None else self._share(work, recent, assigned),
             samples_per_second=work.samples / work.busy_seconds if work.busy_seconds else 0.0,
-            waits=work.wait_seconds / recent.seconds if recent.seconds and work.wait_seconds else 0.0,
+            waits=summary.waiting if summary is not None else _waiting(work),
             is_waited_for=name == slowest(recent.nodes),
             sent_per_second=work.sent / recent.seconds if recent.seconds else 0.0,
             sent_per_step=work.sent / recent.steps if recent.steps else 0.0,
             exchange_rate=_rate(work.sent, work.wait_seconds or 0.0),
-            memory_bytes=self._memory(name) or (assigned.memory_bytes if assigned else 0),
+            memory_bytes=(summary.peak_memory_bytes if summary is not None else 0)
+            or (assigned.memory_bytes if assigned else 0),
             state=state,
             reason=why or (assigned.reason if assigned else ""),
         )
@@ -222,9 +222,10 @@ class LiveRun:
             return work.samples / samples
         return self._plan.part(assigned) if assigned is not None and self._plan is not None else 0.0
 
-    def _memory(self, name: str) -> int:
+    def _summary(self, name: str) -> NodeSummary | None:
+        """What the record says of a node; None while the run goes on."""
         nodes = self._record.nodes if self._record else ()
-        return next((node.peak_memory_bytes for node in nodes if node.name == name), 0)
+        return next((node for node in nodes if node.name == name), None)
 
     def points(self, first: int) -> list[CurvePoint]:
         """Of the curves, from entry `first` of the history on."""
@@ -233,6 +234,19 @@ class LiveRun:
     def columns(self, entries: Sequence[Entry]) -> list[StripColumn]:
         """Of the strip: where the time of each node went."""
         return [_column(entry, self.history.names) for entry in entries]
+
+
+def _sum(entries: Sequence[Entry]) -> Entry:
+    total = Entry()
+    for entry in entries:
+        total.add(entry)
+    return total
+
+
+def _waiting(work: NodeWork) -> float:
+    """The part of its time in steps that a node waited."""
+    waited = work.wait_seconds or 0.0
+    return waited / (waited + work.busy_seconds) if waited else 0.0
 
 
 def _fixed_samples(one: Assignment) -> float:

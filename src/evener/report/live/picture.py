@@ -14,7 +14,7 @@ class NodePicture(Part, frozen=True, kw_only=True):
 
     Attributes:
         stage: of a pipeline.
-        share: of the samples, lately.
+        share: of the samples, lately; of a run that is over, of all.
         samples_per_second: while it works.
         waits: fraction of its time that it waits.
         is_waited_for: whether the others wait for it.
@@ -42,7 +42,7 @@ class NodePicture(Part, frozen=True, kw_only=True):
 
 
 class Picture(Part, frozen=True, kw_only=True):
-    """A run as it is now.
+    """A run as it is now; one that is over, as a whole.
 
     Attributes:
         run: its name.
