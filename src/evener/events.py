@@ -25,6 +25,7 @@ class Phase(Part, frozen=True, kw_only=True):
         num_samples: that will have been trained on at the end of it; 0 where that is not known, or means nothing.
         done: of these, before it began.
         epochs: of the run; 0 likewise.
+        options: as of a `TrainRecord`; empty where they were told before.
     """
 
     what: str
@@ -32,6 +33,7 @@ class Phase(Part, frozen=True, kw_only=True):
     num_samples: Amount = 0
     done: Amount = 0
     epochs: Amount = 0
+    options: dict[str, str] = {}
 
 
 RunEvent: TypeAlias = Plan | Step | Validation | Epoch | Event | Phase | TrainRecord | ClusterProfile

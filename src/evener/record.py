@@ -175,6 +175,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
         ending: how it ended before it was complete, a sentence; empty of a complete run. One that was interrupted or
             failed sums unequal numbers of steps in an entry: `step` tells how many.
         usual: options that came from `evener.toml`, and that file; empty if none did.
+        options: that decide how work is divided, by name, such as `--shares`; those alone that the command knows.
     """
 
     task: str
@@ -199,6 +200,7 @@ class TrainRecord(Noun, frozen=True, kw_only=True):
     of_ideal: Finite | None = None
     ending: str = ""
     usual: str = ""
+    options: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "1 or more")

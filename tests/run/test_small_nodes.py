@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from evener.errors import DoesNotFit, EvenerError, NotNeeded
 from evener.plan import Plan
 from evener.record import TrainRecord
+from evener.run import costs
 from evener.run.commands import perform
 from evener.run.config import RunConfig
+from evener.run.costs import MeasuredCosts, measure_costs
 from evener.run.elastic.start import time_to_come
 from evener.schema import read_noun
 from support.commands import TINY
@@ -69,3 +72,17 @@ def test_a_node_that_comes_later_and_is_too_small_is_not_needed() -> None:
 
     with pytest.raises(NotNeeded):
         time_to_come(time)  # type: ignore[arg-type]
+
+
+def test_nodes_are_timed_once_though_strategies_are_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[tuple[int, int]] = []
+
+    def measure(_context: Any, micro: int, accumulate: int) -> MeasuredCosts:
+        times.append((micro, accumulate))
+        return MeasuredCosts()
+
+    monkeypatch.setattr(costs, "_measure_costs", measure)
+    context: Any = SimpleNamespace(measured={})
+    for micro in (8, 8, 4):
+        measure_costs(context, micro)
+    assert times == [(8, 1), (4, 1)]

@@ -103,7 +103,7 @@ def _join_torchrun() -> Run:
     env = torchrun_environment(os.environ, config.patience, show)
     assert env is not None
     if env.rank == 0:
-        asked = Asked(config.script.stem)
+        asked = Asked(config.script.stem, options={"--shares": config.shares})
         views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))
         env.end = views[0].end_process
     hide_torchrun()

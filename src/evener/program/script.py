@@ -22,7 +22,7 @@ from evener.signals import STOP_SIGNALS
 
 def run_program(config: ScriptConfig, *, as_json: bool) -> None:
     """`evener run`: as a rank if torchrun started this process, else on nodes of this machine."""
-    asked, folder = Asked(config.script.stem), run_folder(config.folder)
+    asked, folder = Asked(config.script.stem, options={"--shares": config.shares}), run_folder(config.folder)
     is_leader = not is_torchrun(config) or os.environ["RANK"] == "0"
     with RunView(folder, to_stderr=True, by_lines=True, asked=asked, is_leader=is_leader) as view:
         if is_torchrun(config):

@@ -43,7 +43,7 @@ from evener.run.options import BenchmarkConfig, DemoConfig, NodesConfig, TraceCo
 from evener.run.page import page_beside
 from evener.run.rank import train_rank
 from evener.run.spare_nodes import SpareNodes
-from evener.run.unfinished import Asked
+from evener.run.unfinished import asked_of
 from evener.schema import write_noun
 from evener.signals import STOP_SIGNALS
 from evener.tasks.load import load_task
@@ -110,11 +110,6 @@ def view_of(config: RunConfig, folder: Path, *, to_stderr: bool, is_leader: bool
     """The view of a run that writes into `folder`. Raises FolderInUse."""
     asked, checkpoints = asked_of(config), config.checkpoint
     return RunView(folder, to_stderr=to_stderr, asked=asked, checkpoints=checkpoints, is_leader=is_leader)
-
-
-def asked_of(config: RunConfig) -> Asked:
-    """What the record of a run says that ends before it is complete."""
-    return Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
 
 
 def launch(

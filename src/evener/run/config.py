@@ -177,6 +177,19 @@ class RunConfig(NodesConfig, frozen=True, kw_only=True):
         return self.output or Path("runs") / f"{Path(self.task).stem}-{stamp}"
 
     @property
+    def dividing_options(self) -> dict[str, str]:
+        """Options that decide how work is divided, with their values; those that were not given are empty."""
+        values = {
+            "--shares": self.shares,
+            "--workers": self.workers,
+            "--batch-size": self.batch_size or "",
+            "--agreement": self.agreement or "",
+            "--local-steps": self.local_steps or "",
+            "--stationary": "yes" if self.stationary else "",
+        }
+        return {name: str(value) for name, value in values.items()}
+
+    @property
     def is_elastic(self) -> bool:
         """Whether the run goes on without nodes that are gone, if it can: what was asked for, else where it may be."""
         if self.elastic is not None:

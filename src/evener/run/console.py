@@ -119,6 +119,8 @@ class RunView:
     def _show(self, event: RunEvent) -> None:
         if self._log is None:
             self._log = EventLog(self._output / EVENTS_FILE, self.console.print, show=self._on_moment)
+            if self._asked.options:
+                self._log.add(Phase(what="starting", options=self._asked.options))
         self._log.add(event)
         if isinstance(event, Plan):
             self._on_plan(event)
@@ -166,7 +168,7 @@ class RunView:
             startup=self._trains_since - self._began,
             seconds=time.monotonic() - self._trains_since,
         )
-        record = replace(record, usual=self._asked.usual)
+        record = replace(record, usual=self._asked.usual, options=self._asked.options)
         try:
             write_noun(record, self._output / "record.json")
         except OSError as problem:  # what is to be told is how the run ended
@@ -244,8 +246,7 @@ class RunView:
 
     def _on_record(self, record: TrainRecord) -> None:
         self._close()
-        if self._asked.usual:
-            record = replace(record, usual=self._asked.usual)
+        record = replace(record, usual=self._asked.usual or record.usual, options=self._asked.options or record.options)
         self.record = record
         self.console.print(record_table(record))
         if record.agreement:

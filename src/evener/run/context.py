@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class RankContext:
         validation_data: map-style, or None.
         make_optimizer: of some parameters.
         uses_all: whether every parameter has a dense gradient in every step, if that is known already.
+        measured: what micro-batches cost all nodes, by their size and their number in a step.
     """
 
     env: RankEnvironment
@@ -103,6 +104,7 @@ class RankContext:
     validation_data: Dataset[Any] | None
     make_optimizer: Callable[[Any], Optimizer]
     uses_all: bool | None = None
+    measured: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def begins(self, what: str, detail: str = "") -> None:
         """Have the leader say what the run is about from now on."""

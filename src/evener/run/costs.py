@@ -61,7 +61,17 @@ class MeasuredCosts:
 
 
 def measure_costs(context: RankContext, micro: int, accumulate: int = 1) -> MeasuredCosts:
-    """Time micro-batches of up to `micro` samples, `accumulate` a step, on all nodes at the same time."""
+    """Time micro-batches of up to `micro` samples, `accumulate` a step, on all nodes at the same time.
+
+    They are timed once: another strategy may be planned when one was refused, and all is as it was.
+    """
+    if (micro, accumulate) not in context.measured:
+        context.measured[micro, accumulate] = _measure_costs(context, micro, accumulate)
+    known: MeasuredCosts = context.measured[micro, accumulate]
+    return known
+
+
+def _measure_costs(context: RankContext, micro: int, accumulate: int) -> MeasuredCosts:
     watch = ProcessorWatch(context.env.node.name, context.env.node.cores)
     try:
         own = b"+" + msgspec.json.encode(time_here(context, micro))

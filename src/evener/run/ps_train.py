@@ -37,7 +37,7 @@ from evener.run.page import page_beside
 from evener.run.ps_backends import load_backend, probe_of, require_twins
 from evener.run.ps_master import open_master
 from evener.run.sync_check import sync_check
-from evener.run.unfinished import Asked
+from evener.run.unfinished import asked_of
 from evener.schema import parse_noun
 from evener.sync.protocol import PROTOCOLS, Outer, SyncProtocol, Workload
 from evener.task import Task, ThinTask
@@ -70,7 +70,7 @@ def submit(config: RunConfig, backend: ModelBackend, task: Task | ThinTask, *, t
     """
     job, blobs = prepare(config, backend, task)
     folder = run_folder(config.folder)
-    asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
+    asked = asked_of(config)
     with page_beside(folder, config.dashboard), RunView(folder, to_stderr=to_stderr, asked=asked) as view:
         view.console.quiet = config.quiet
         check = check_of(config, backend, task, job, view)

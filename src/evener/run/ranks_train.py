@@ -27,7 +27,7 @@ from evener.run.console import RunView, print_line, run_folder
 from evener.run.page import page_beside
 from evener.run.ps_master import open_master
 from evener.run.ps_train import NO_NODE, any_node, blobs_of, new_run_name
-from evener.run.unfinished import Asked
+from evener.run.unfinished import asked_of
 from evener.schema import parse_noun
 from evener.tasks.load import is_path
 
@@ -58,7 +58,7 @@ def submit(config: RunConfig, *, to_stderr: bool, program: Blob | None = None) -
         EvenerError: as `train_on_nodes`.
     """
     folder = run_folder(config.folder)
-    asked = Asked(Path(config.task).stem, config.seed, config.precision, config.usual)
+    asked = asked_of(config)
     blobs = blobs_of(config) | ({"code": program} if program is not None else {})
     digests = {what: blob.digest for what, blob in blobs.items()}
     job = job_of(config, digests, brings_program=program is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ from evener.host import environment
 from evener.plan import Plan
 from evener.record import Event, NodeSummary, TrainRecord, Validation
 from evener.report.live.live_run import LiveRun
+from evener.run.config import RunConfig
 
 
 class Asked(NamedTuple):
@@ -21,6 +23,12 @@ class Asked(NamedTuple):
     seed: int = 0
     precision: str = "fp32"
     usual: str = ""
+    options: dict[str, str] = {}
+
+
+def asked_of(config: RunConfig) -> Asked:
+    """What the record of a run says that ends before it is complete."""
+    return Asked(Path(config.task).stem, config.seed, config.precision, config.usual, config.dividing_options)
 
 
 def unfinished_record(

@@ -119,7 +119,10 @@ def _shown(config: YoloConfig, perform: Callable[[YoloConfig, Callable[[RunEvent
     """The record of a run that `perform` performs, shown and kept in the folder that Ultralytics chooses."""
     folder = _folder_of(config)
     words = (*(word for word in config.words if not word.startswith("save_dir=")), f"save_dir={folder}")
-    asked = Asked(folder.name, usual=config.usual)
+    settings = read_words(config.words)
+    options = {"--shares": config.shares, "--stationary": "yes" if config.stationary else ""}
+    options |= {"workers": settings.get("workers", "8"), "batch": settings.get("batch", "16")}
+    asked = Asked(folder.name, usual=config.usual, options=options)
     with RunView(run_folder(folder), to_stderr=config.to_stderr, shows_steps=False, asked=asked) as view:
         view.console.print(LICENCE)
         perform(msgspec.structs.replace(config, words=words), view)

@@ -10,9 +10,11 @@ import pytest
 
 from evener.event_tail import Moment, events_of
 from evener.events import Phase, RunEvent
+from evener.history import Entry, NodeWork
 from evener.plan import Plan
 from evener.record import Event, Step
 from evener.report.live.live_run import LiveRun
+from evener.report.live.losses import Losses
 from evener.report.live.picture import NodePicture
 from support.fake_runs import NODES, fake_plan, fake_run
 
@@ -125,3 +127,57 @@ def test_a_run_whose_leader_is_gone_says_so() -> None:
     run = shown([fake_plan()])
     run.abandon()
     assert (run.picture().phase, run.picture().detail) == ("failed", "the process that led the run is gone")
+
+
+def test_what_is_said_of_a_busy_machine_is_in_the_log_once_and_not_beside_every_node() -> None:
+    record = fake_run(num_steps=20)
+    names = tuple(one.node for one in record.plan.assignments)
+    busy = Event(step=0, kind="busy machine", message="other processes took 70% on all", nodes=names)
+    run = shown([record.plan, busy, *record.steps])
+    assert all("other processes" not in one.reason for one in run.picture().nodes)
+    assert [event.kind for _, event in run.told if isinstance(event, Event)].count("busy machine") == 1
+    assert set(run.history.names) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_advised"),
+    [
+        ({"--shares": "equal", "--agreement": ""}, True),
+        ({"--shares": "measured", "--agreement": ""}, False),
+        ({"--shares": "equal", "--agreement": "async"}, False),
+        ({}, False),
+    ],
+)
+def test_measured_shares_are_advised_only_to_a_run_that_has_others(options: dict[str, str], is_advised: bool) -> None:
+    record = fake_run(num_steps=40)
+    slow = [slowed(step, 2, 4.0) for step in record.steps]
+    run = shown([Phase(what="starting", options=options), record.plan, *slow])
+    assert ("--shares measured" in run.picture().advice) == is_advised
+    over = shown(events_of(msgspec.structs.replace(record, steps=tuple(slow), options=options)))
+    assert over.picture().advice == run.picture().advice
+
+
+@pytest.mark.parametrize(
+    ("cause", "options", "words"),
+    [
+        ("loading", {"--workers": "0"}, "--workers 2"),
+        ("loading", {"--workers": "4"}, "--workers 8"),
+        ("loading", {"workers": "8"}, "workers=16"),
+        ("loading", {}, "DataLoader"),
+        ("exchange", {"--batch-size": "224", "--agreement": ""}, "(now 224)"),
+        ("exchange", {"--batch-size": "", "--agreement": ""}, "--agreement average"),
+        ("exchange", {"--batch-size": "", "--agreement": "average"}, "--local-steps"),
+        ("exchange", {"batch": "16"}, "batch= (now 16)"),
+    ],
+)
+def test_advice_names_what_the_run_can_change(cause: str, options: dict[str, str], words: str) -> None:
+    losses = Losses()
+    seconds = 1.0 if cause == "loading" else 4.0
+    nodes = {
+        "ada": NodeWork(samples=1, io_seconds=0.9 if cause == "loading" else 0.1, compute_seconds=0.1),
+        "bob": NodeWork(samples=1, io_seconds=0.1, compute_seconds=0.1),
+    }
+    losses.add(Entry(step=1, samples=2, seconds=seconds, steps=1, nodes=nodes))
+    advice = losses.advice(options, divides_samples=True)
+    assert words in advice
+    assert ("--agreement average" in advice) == (cause == "exchange" and options.get("--agreement") == "")

@@ -57,6 +57,7 @@ class LiveRun:
         self._losses, self._speeds = Losses(), dict[str, NodeSpeed]()
         self._states: dict[str, tuple[str, str]] = {}
         self._written = 0.0
+        self._options: dict[str, str] = {}
         self.epochs = 0
         self._total, self._done_before = 0, 0
 
@@ -89,6 +90,7 @@ class LiveRun:
             self._begin(event)
         elif isinstance(event, TrainRecord):
             self._record, self.epochs = event, event.epochs
+            self._options = event.options or self._options
             self._phase = Phase(what="over")
         elif isinstance(event, Event | Validation):
             self.told.append((time, event))
@@ -97,12 +99,12 @@ class LiveRun:
                 self._judge(event)
 
     def _judge(self, event: Event) -> None:
-        """What an event says of the nodes that it is about."""
-        for node in event.nodes:
-            before = self._states.get(node, ("", ""))[0]
-            self._states[node] = (_STATES.get(event.kind, before), event.message)
+        """What an event makes of its nodes; others, such as `busy machine`, are in the log alone."""
+        if event.kind in _STATES:
+            self._states |= dict.fromkeys(event.nodes, (_STATES[event.kind], event.message))
 
     def _begin(self, phase: Phase) -> None:
+        self._options = phase.options or self._options
         if phase.num_samples:
             self._total, self.epochs = phase.num_samples, phase.epochs
             self._done_before = phase.done - self._counted()
@@ -155,10 +157,14 @@ class LiveRun:
             step_seconds=recent.seconds / recent.steps if recent.steps else None,
             predicted_seconds=prediction.step_seconds if prediction else None,
             predicted_rate=_rate(prediction.sent_bytes, prediction.communication_seconds) if prediction else None,
-            advice=self._losses.advice() if step else "",
+            advice=self._advice() if step else "",
             losses=self._losses.largest(),
             nodes=[self._node(name, recent) for name in self._all_names()],
         )
+
+    def _advice(self) -> str:
+        divides_samples = self._plan is None or self._plan.strategy in WHOLE_MODEL
+        return self._losses.advice(self._options, divides_samples=divides_samples)
 
     def _counted(self) -> int:
         """Samples of the steps that were seen."""

@@ -10,7 +10,7 @@ The one who arrives last is waited for; the one who waits is not to blame.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from evener.history import Entry, NodeWork
@@ -70,12 +70,52 @@ class Losses:
             if seconds > 0
         ]
 
-    def advice(self) -> str:
-        """What may help most, in a sentence."""
+    def advice(self, options: Mapping[str, str], *, divides_samples: bool) -> str:
+        """What may help most, in a sentence.
+
+        Args:
+            options: of the run, as of a `TrainRecord`; what is not known is not advised.
+            divides_samples: whether each node has the whole model, and a part of the samples.
+        """
         loss = next(iter(self.largest(1)), None)
         if loss is None or loss.fraction < _MUCH:
             return "Hardly any time is lost to waiting."
-        return _ADVICE[loss.cause].format(node=loss.node, part=percent(loss.fraction))
+        part = percent(loss.fraction)
+        if loss.cause == "exchange":
+            return f"{part} of the time all nodes exchange and none computes: {_against_exchanges(options)}."
+        if loss.cause == "loading":
+            cure = _against_loading(options)
+            return f"{part} of the time the others wait for {loss.node} to load its samples: {cure}."
+        cure = _against_computing(options) if divides_samples else ""
+        return f"{part} of the time the others wait for {loss.node} to compute: see what else runs there{cure}."
+
+
+def _against_computing(options: Mapping[str, str]) -> str:
+    """What gives a slow node fewer samples, if the run does not do so already."""
+    if options.get("--shares", "measured") != "measured" and not options.get("--agreement"):
+        return "; --shares measured gives it less"
+    return "; without --stationary it would be given less" if options.get("--stationary") else ""
+
+
+def _against_loading(options: Mapping[str, str]) -> str:
+    workers = options.get("--workers", options.get("workers", ""))
+    more = str(2 * int(workers) or 2) if workers.isdecimal() else ""
+    if not more:
+        return "more workers of its DataLoader load them ahead"
+    return f"--workers {more} loads them ahead" if "--workers" in options else f"workers={more} loads them ahead"
+
+
+def _against_exchanges(options: Mapping[str, str]) -> str:
+    batch = next((name for name in ("--batch-size", "batch") if name in options), "")
+    now = f" (now {options[batch]})" if batch and options[batch] else ""
+    larger = f"a larger {'batch=' if batch == 'batch' else batch or 'batch'}{now} exchanges less often"
+    if options.get("--agreement") in LOCAL_AGREEMENTS:
+        return f"{larger}, and so do more --local-steps"
+    return f"{larger}, and so does --agreement average --local-steps 8" if "--agreement" in options else larger
+
+
+LOCAL_AGREEMENTS = ("average", "diloco", "federated")
+"""Agreements in which nodes make steps of their own between two exchanges."""
 
 
 def _cause(last: NodeWork, nodes: Sequence[NodeWork]) -> Cause:
@@ -83,12 +123,3 @@ def _cause(last: NodeWork, nodes: Sequence[NodeWork]) -> Cause:
     loads = last.io_seconds - sum(work.io_seconds for work in nodes) / len(nodes)
     computes = last.compute_seconds - sum(work.compute_seconds for work in nodes) / len(nodes)
     return "loading" if loads > computes else "computing"
-
-
-_ADVICE: dict[Cause, str] = {
-    "computing": "{part} of the time the others wait for {node} to compute: see what else runs there; "
-    "--shares measured gives it less.",
-    "loading": "{part} of the time the others wait for {node} to load its samples: --workers 2 loads them ahead.",
-    "exchange": "{part} of the time all nodes exchange and none computes: a larger --batch-size exchanges less often, "
-    "and so does --agreement average --local-steps 8.",
-}
