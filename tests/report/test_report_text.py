@@ -130,3 +130,26 @@ def test_at_80_columns_long_names_go_on_below_and_no_unit_is_cut(length: int, nu
     assert name.replace(" ", "") in starts
     assert "per sample 47.3 MFLOP forward" in " ".join(text.split())
     assert text.splitlines()[-2].startswith("380,170 parameters (1.52 MB); per sample 47.3 MFLOP")
+
+
+def test_columns_that_may_be_are_left_out_before_a_table_goes_on_below() -> None:
+    columns = ("node", "model?", ">cores?", ">GB/s?", ">matmul", ">score")
+    rows = [("node-0", "AMD EPYC 9354 32-Core Processor", "64", "81.4", "192", "287")]
+    for width, left_out in ((100, []), (70, ["GB/s"]), (60, ["cores", "GB/s"]), (30, ["model", "cores", "GB/s"])):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(grid("Devices", columns, rows))
+        assert isinstance(console.file, io.StringIO)
+        text = console.file.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        assert text.count("node-0") == 1
+        assert all(number in text for number in ("192", "287"))
+        assert ("Left out" in text) == bool(left_out)
+        told = text.partition("narrow: ")[2].replace(chr(10), " ") if left_out else ""
+        assert [name for name in ("model", "cores", "GB/s") if name in told] == left_out
+
+
+def test_a_row_keeps_its_cells_when_columns_before_them_are_left_out() -> None:
+    console = Console(file=io.StringIO(), width=24)
+    console.print(grid("T", ("a", "much longer?", ">b"), [("1", "x" * 20, "2")]))
+    assert isinstance(console.file, io.StringIO)
+    assert ["1", "2"] in [line.split() for line in console.file.getvalue().splitlines()]

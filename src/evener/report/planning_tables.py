@@ -34,11 +34,11 @@ def layers_table(graph: ModelGraph) -> Table:
         f"Model: {graph.name}",
         {
             "layer": lambda layer: layer.name,
-            "kind": lambda layer: layer.kind,
-            "output of a sample": lambda layer: " x ".join(map(str, layer.output_shape)),
+            "kind?": lambda layer: layer.kind,
+            "output of a sample?": lambda layer: " x ".join(map(str, layer.output_shape)),
             ">parameters": lambda layer: human_count(layer.parameters),
             ">MFLOP": lambda layer: human_count(layer.forward_flops / 1e6),
-            ">kept": lambda layer: human_bytes(layer.activation_bytes),
+            ">kept?": lambda layer: human_bytes(layer.activation_bytes),
             "can be split along": lambda layer: ", ".join(layer.splits),
         },
         graph.layers,
@@ -54,7 +54,7 @@ def profile_table(profile: ClusterProfile) -> Table:
         rows += [*_device_rows(device, footnotes), None]
     return grid(
         "Devices",
-        ("node", "device", "model", ">cores", ">memory", ">GB/s", "precision", ">matmul", ">conv", ">score"),
+        ("node", "device", "model?", ">cores?", ">memory?", ">GB/s?", "precision", ">matmul", ">conv", ">score"),
         rows[:-1],
         caption="\n".join(("Speeds in GFLOP/s; score: geometric mean of matmul and conv.", *footnotes)),
     )
@@ -114,7 +114,16 @@ def timing_table(profile: ClusterProfile) -> Table:
     sizes = sorted({batch.samples for _, timing in timed for batch in timing.batches})
     return grid(
         "Time per sample, by samples of the batch",
-        ("task", "precision", "node", "device", *(f">{size}" for size in sizes), ">update", ">largest batch"),
+        (
+            "task",
+            "precision?",
+            "node",
+            "device",
+            *(f">{size}?" for size in sizes[:-1]),
+            *(f">{size}" for size in sizes[-1:]),
+            ">update",
+            ">largest batch",
+        ),
         [_timing_row(device, timing, sizes) for device, timing in timed],
     )
 
@@ -135,8 +144,8 @@ def ranking_table(ranking: Ranking) -> Table:
     return grid(
         f"Ways to train {job.graph.name}, {job.batch_size} samples a step",
         (
-            "strategy", ">devices", ">a step", ">computing", ">exchanging", ">waiting", ">speed-up", ">sent", ">memory",
-            "limited by",
+            "strategy", ">devices", ">a step", ">computing?", ">exchanging?", ">waiting?", ">speed-up", ">sent?",
+            ">memory", "limited by",
         ),
         [*rows, None, *rejected] if rejected else rows,
         caption="Speed-up: over the best single device. Sent and memory: of the rank that has most.",
@@ -167,10 +176,10 @@ def parts_table(plan: Plan) -> Table:
         {
             "node": lambda a: a.node,
             "device": lambda a: a.device,
-            ">replica": lambda a: "-" if a.replica is None else str(a.replica),
+            ">replica?": lambda a: "-" if a.replica is None else str(a.replica),
             ">samples": lambda a: str(a.samples),
             ">share": lambda a: percent(a.share),
-            "first layer": lambda a: a.first_layer or "-",
+            "first layer?": lambda a: a.first_layer or "-",
             ">memory": lambda a: human_bytes(a.memory_bytes),
         },
         plan.assignments,

@@ -19,8 +19,16 @@ T = TypeVar("T")
 
 
 class Grid(Table):
-    """A table that, where it is wider than the terminal, goes on below with its other columns behind the first one."""
+    """A table that fits the terminal.
 
+    Where it is wider, it leaves out columns that may be, from the right on, and says which. If that is not enough, it
+    goes on below with its other columns behind the first one.
+
+    Attributes:
+        optional: headers of the columns that may be left out.
+    """
+
+    optional: frozenset[str] = frozenset()
     _EDGES, _GAP = 2, 3
     """Characters around all columns, and between two."""
     _NARROWEST = 30
@@ -30,7 +38,8 @@ class Grid(Table):
         """As rich asks for it."""
         if self.title:
             yield self.title
-        for columns in self._blocks(options.max_width):
+        kept, left_out = self._kept(options.max_width)
+        for columns in self._blocks(kept, options.max_width):
             part = Table(box=self.box, pad_edge=False)
             fits = self._EDGES + sum(map(self._needs, columns)) + self._GAP * (len(columns) - 1) <= options.max_width
             part.columns = [
@@ -39,12 +48,32 @@ class Grid(Table):
             ]
             part.rows = self.rows
             yield part
+        if left_out:
+            yield Text(f"Left out, as the terminal is narrow: {', '.join(left_out)}.", style="dim")
         if self.caption:
             yield self.caption
 
-    def _blocks(self, width: int) -> Iterator[list[Column]]:
-        """The columns, as many at once as fit into `width`."""
-        first, *others = self.columns
+    def _kept(self, width: int) -> tuple[list[Column], list[str]]:
+        """The columns that are shown in `width`, and the headers of the others."""
+        out: list[Column] = []
+        for column in reversed(self.columns):
+            if self._fit(out, width):
+                break
+            out += [column] if str(column.header) in self.optional else []
+        for column in out[::-1]:
+            others = [one for one in out if one is not column]
+            out = others if self._fit(others, width) else out
+        kept = [column for column in self.columns if all(column is not one for one in out)]
+        return kept, [str(column.header) for column in out[::-1]]
+
+    def _fit(self, without: Sequence[Column], width: int) -> bool:
+        """Whether all columns fit into `width` without some."""
+        kept = [column for column in self.columns if all(column is not one for one in without)]
+        return len(list(self._blocks(kept, width))) == 1
+
+    def _blocks(self, columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
+        """`columns`, as many at once as fit into `width`."""
+        first, *others = columns
         alone = self._EDGES + self._needs(first)
         block, used = [first], alone
         for column in others:
@@ -70,7 +99,8 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str =
 
     Args:
         title: above it.
-        columns: headers; one that starts with `>` is of numbers, aligned right. Only the last may wrap.
+        columns: headers; one that starts with `>` is of numbers, aligned right, and one that ends with `?` is left out
+            where the terminal is too narrow for all. Only the last may wrap.
         rows: cells, as many as columns.
         caption: below it.
     """
@@ -82,8 +112,9 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Row], caption: str =
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
+    table.optional = frozenset(column.removeprefix(">")[:-1] for column in columns if column.endswith("?"))
     for i, column in enumerate(columns):
-        header, numeric = column.removeprefix(">"), column.startswith(">")
+        header, numeric = column.removeprefix(">").removesuffix("?"), column.startswith(">")
         fixed = numeric or i < len(columns) - 1
         table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold", no_wrap=fixed)
     for row in rows:
