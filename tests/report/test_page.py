@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -82,7 +84,10 @@ def test_a_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     page = page_of(runs, tmp_path)
     images = [source for source in page.sources if not source.startswith("#")]
     for image in images:
-        assert base64.b64decode(image.removeprefix("data:image/png;base64,"), validate=True).startswith(b"\x89PNG")
+        drawn = base64.b64decode(image.removeprefix("data:image/svg+xml;base64,"), validate=True).decode()
+        assert ElementTree.fromstring(drawn).tag.endswith("svg")
+        assert "prefers-color-scheme: dark" in drawn
+        assert not re.search(": #(1f2328|6b7280|e5e7eb|ffffff)", drawn.partition("</style>")[2])
     assert [source for source in page.sources if source.startswith("#")] == [f"#{one}" for one in page.ids]
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     text = (tmp_path / "page.html").read_text()
@@ -90,6 +95,16 @@ def test_a_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert "https://" not in text
     assert "url(" not in text
     assert "prefers-color-scheme: dark" in text
+
+
+def test_a_page_says_first_what_follows_and_keeps_the_details_of_several_runs_closed(tmp_path: Path) -> None:
+    runs = {"alone": fake_run((20,), NODES[:1], num_steps=5), "evener": fake_run(num_steps=5)}
+    write_page(tmp_path / "page.html", runs, "Demo", summary="It is 1.7 times as fast <so>.")
+    text = (tmp_path / "page.html").read_text()
+    assert text.index("It is 1.7 times as fast &lt;so&gt;.") < text.index("<table>")
+    assert text.count("<details>") == 2
+    write_page(tmp_path / "page.html", {"evener": runs["evener"]}, "Run")
+    assert (tmp_path / "page.html").read_text().count("<details open>") == 1
 
 
 def test_what_users_named_is_text_and_never_html(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from evener.plan import Assignment, Plan
 from evener.record import TrainRecord
 from evener.report.canvas import (
     BLUE,
+    DARK,
     GREEN,
     INK,
+    LIGHT,
     ORANGE,
     SKY,
     VERMILION,
@@ -68,7 +70,7 @@ def _draw_parts(axes: Axes, parts: Sequence[float], starts: Sequence[float], col
     axes.barh(range(len(parts)), parts, left=starts, color=color, height=0.68, label=label, edgecolor="white")
     for row, (part, start) in enumerate(zip(parts, starts, strict=True)):
         if part >= _NARROWEST_LABELLED:
-            ink = "white" if color in (BLUE, GREEN) else INK
+            ink = LIGHT if color in (BLUE, GREEN) else DARK
             axes.text(start + part / 2, row, percent(part), ha="center", va="center", fontsize=8.5, color=ink)
 
 
@@ -187,5 +189,5 @@ def _label_speed(axes: Axes, row: int, at: float, text: str, *, is_best: bool, e
         textcoords="offset points",
         ha="right" if is_inside else "left",
         va="center",
-        color="white" if is_inside and is_best else INK,
+        color=(LIGHT if is_best else DARK) if is_inside else INK,
     )

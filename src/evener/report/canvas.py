@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 INK, MUTED, FAINT = "#1f2328", "#6b7280", "#e5e7eb"
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+LIGHT, DARK = "#fefefe", "#1f2329"
+"""Of words on dark and on bright bars: alike on light and on dark pages, where INK and white change places."""
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY)
 """Of Okabe and Ito (2008): apart for all common kinds of colour blindness."""
 LINES = ("-", "--", ":", "-.")
@@ -76,6 +78,27 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+_DRESS = """<style>
+:root { --ink: #1f2328; --muted: #6b7280; --faint: #e5e7eb; --page: #fff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --muted: #9aa4af; --faint: #30363d; --page: #0d1117; } }
+</style>"""
+_ROLES = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", "#ffffff": "--page"}
+
+
+def svg(figure: Figure) -> str:
+    """`figure` as an SVG image that is light or dark as its reader's pages are."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "evener"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    drawn = buffer.getvalue()
+    for color, role in _ROLES.items():
+        drawn = drawn.replace(f": {color}", f": var({role})")
+    head, _, rest = drawn[drawn.index("<svg") :].partition(">")
+    return f"{head}>{_DRESS}{rest}"
 
 
 def save_png(figure: Figure, path: Path) -> None:

@@ -14,9 +14,11 @@ from evener.record import Event, TrainRecord
 from evener.report.canvas import (
     BLUE,
     COLORS,
+    DARK,
     FAINT,
     GREEN,
     INK,
+    LIGHT,
     LINES,
     MUTED,
     ORANGE,
@@ -259,6 +261,6 @@ def _draw_box(axes: Axes, event: StageEvent, start: float, length: float) -> Non
         label=event.kind,
     )
     if width >= _NARROWEST_LABELLED * length:
-        ink = INK if color == SKY else "white"
+        ink = DARK if color == SKY else LIGHT
         text = str(event.micro_batch)
         axes.text(left + width / 2, event.stage, text, ha="center", va="center", fontsize=8, color=ink)

@@ -15,7 +15,7 @@ from evener.atomic import atomic_write
 from evener.errors import require
 from evener.record import TrainRecord
 from evener.report.bars import comparison_figure, phases_figure, plan_figure
-from evener.report.canvas import png
+from evener.report.canvas import svg
 from evener.report.figures import learning_figure, throughput_figure
 from evener.report.style import PAGE_STYLE
 from evener.report.tables import comparison_table, plan_table, predicted_table, record_table
@@ -76,7 +76,7 @@ def write_page(path: Path, records: Mapping[str, TrainRecord], title: str, summa
         _figure(learning_figure(records), "loss and accuracy of every run"),
     ]
     for index, (name, record) in enumerate(records.items()):
-        body += _run(index, name, record)
+        body += _run(index, name, record, is_alone=len(records) == 1)
     page = _PAGE.format(title=escape(title), style=PAGE_STYLE, body="\n".join(body))
     atomic_write(path, page.encode())
 
@@ -94,13 +94,14 @@ def _comparison(records: Mapping[str, TrainRecord]) -> list[str]:
     return [_table(comparison_table(records)), _figure(comparison_figure(records), "samples per second of every run")]
 
 
-def _run(index: int, name: str, record: TrainRecord) -> list[str]:
-    """Everything about one run: the results first, then the plan and how it went, then where it ran."""
+def _run(index: int, name: str, record: TrainRecord, *, is_alone: bool) -> list[str]:
+    """Everything about one run: the results first, then, to be opened where there are several, how it came to them."""
     return [
         f'<section><h2 id="run-{index}">{escape(name)}</h2>',
         f'<p class="facts">{escape(_facts(record))}</p>',
         _tiles(record),
         _table(record_table(record)),
+        f"<details{' open' if is_alone else ''}><summary>Plan, phases, throughput, events and environment</summary>",
         _figure(phases_figure(record), f"{name}: who waits for whom"),
         _table(plan_table(record.plan)),
         _figure(plan_figure(record.plan), f"{name}: who pulls how much"),
@@ -108,6 +109,7 @@ def _run(index: int, name: str, record: TrainRecord) -> list[str]:
         _figure(throughput_figure(record), f"{name}: samples per second"),
         _table(_events(record)),
         _table(_environment(record)),
+        "</details>",
         "</section>",
     ]
 
@@ -143,8 +145,8 @@ def _environment(record: TrainRecord) -> Table:
 
 
 def _figure(figure: Figure, description: str) -> str:
-    data = base64.b64encode(png(figure)).decode()
-    return f'<figure><img alt="{escape(description)}" src="data:image/png;base64,{data}"></figure>'
+    data = base64.b64encode(svg(figure).encode()).decode()
+    return f'<figure><img alt="{escape(description)}" src="data:image/svg+xml;base64,{data}"></figure>'
 
 
 _END = ' class="end"'

@@ -17,8 +17,10 @@ dl { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; }
 dl div { background: var(--tile); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem 1rem; }
 dt { color: var(--muted); font-size: .8rem; }
 dd { margin: 0; font-size: 1.35rem; font-weight: 600; }
-figure { margin: 1.25rem 0; padding: .75rem; background: #fff; border: 1px solid var(--line); border-radius: .5rem; }
-figure img { display: block; width: 100%; height: auto; }
+figure { margin: 1.25rem 0; padding: .75rem; border: 1px solid var(--line); border-radius: .5rem; overflow-x: auto; }
+figure img { display: block; width: 100%; min-width: 38rem; height: auto; }
+p.summary { font-size: 1.15rem; margin: .75rem 0 1.25rem; }
+summary { cursor: pointer; color: var(--muted); padding: .3rem 0; }
 .wide { overflow-x: auto; margin: 1.25rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
@@ -28,5 +30,15 @@ td { overflow-wrap: anywhere; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .end td { border-bottom: 2px solid var(--muted); }
 p.note { color: var(--muted); font-size: .85rem; margin: .4rem 0 0; white-space: pre-line; }
+@media (max-width: 600px) {
+  main { padding: 1rem .75rem 3rem; }
+  h1 { font-size: 1.4rem; }
+  dl div { flex: 1 1 40%; padding: .35rem .6rem; }
+  dd { font-size: 1.1rem; }
+  figure { padding: .4rem; }
+  td, th { font-size: .85rem; padding-right: .6rem; white-space: nowrap; }
+  td:last-child { white-space: normal; min-width: 12rem; }
+  td.number:last-child { min-width: 0; white-space: nowrap; }
+}
 """
 """CSS."""

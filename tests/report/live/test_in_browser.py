@@ -153,6 +153,10 @@ def test_every_panel_shows_something_and_nothing_is_asked_of_another_machine(
         for name in PANELS:
             assert page.locator(f"#{name}").inner_text() or page.locator(f"#{name} canvas").count()
         assert page.locator("#node-table tbody tr").count() == 3
+        table = page.locator("#node-table").bounding_box()
+        boxes = [row.bounding_box() for row in page.locator("#node-table tbody tr").all()]
+        assert max(box["height"] for box in boxes) < 80
+        assert boxes[-1]["y"] + boxes[-1]["height"] <= table["y"] + table["height"]
         assert "rebalanced" in page.locator("#event-table").inner_text()
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(13, 17, 23)") == (scheme == "dark")

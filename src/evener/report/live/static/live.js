@@ -54,9 +54,11 @@ function table(columns, rows) {
   for (const row of rows) {
     const line = body.insertRow();
     if (row.mood) line.className = row.mood;
-    for (const [, of, kind] of columns) {
+    for (const [heading, of, kind] of columns) {
       const value = of(row), cell = line.insertCell();
+      cell.dataset.name = heading;
       if (kind) cell.className = kind;
+      if (kind === "reason") cell.title = value;
       if (value instanceof Node) cell.append(value); else cell.textContent = value;
     }
   }
