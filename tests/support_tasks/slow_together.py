@@ -1,4 +1,4 @@
-"""A task that takes longer in a step of two nodes than when it is timed by sizes: on node-1, or on rank 1 of torchrun."""
+"""A task whose steps on two nodes take longer than when timed by sizes: on node-1, or on rank 1 of torchrun."""
 
 import multiprocessing
 import os
