@@ -12,6 +12,7 @@ from exact.agreed import AGREEMENTS, judged
 from exact.recipe import KINDS, recipes_of
 from exact.verdicts import BY_CHECK, Verdict
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of PyTorch, about what recipes use on purpose
 _QUICK = 2
 """Recipes of a kind that are tried wherever tests run."""
 _EQUAL_SHARE = 0.6
