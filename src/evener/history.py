@@ -28,6 +28,8 @@ class NodeWork:
         received: bytes of weights that it was sent.
         saved: bytes that compression saved, of both.
         wait_seconds: GE; None where whatever it did not compute it waited.
+        cpu_seconds: CPU time of its process; 0 where that is not known.
+        memory: bytes at its peak until then; likewise.
     """
 
     samples: int = 0
@@ -38,6 +40,8 @@ class NodeWork:
     io_seconds: float = 0.0
     update_seconds: float = 0.0
     wait_seconds: float | None = None
+    cpu_seconds: float = 0.0
+    memory: int = 0
 
     def add(self, other: NodeWork) -> None:
         """Count what `other` did as well."""
@@ -48,6 +52,8 @@ class NodeWork:
         self.saved += other.saved
         self.io_seconds += other.io_seconds
         self.update_seconds += other.update_seconds
+        self.cpu_seconds += other.cpu_seconds
+        self.memory = max(self.memory, other.memory)
         if other.wait_seconds is not None:
             self.wait_seconds = (self.wait_seconds or 0.0) + other.wait_seconds
 
@@ -61,6 +67,8 @@ class NodeWork:
             io_seconds=node.io_seconds,
             update_seconds=node.update_seconds,
             wait_seconds=node.wait_seconds,
+            cpu_seconds=node.cpu_seconds,
+            memory=node.memory_bytes,
         )
 
     @property
@@ -78,6 +86,8 @@ class NodeWork:
             wait_seconds=waited,
             update_seconds=self.update_seconds,
             sent_bytes=self.sent,
+            cpu_seconds=self.cpu_seconds,
+            memory_bytes=self.memory,
         )
 
 

@@ -5,6 +5,7 @@ The main memory is bounded by Linux's control groups, of versions 1 and 2, in wh
 
 from __future__ import annotations
 
+import resource
 from typing import NamedTuple
 
 import psutil
@@ -82,6 +83,15 @@ def _gpu_memory(device: str) -> Memory:
 
     free, total = torch.cuda.mem_get_info(device)
     return Memory(total, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def peak_memory(device: str = "cpu") -> int:
+    """The bytes that this process held at its peak until now: of a GPU's memory, or of main memory."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def memory_limits() -> list[Memory]:

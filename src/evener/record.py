@@ -17,6 +17,8 @@ class NodeStep(Part, frozen=True, kw_only=True):
         wait_seconds: GE, the part of exchanging gradients and statistics that was not hidden behind computing.
         update_seconds: WU, the optimiser's step.
         sent_bytes: handed to collectives by this node (payload of a ring all-reduce: 2 (p-1)/p of the buffer).
+        cpu_seconds: CPU time of its process, over all cores; 0 where that is not known.
+        memory_bytes: of the device (GPU), or resident size of the process (CPU), at its peak until then; likewise.
     """
 
     samples: Amount
@@ -25,6 +27,8 @@ class NodeStep(Part, frozen=True, kw_only=True):
     wait_seconds: Finite
     update_seconds: Finite
     sent_bytes: Amount
+    cpu_seconds: Finite = 0.0
+    memory_bytes: Amount = 0
 
 
 class Step(Part, frozen=True, kw_only=True):

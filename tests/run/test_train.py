@@ -117,6 +117,7 @@ def test_the_record_says_what_happened(tmp_path: Path) -> None:
     assert sum(step.samples for step in record.steps) == 2 * 50
     assert [v.epoch for v in record.validations] == [0, 1]
     assert record.options["--shares"] == "2,1"
+    assert all(node.memory_bytes > 0 and node.cpu_seconds > 0 for node in record.steps[-1].nodes)
     assert sum(node.share for node in record.nodes) == pytest.approx(1)
     assert record.nodes[0].bytes_sent > 0
     assert record.environment["torch"].startswith("2.")

@@ -19,6 +19,7 @@ from evener.data.sampler import Division
 from evener.errors import NonFiniteLoss, TrainingFailed
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.memory import peak_memory
 from evener.oracle.apportion import Worker, apportion
 from evener.oracle.data_parallel import faster_members
 from evener.oracle.rebalance import Balance
@@ -88,7 +89,7 @@ class Monitor:
         self._slow: tuple[str, ...] = ()
         for column in range(group.size):
             self.history.add_node(str(column))
-        self._sent_before = 0
+        self._sent_before, self._cpu_before = 0, time.process_time()
         self._first = 1
         self._mark = time.perf_counter()
         self.is_stopping = self.is_saving = self.is_leaving = False
@@ -123,7 +124,7 @@ class Monitor:
 
     def restart_clock(self) -> None:
         """The next step begins now: what was done since the last one belongs to none."""
-        self._mark = time.perf_counter()
+        self._mark, self._cpu_before = time.perf_counter(), time.process_time()
 
     def add(self, step: int, outcome: StepResult) -> None:
         """`step` is over on this rank: report it, and receive the reports of the step before."""
@@ -168,6 +169,7 @@ class Monitor:
 
     def _send(self) -> None:
         step, outcome, loss, wall = self._unsent.popleft()
+        cpu = time.process_time()
         timing, sent = self._timings[0], self._group.traffic.sent_bytes
         self._reports.send(
             StepReport(
@@ -189,9 +191,11 @@ class Monitor:
                 rate=outcome.rate,
                 weight=outcome.weight,
                 behind=int(self._is_behind()),
+                cpu=cpu - self._cpu_before,
+                memory=peak_memory(str(self._group.device)),
             )
         )
-        self._sent_before = sent
+        self._sent_before, self._cpu_before = sent, cpu
 
     def _receive(self) -> None:
         """Read the reports of the oldest step and act on them."""

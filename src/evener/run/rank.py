@@ -6,7 +6,6 @@ that no rank has to be sent the plan. What was asked for is read by the steps th
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-import torch
 
 from evener.atomic import atomic_write
 from evener.benchmark.device import environment
@@ -25,6 +23,7 @@ from evener.elastic.line import Line
 from evener.errors import InvalidInput, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
+from evener.memory import peak_memory
 from evener.oracle.data_parallel import without_slow_nodes
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
@@ -248,7 +247,7 @@ def node_summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeS
     """What every node did, from the steps that all know and from each rank's own counts; all ranks call this."""
     works = list(history.totals.values())
     samples = sum(entry.samples for entry in history.steps())
-    own = [group.traffic.sent_bytes, group.traffic.received_bytes, _peak_memory(group.device)]
+    own = [group.traffic.sent_bytes, group.traffic.received_bytes, peak_memory(str(group.device))]
     told = [msgspec.json.decode(row) for row in group.all_gather_bytes(msgspec.json.encode(own))]
     rows = dict(zip(group.nodes, told, strict=True))
     for work, assignment in zip(works, plan.assignments, strict=True):
@@ -263,12 +262,6 @@ def node_summaries(group: Group, plan: Plan, history: History) -> Iterator[NodeS
             bytes_received=received,
             peak_memory_bytes=peak,
         )
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def write_timeline(model: StagedModel, folder: Path) -> None:

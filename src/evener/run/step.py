@@ -189,6 +189,8 @@ class StepReport:
         told: 1 if the loss is known.
         rate: as that of a StepResult.
         weight: likewise.
+        cpu: seconds of CPU time of this rank's process.
+        memory: bytes that it held at its peak until now.
     """
 
     step: int
@@ -209,6 +211,8 @@ class StepReport:
     rate: float
     weight: float
     behind: int = 0
+    cpu: float = 0.0
+    memory: int = 0
 
     @property
     def computing(self) -> float:
@@ -263,6 +267,8 @@ def entry_of(reports: Sequence[StepReport], columns: Sequence[str]) -> Entry:
                 io_seconds=report.io,
                 update_seconds=report.wu,
                 wait_seconds=max(0.0, report.wall - report.computing) if len(reports) > 1 else 0.0,
+                cpu_seconds=report.cpu,
+                memory=report.memory,
             )
             for column, report in zip(columns, reports, strict=True)
         },

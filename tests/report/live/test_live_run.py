@@ -181,3 +181,17 @@ def test_advice_names_what_the_run_can_change(cause: str, options: dict[str, str
     advice = losses.advice(options, divides_samples=True)
     assert words in advice
     assert ("--agreement average" in advice) == (cause == "exchange" and options.get("--agreement") == "")
+
+
+def test_a_node_shows_the_cores_that_it_keeps_busy_and_its_memory_while_the_run_goes_on() -> None:
+    record = fake_run(num_steps=30)
+    steps = []
+    for step in record.steps:
+        ada, *others = step.nodes
+        ada = msgspec.structs.replace(ada, cpu_seconds=1.5 * step.seconds, memory_bytes=1000 + step.step)
+        steps.append(msgspec.structs.replace(step, nodes=(ada, *others)))
+    run = shown([record.plan, *steps])
+    ada, bob = node(run, "ada"), node(run, "bob")
+    assert ada.cpu_cores == pytest.approx(1.5)
+    assert (ada.memory_bytes, bob.cpu_cores) == (1030, 0.0)
+    assert sum(work.cpu_seconds for work in run.history.totals.values()) > 0

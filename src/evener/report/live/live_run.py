@@ -216,8 +216,8 @@ class LiveRun:
             sent_per_second=work.sent / recent.seconds if recent.seconds else 0.0,
             sent_per_step=work.sent / recent.steps if recent.steps else 0.0,
             exchange_rate=_rate(work.sent, work.wait_seconds or 0.0),
-            memory_bytes=(summary.peak_memory_bytes if summary is not None else 0)
-            or (assigned.memory_bytes if assigned else 0),
+            memory_bytes=self._memory(work, summary, assigned),
+            cpu_cores=work.cpu_seconds / recent.seconds if recent.seconds else 0.0,
             state=state,
             reason=why or (assigned.reason if assigned else ""),
         )
@@ -227,6 +227,11 @@ class LiveRun:
         if samples and self._plan is not None and self._plan.strategy in WHOLE_MODEL:
             return work.samples / samples
         return self._plan.part(assigned) if assigned is not None and self._plan is not None else 0.0
+
+    def _memory(self, work: NodeWork, summary: NodeSummary | None, assigned: Assignment | None) -> int:
+        """At its peak; of a node that has not told it yet, as predicted."""
+        known = summary.peak_memory_bytes if summary is not None else work.memory
+        return known or (assigned.memory_bytes if assigned else 0)
 
     def _summary(self, name: str) -> NodeSummary | None:
         """What the record says of a node; None while the run goes on."""

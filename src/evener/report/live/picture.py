@@ -22,6 +22,7 @@ class NodePicture(Part, frozen=True, kw_only=True):
         sent_per_step: bytes.
         exchange_rate: bytes a second of its waiting; None if it waits for nothing.
         memory_bytes: at its peak, or predicted; 0: unknown.
+        cpu_cores: that its process keeps busy; 0: unknown.
         state: empty if all is well, else `slow`, `lost`, `away`, `benched`, `expelled`, `late`, `left`, `left out`.
         reason: of its state, or of its share.
     """
@@ -37,6 +38,7 @@ class NodePicture(Part, frozen=True, kw_only=True):
     sent_per_step: float
     exchange_rate: float | None
     memory_bytes: int
+    cpu_cores: float
     state: str
     reason: str
 

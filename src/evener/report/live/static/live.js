@@ -120,7 +120,8 @@ function drawNodes() {
     ["node", (n) => n.name], ["device", (n) => n.device],
     ["state", (n) => n.state || (p.is_over ? "" : "well")],
     ["share", (n) => bar(n.share)], ["samples/s", (n) => (n.samples_per_second ? number(n.samples_per_second) : "–"), "number"],
-    ["waits", (n) => bar(n.waits, "wait")], ["memory", (n) => (n.memory_bytes ? bytes(n.memory_bytes) : "–"), "number"],
+    ["waits", (n) => bar(n.waits, "wait")], ["CPU", (n) => (n.cpu_cores ? `${n.cpu_cores.toFixed(1)} cores` : "–"), "number"],
+    ["memory", (n) => (n.memory_bytes ? bytes(n.memory_bytes) : "–"), "number"],
     ["why", (n) => n.reason, "reason"],
   ];
   if (p.is_pipeline) columns.splice(2, 0, ["stage", (n) => n.stage, "number"]);
