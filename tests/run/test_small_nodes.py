@@ -29,8 +29,10 @@ pytestmark = pytest.mark.timeout(120)
         ("1,1", "1KB,4GB", {"shares": "1,3"}),
         ("1,1,1", "4GB,1KB,4GB", {"shares": "equal"}),
         ("1,1,1", "4GB,4GB,1KB", {"strategy": "filter"}),
+        ("1,1,1", "4GB,1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}),
+        ("1,1", "1KB,4GB", {"strategy": "pipeline", "option": {"norm": "false"}}),
     ],
-    ids=["measured", "a share of its own", "equal shares", "filters are divided"],
+    ids=["measured", "a share of its own", "equal shares", "filters are divided", "a pipeline", "a pipeline of two"],
 )
 def test_a_node_that_is_too_small_is_left_out_and_the_others_train(
     speeds: str, memory: str, words: dict[str, Any], tmp_path: Path
@@ -41,7 +43,7 @@ def test_a_node_that_is_too_small_is_left_out_and_the_others_train(
     record = read_noun(tmp_path / "run" / "record.json", TrainRecord)
     small = f"node-{memory.split(',').index('1KB')}"
     out = {one.what: one.reason for one in plan.rejected}
-    assert "1000" in out[small]
+    assert ("memory" if words.get("strategy") == "pipeline" else "1000") in out[small]
     assert small not in [node.name for node in record.nodes]
     assert sum(step.samples for step in record.steps) == 50
     if "shares" in words or "strategy" in words:

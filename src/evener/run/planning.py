@@ -26,7 +26,16 @@ from evener.plan import Plan, Rejected, is_of_teams, is_pipeline
 from evener.run.config import STRATEGIES, RunConfig
 from evener.run.conflicts import strategy_conflict
 from evener.run.context import RankContext
-from evener.run.costs import MeasuredCosts, Ring, calibrate_pace, gradient_sync, measure_costs, measure_ring, price
+from evener.run.costs import (
+    MeasuredCosts,
+    Ring,
+    calibrate_pace,
+    gradient_sync,
+    measure_costs,
+    measure_ring,
+    node_memories,
+    price,
+)
 from evener.run.image_grid import in_columns
 
 MUCH = 1.25
@@ -136,6 +145,30 @@ def _plan_without_misfits(
         raise
     out = (Rejected(what=context.env.nodes[rank].name, reason=why) for rank, why in costs.misfits.items())
     return msgspec.structs.replace(plan, rejected=(*out, *plan.rejected))
+
+
+def plan_without_smallest(context: RankContext, config: RunConfig, plan: Plan, why: str) -> Plan | None:
+    """`plan` of a pipeline without the node of the least memory, as its stages do not fit; all ranks call this.
+
+    Returns:
+        None where that is not for Evener to say, or nothing is left.
+    """
+    memories = dict(zip(context.env.names, node_memories(context), strict=True))
+    if plan.strategy != "pipeline" or len(plan.assignments) < 2 or context.given is not None:
+        return None
+    smallest = min((one.node for one in plan.assignments), key=memories.__getitem__)
+    if memories[smallest] == max(memories[one.node] for one in plan.assignments):
+        return None  # all are alike
+    names = [one.node for one in plan.assignments if one.node != smallest]
+    nodes = [node for node in context.env.nodes if node.name in names]
+    shares = relative_shares(config.shares, len(context.env.nodes))
+    shape = shape_of(msgspec.structs.replace(config, shares="measured"), plan.strategy, len(nodes), context.batch_size)
+    if shares is not None:
+        own = [share for share, name in zip(shares, context.env.names, strict=True) if name in names]
+        shape = shape._replace(shares=own if any(own) else None)
+    fewer = divide(shape, nodes, (), context.batch_size)
+    out = Rejected(what=smallest, reason=f"{why} with this node, which has the least")
+    return msgspec.structs.replace(fewer, rejected=(*plan.rejected, out))
 
 
 def fit_plan(plan: Plan, names: Sequence[str]) -> Plan:

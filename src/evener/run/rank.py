@@ -20,7 +20,7 @@ from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.line import Line
-from evener.errors import InvalidInput, NodeLost, NotExact
+from evener.errors import DoesNotFit, InvalidInput, NodeLost, NotExact
 from evener.history import History
 from evener.launch.rank_environment import RankEnvironment
 from evener.memory import peak_memory
@@ -28,7 +28,7 @@ from evener.oracle.data_parallel import without_slow_nodes
 from evener.parallel.gradient_hooks import copied
 from evener.parallel.pipeline.staged import StagedModel
 from evener.parallel.replicated import ReplicatedModel
-from evener.plan import WHOLE_MODEL, Plan, Rejected
+from evener.plan import WHOLE_MODEL, Plan, Rejected, is_pipeline
 from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
@@ -40,7 +40,7 @@ from evener.run.elastic.replicated import ReplicatedElasticLoop
 from evener.run.elastic.start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
 from evener.run.loop import Loop
 from evener.run.needed import require_needed, slowest_line
-from evener.run.planning import candidate_strategies, make_plan, why_all_take_part
+from evener.run.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
 from evener.run.self_check import self_check
 from evener.run.training import Training, is_divided_by_costs, make_training
 from evener.task import Task
@@ -120,18 +120,30 @@ def prepare(context: RankContext, config: RunConfig) -> Training | None:
 
     Raises:
         NotExact: the strategy that was asked for, or every one, would.
+        DoesNotFit: no nodes hold the model together.
     """
     refused: list[Rejected] = []
     fewer: Plan | None = None
     while True:
         plan = fewer or make_plan(context, config, refused)
         among = context.of_plan(plan)
-        training, sentence = (None, "") if among is None else checked(among, plan, config)
+        misfit = ""
+        try:
+            training, sentence = (None, "") if among is None else checked(among, plan, config)
+        except DoesNotFit as error:  # of a pipeline, in which all of its ranks find the same
+            if not is_pipeline(plan.strategy):
+                raise
+            training, sentence, misfit = None, str(error), str(error)
         found = refusals(context, sentence)
         if not found:
             fewer = plan_of_fewer(context, training, config)
             if fewer is None:
                 return training and explained(training, config)
+            continue
+        if is_pipeline(plan.strategy) and any(context.group.all_gather_bytes(misfit.encode())):
+            fewer = plan_without_smallest(context, config, plan, found[0])
+            if fewer is None:
+                raise DoesNotFit(found[0])
             continue
         fewer = None
         refused.append(Rejected(what=plan.strategy, reason=found[0]))
