@@ -79,8 +79,14 @@ def plan_of(nodes: int) -> Plan:
 
 def steps_of(nodes: int) -> Iterator[Step]:
     """Steps of a tenth of a second, without end."""
-    seconds = {"io_seconds": 0.001, "compute_seconds": 0.08, "wait_seconds": 0.015, "update_seconds": 0.004}
-    one = NodeStep(samples=4, sent_bytes=1000, **seconds)
+    one = NodeStep(
+        samples=4,
+        io_seconds=0.001,
+        compute_seconds=0.08,
+        wait_seconds=0.015,
+        update_seconds=0.004,
+        sent_bytes=1000,
+    )
     for number in count(1):
         yield Step(
             step=number,

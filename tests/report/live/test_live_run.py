@@ -187,9 +187,9 @@ def test_a_node_shows_the_cores_that_it_keeps_busy_and_its_memory_while_the_run_
     record = fake_run(num_steps=30)
     steps = []
     for step in record.steps:
-        ada, *others = step.nodes
-        ada = msgspec.structs.replace(ada, cpu_seconds=1.5 * step.seconds, memory_bytes=1000 + step.step)
-        steps.append(msgspec.structs.replace(step, nodes=(ada, *others)))
+        first, *others = step.nodes
+        loaded = msgspec.structs.replace(first, cpu_seconds=1.5 * step.seconds, memory_bytes=1000 + step.step)
+        steps.append(msgspec.structs.replace(step, nodes=(loaded, *others)))
     run = shown([record.plan, *steps])
     ada, bob = node(run, "ada"), node(run, "bob")
     assert ada.cpu_cores == pytest.approx(1.5)
