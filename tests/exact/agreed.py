@@ -155,7 +155,7 @@ def agreed(master: Plane, reference: str, config: RunConfig) -> Trained:
     with master.control() as control:
         run = control.submit(job, backend.initial_weights(), blobs)
         result = control.watch(run, lambda _: None, in_time)
-    if result.exit_code:
+    if result.error is not None:
         raise Ended(result.reason)
     record, _ = unpack(result)
     backend.write_weights(result.weights, master.folder / "model.safetensors")

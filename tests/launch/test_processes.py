@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -60,7 +61,7 @@ def start_a_worker(parent: Parent) -> None:
     class Squares(list[int]):
         pass
 
-    loader = DataLoader(Squares(range(4)), num_workers=1, collate_fn=lambda batch: batch[0] ** 2)
+    loader: Any = DataLoader(cast(Any, Squares(range(4))), num_workers=1, collate_fn=lambda batch: batch[0] ** 2)
     parent.send(repr((multiprocessing.get_start_method(), list(loader))).encode())
 
 

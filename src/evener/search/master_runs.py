@@ -105,7 +105,7 @@ class MasterRuns:
         try:
             found = self._prepare(config, len(nodes) > 1)
         except EvenerError as error:  # of the task with these options
-            self._said.append((number, RunEnd(error, type(error).__name__)))
+            self._said.append((number, RunEnd(error)))
             return
         try:
             self._persist(lambda: self._place(number, tuple(nodes), found))
