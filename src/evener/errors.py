@@ -5,6 +5,7 @@ EvenerError                 1
 |  |- InvalidValue              a field has a value that is not allowed
 |  |- InvalidFile               a file does not hold what it should
 |  |- NotExact                the ranks would train something else than one process does
+|  |  `- OutOfStep            ranks have come to different calls, and would wait for each other for ever
 |  |- FolderInUse            another run writes into the folder
 |  |- MissingFile               a file or data set is not there; says what to fetch from where
 |  `- MissingExtra              an optional dependency is not installed; says what to type
@@ -24,7 +25,7 @@ import difflib
 import errno
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import nan
 from pathlib import Path
@@ -73,6 +74,22 @@ class InvalidFile(InvalidInput):
 
 class NotExact(InvalidInput):
     """The ranks would train something else than one process does; says what differs, and how far."""
+
+
+class OutOfStep(NotExact):
+    """Nodes have come to different calls, so that each would wait for the other for ever.
+
+    Args:
+        calls: what each of two nodes has come to, by the name of the node.
+        advice: what the program has to do instead.
+    """
+
+    calls: dict[str, str] = {}
+
+    def __init__(self, calls: Mapping[str, str], advice: str) -> None:
+        places = ", ".join(f"node {node} has come to {call}" for node, call in calls.items())
+        super().__init__(f"the nodes do different things at the same time: {places}; {advice}")
+        self.calls = dict(calls)
 
 
 class FolderInUse(InvalidInput):

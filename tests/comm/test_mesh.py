@@ -14,7 +14,7 @@ import pytest
 from evener.comm.mesh import Mesh
 from evener.comm.mesh_joining import join_mesh
 from evener.comm.signed_store import SignedStore
-from evener.errors import NodeLost
+from evener.errors import NodeLost, OutOfStep
 from evener.wire.handshake import HandshakeType, encode_message
 from support.stores import SECRET, memory_store
 
@@ -213,7 +213,7 @@ def test_a_message_that_the_other_end_has_not_signed_there_is_not_taken(mischief
         second = join(1, store)
         mesh = first.result(10)
     sender, receiver = second.peers[0], mesh.peers[1]
-    sender.send(b"a gradient")
+    second.send_to(0, b"a gradient")
     signed = bytes(receiver.sock.recv(100))
     forged = signed if mischief == "reflected" else signed.replace(b"gradient", b"Gradient")
     if mischief == "reflected":
@@ -242,3 +242,12 @@ def test_a_rank_with_another_secret_is_refused_and_the_right_one_let_in() -> Non
         second = join(1, store)
         for mesh in (second, first.result(10)):
             mesh.close()
+
+
+def test_messages_for_different_things_are_told_apart_on_both_sides() -> None:
+    def work(mesh: Mesh) -> dict[str, str]:
+        with pytest.raises(OutOfStep) as raised:
+            mesh.all_gather(b"12345678", ("the next batch", "the end of the program")[mesh.rank])
+        return raised.value.calls
+
+    assert together(2, work) == [{"n0": "the next batch", "n1": "the end of the program"}] * 2

@@ -127,6 +127,13 @@ def perform(text: str, name: str) -> Outcome:
     return Outcome({key: value.detach().clone() for key, value in space["results"].items()})
 
 
+def run_of(env: RankEnvironment, shares: str) -> Run:
+    """The run that the program joins which this rank performs next."""
+    run = Run(env, join_world(env), ScriptConfig(script=Path("program.py"), shares=shares))
+    joining._runs[:] = [run]
+    return run
+
+
 def rank_of_suite(env: RankEnvironment, work: tuple[str, str, Sequence[str], str]) -> None:
     """A rank that performs some programs one after the other; the leader writes what came of them."""
     shares, strategy, chosen, folder = work

@@ -210,10 +210,10 @@ class FakeGroup(Group):
         """Small tensors are not sent either."""
         return False
 
-    def all_gather_bytes(self, message: bytes) -> list[bytes]:
+    def all_gather_bytes(self, message: bytes, topic: str = "") -> list[bytes]:
         """Every rank's `message`, in order of ranks; its time does not count."""
         with self.trace.stopped():
-            return self.real.all_gather_bytes(message)
+            return self.real.all_gather_bytes(message, topic)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """Some of the ranks, fake as well."""

@@ -7,6 +7,7 @@ CPUs, travel in a `mesh` of sockets. Messages are plain bytes: nothing is ever u
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from evener.comm.abortable_group import AbortableProcessGroup, groups_known_to_t
 from evener.comm.mesh import Mesh
 from evener.comm.signed_store import SignedStore
 from evener.comm.step_timing import StepTimer
+from evener.comm.topics import out_of_step
 from evener.comm.traffic import Traffic
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in PyTorch 2.13
@@ -45,6 +47,7 @@ class Group:
         sums: of an elastic group: its process group's operations, each of which may be given up.
         store: where the ranks found each other, which the process group does not keep alive.
         traffic: bytes sent so far.
+        exchanged: a checksum of what tensors were gathered for, in order: it is the same on all ranks.
     """
 
     rank: int
@@ -60,6 +63,7 @@ class Group:
     sums: AbortableGloo | None = None
     store: SignedStore | None = None
     traffic: Traffic = field(default_factory=Traffic)
+    exchanged: int = 0
     _joined: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
     @property
@@ -72,23 +76,39 @@ class Group:
         """Whether there is no other rank, and never will be."""
         return self.size == 1 and not self.is_elastic
 
-    def all_gather_bytes(self, message: bytes) -> list[bytes]:
-        """Every rank's `message`, in order of ranks."""
-        return [message] if self.mesh is None else self.mesh.all_gather(message)
+    def all_gather_bytes(self, message: bytes, topic: str = "") -> list[bytes]:
+        """Every rank's `message`, in order of ranks.
 
-    def told_by_leader(self, message: bytes) -> bytes:
+        Raises:
+            OutOfStep: another rank has come to a call for something else than `topic`.
+        """
+        return [message] if self.mesh is None else self.mesh.all_gather(message, topic)
+
+    def told_by_leader(self, message: bytes, topic: str = "") -> bytes:
         """The leader's `message`, of any size; the leader waits for nobody."""
-        return self.told_by(0, message)
+        return self.told_by(0, message, topic)
 
-    def told_by(self, rank: int, message: bytes) -> bytes:
+    def told_by(self, rank: int, message: bytes, topic: str = "") -> bytes:
         """The `message` of one rank, of any size; that rank waits for nobody."""
         if self.mesh is None:
             return message
         if self.rank != rank:
-            return self.mesh.receive_from(rank)
+            return self.mesh.receive_from(rank, topic)
         for peer in self.mesh.peers:
-            self.mesh.send_to(peer, message)
+            self.mesh.send_to(peer, message, topic)
         return message
+
+    def meet(self, topic: str) -> None:
+        """Return when every rank has come to `topic`.
+
+        Raises:
+            OutOfStep: another rank has come to something else, or exchanged other tensors before.
+        """
+        exchanged = f"{self.exchanged:08x}".encode()
+        for rank, other in enumerate(self.all_gather_bytes(exchanged, topic)):
+            if other != exchanged:
+                differing = f"{topic}, after other exchanges of tensors"
+                raise out_of_step(self.nodes[self.rank], topic, self.nodes[rank], differing)
 
     def take_leaders(self, tensors: Sequence[Tensor]) -> None:
         """Let `tensors`, as many of the same shapes on every rank, be those of the leader."""
@@ -102,9 +122,9 @@ class Group:
         rows = self.all_gather_bytes(np.asarray(values, dtype=np.float64).tobytes())
         return [float(v) for v in np.max([np.frombuffer(row) for row in rows], axis=0)]
 
-    def barrier(self) -> None:
+    def barrier(self, topic: str = "") -> None:
         """Return when every rank has called this."""
-        self.all_gather_bytes(b".")
+        self.all_gather_bytes(b".", topic)
 
     def all_reduce(self, tensor: Tensor, kind: str) -> Tensor:
         """Sum `tensor` over the ranks, in place; computing pauses meanwhile. Returns `tensor`."""
@@ -123,7 +143,7 @@ class Group:
         self.count_all_reduce(tensor, kind)
         if self.process_group is None:
             gather = self._begin_flat_gather
-            return lambda: tensor.copy_(gather(tensor.flatten())().view(self.size, *tensor.shape).sum(0))
+            return lambda: tensor.copy_(gather(tensor.flatten(), kind)().view(self.size, *tensor.shape).sum(0))
         work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
         assert work is not None
         return lambda: work.wait()
@@ -141,23 +161,23 @@ class Group:
         assert work is not None
         return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
-    def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
+    def all_gather(self, tensor: Tensor, kind: str, topic: str = "") -> Tensor:
         """Every rank's `tensor`, of one shape on all, stacked: (size, *tensor.shape); computing pauses meanwhile."""
         if self.size == 1:
             return tensor.unsqueeze(0)
         with self.waiting(kind):
-            return self._begin_gather(tensor, kind)()
+            return self._begin_gather(tensor, kind, topic)()
 
     def all_sum(self, tensor: Tensor, kind: str) -> Tensor:
         """Sum of every rank's small `tensor`, in the order of ranks, so the same bits on each; computing pauses."""
         return self.all_gather(tensor, kind).sum(0)
 
-    def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
+    def begin_all_sum(self, tensor: Tensor, kind: str, topic: str = "") -> Callable[[], Tensor]:
         """Start what `all_sum` does; the function that is returned waits for it, before anything else is begun."""
         if self.size == 1:
             return lambda: tensor
         self.timer.break_for_others()
-        arrive = self._begin_gather(tensor, kind)
+        arrive = self._begin_gather(tensor, kind, topic)
 
         def finish() -> Tensor:
             with self.waiting(kind):
@@ -184,14 +204,15 @@ class Group:
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self  # copies of a model are of the same ranks
 
-    def _begin_gather(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
+    def _begin_gather(self, tensor: Tensor, kind: str, topic: str) -> Callable[[], Tensor]:
         self.traffic.count(kind, *([tensor.nbytes * (self.size - 1)] * 2))
-        arrive = self._begin_flat_gather(tensor.flatten())
+        arrive = self._begin_flat_gather(tensor.flatten(), topic or kind)
         return lambda: arrive().view(self.size, *tensor.shape)
 
-    def _begin_flat_gather(self, flat: Tensor) -> Callable[[], Tensor]:
+    def _begin_flat_gather(self, flat: Tensor, topic: str) -> Callable[[], Tensor]:
+        self.exchanged = zlib.crc32(topic.encode(), self.exchanged)
         if self.mesh is not None and self.prefers_mesh:
-            receive = self.mesh.begin_exchange(bytes_of(flat))
+            receive = self.mesh.begin_exchange(bytes_of(flat), topic)
             return lambda: torch.frombuffer(bytearray(b"".join(receive())), dtype=flat.dtype).to(flat.device)
         gathered = flat.new_empty(self.size * flat.numel())
         work = _all_gather(gathered, flat, group=self.process_group, async_op=True)

@@ -7,8 +7,8 @@ exchanges statistics twice a layer and step, so on CPUs this decides whether syn
     send(message)      ->  to every peer, into the kernel's buffers; returns at once
     receive()          ->  everybody's message of that round, in order of ranks
 
-Rounds are matched by order: what is sent first is received first, on every rank. Every message is signed (`channel`);
-how the ranks come together is in `mesh_joining`.
+Rounds are matched by order: what is sent first is received first, on every rank. Every message is signed (`channel`)
+and says what it is for (`topics`); how the ranks come together is in `mesh_joining`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from evener.comm.channel import Channel
+from evener.comm.topics import framed, out_of_step, unframed
 from evener.errors import NodeLost
 
 _LENGTH = struct.Struct("<I")
@@ -40,40 +41,44 @@ class Mesh:
     rank: int
     nodes: Sequence[str]
     peers: dict[int, Channel]
-    _own: list[bytes] = field(default_factory=list)
+    _own: list[tuple[str, bytes]] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.nodes)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes, topic: str = "") -> None:
         """Send `message`, of at most 32 KiB, to every peer without waiting for anybody."""
         assert len(message) <= LARGEST_ROUND
         for rank in self.peers:
-            self.send_to(rank, message)
-        self._own.append(message)
+            self.send_to(rank, message, topic)
+        self._own.append((topic, message))
 
     def receive(self) -> list[bytes]:
-        """Every rank's message of the oldest round that was sent and not received, in order of ranks."""
-        own = self._own.pop(0)
-        return [own if rank == self.rank else self.receive_from(rank) for rank in range(self.size)]
+        """Every rank's message of the oldest round that was sent and not received, in order of ranks.
 
-    def all_gather(self, message: bytes) -> list[bytes]:
+        Raises:
+            OutOfStep: another rank sent a message for something else.
+        """
+        topic, own = self._own.pop(0)
+        return [own if rank == self.rank else self.receive_from(rank, topic) for rank in range(self.size)]
+
+    def all_gather(self, message: bytes, topic: str = "") -> list[bytes]:
         """Every rank's `message`, of any size, in order of ranks; no round may be pending."""
-        sizes = [_LENGTH.unpack(m)[0] for m in self._round(_LENGTH.pack(len(message)))]
+        sizes = [_LENGTH.unpack(m)[0] for m in self._round(_LENGTH.pack(len(message)), topic)]
         if max(sizes) <= LARGEST_ROUND:
-            return self._round(message)
+            return self._round(message, topic)
         parts = [message] * self.size
         for rank in sorted(self.peers):  # in one order everywhere, so that somebody can always go on
-            parts[rank] = self._swap(rank, message)
+            parts[rank] = self._swap(rank, message, topic)
         return parts
 
-    def begin_exchange(self, message: bytes) -> Callable[[], list[bytes]]:
+    def begin_exchange(self, message: bytes, topic: str = "") -> Callable[[], list[bytes]]:
         """Send `message`, of one size on all ranks; what is returned waits for every rank's, in order of ranks."""
         if len(message) > LARGEST_ROUND:
-            return lambda: self.all_gather(message)
-        self.send(message)
+            return lambda: self.all_gather(message, topic)
+        self.send(message, topic)
         return self.receive
 
     def subset(self, ranks: Sequence[int]) -> Mesh:
@@ -107,31 +112,34 @@ class Mesh:
         for peer in self.peers.values():
             peer.sock.close()
 
-    def _round(self, message: bytes) -> list[bytes]:
-        self.send(message)
+    def _round(self, message: bytes, topic: str) -> list[bytes]:
+        self.send(message, topic)
         return self.receive()
 
-    def _swap(self, rank: int, message: bytes) -> bytes:
+    def _swap(self, rank: int, message: bytes, topic: str) -> bytes:
         if self.rank < rank:
-            self.send_to(rank, message)
-            return self.receive_from(rank)
-        received = self.receive_from(rank)
-        self.send_to(rank, message)
+            self.send_to(rank, message, topic)
+            return self.receive_from(rank, topic)
+        received = self.receive_from(rank, topic)
+        self.send_to(rank, message, topic)
         return received
 
-    def send_to(self, rank: int, message: bytes) -> None:
-        """Send `message` to one peer."""
+    def send_to(self, rank: int, message: bytes, topic: str = "") -> None:
+        """Send `message` to one peer, for `topic`."""
         try:
-            self.peers[rank].send(message)
+            self.peers[rank].send(framed(topic, message))
         except OSError as error:
             raise self._lost(rank, error) from error
 
-    def receive_from(self, rank: int) -> bytes:
-        """The next message of one peer."""
+    def receive_from(self, rank: int, topic: str = "") -> bytes:
+        """The next message of one peer. Raises OutOfStep: it was sent for something else than `topic`."""
         try:
-            return self.peers[rank].receive()
+            other, message = unframed(self.peers[rank].receive())
         except OSError as error:
             raise self._lost(rank, error) from error
+        if other != topic:
+            raise out_of_step(self.nodes[self.rank], topic, self.nodes[rank], other)
+        return message
 
     def _lost(self, rank: int, error: OSError) -> NodeLost:
         why = error.strerror or str(error) or type(error).__name__

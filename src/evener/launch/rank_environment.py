@@ -20,6 +20,7 @@ from evener.errors import (
     Interrupted,
     NodeLost,
     NonFiniteLoss,
+    OutOfStep,
     TrainingFailed,
     end_process,
     explain,
@@ -196,7 +197,7 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
 def _is_of_this_rank_alone(error: Exception) -> bool:
     """Whether the others do not see the same error themselves, and have to be told."""
     if isinstance(error, EvenerError):
-        return isinstance(error, TrainingFailed | DoesNotFit) and not isinstance(error, NonFiniteLoss)
+        return isinstance(error, TrainingFailed | DoesNotFit | OutOfStep) and not isinstance(error, NonFiniteLoss)
     return True
 
 

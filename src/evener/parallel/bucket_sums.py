@@ -86,6 +86,12 @@ class BucketSums:
         self._buckets[self._launched].start()
         self._launched += 1
 
+    def _launch_all(self) -> None:
+        if not self._started:
+            self._start()
+        while self._launched < len(self._buckets):
+            self._launch()
+
     def forget(self) -> None:
         """The step was not finished: the next gradient that arrives is the first of another."""
         self._started, self._sums = False, True
@@ -94,10 +100,7 @@ class BucketSums:
 
     def finish(self) -> None:
         """Wait for all buckets, then sum what is divided."""
-        if not self._started:
-            self._start()
-        while self._launched < len(self._buckets):
-            self._launch()
+        self._launch_all()
         self._started = False
         with self._world.waiting("gradients"):
             for bucket in self._buckets:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
+from evener.comm.topics import gradients
 from evener.parallel.bucket_sums import BucketSums
 from evener.parallel.gradient_buckets import (
     flagged_buckets,
@@ -27,6 +28,7 @@ class ReplicaMeans(BucketSums):
         world: the ranks.
         weight: of this rank's part of the batch that is computed now.
         completed: called when gradients are complete.
+        step: number of the step that goes on, by which ranks notice that one of them is in another.
 
     Attributes:
         watch: if set, it is called when a rank's own gradients are complete (False), which are not sent before, and
@@ -34,10 +36,15 @@ class ReplicaMeans(BucketSums):
     """
 
     def __init__(
-        self, model: nn.Module, world: Group, weight: Callable[[], float], completed: Callable[[], None]
+        self,
+        model: nn.Module,
+        world: Group,
+        weight: Callable[[], float],
+        completed: Callable[[], None],
+        step: Callable[[], int] = int,
     ) -> None:
         self._trainable: list[Any] = [p for p in model.parameters() if p.is_floating_point() or p.is_complex()]
-        self._weight, self._completed = weight, completed
+        self._weight, self._completed, self._step = weight, completed, step
         self.watch: Callable[[bool], None] | None = None
         super().__init__(world, ())
         for parameter in self._trainable:
@@ -72,7 +79,14 @@ class ReplicaMeans(BucketSums):
         """Besides, the user's hooks on gradients are run."""
         if self.watch is not None:
             self.watch(False)
-        super().finish()
+        topic = gradients(self._step())
+        if self._world.process_group is None:  # gradients travel in the mesh, too, and have to arrive first
+            super().finish()
+            self._world.meet(topic)
+        else:
+            self._launch_all()
+            self._world.meet(topic)  # before gradients are waited for, which those never send who are elsewhere
+            super().finish()
         if self.watch is not None:
             self.watch(True)
         self._completed()

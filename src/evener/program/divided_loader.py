@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -20,9 +21,10 @@ import msgspec
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from evener.comm.group import Group
+from evener.comm.topics import NEXT_BATCH
 from evener.data.alike import print_of, require_alike
 from evener.data.loading_process import begin_process, load_in_process, received
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, NodeLost
 from evener.program.batch_parts import BatchPart, Count
 from evener.program.random_state import take_leaders_state
 
@@ -119,9 +121,13 @@ class DividedLoader:
                 self._divider.loading(self)
                 found = next(batches, None)
                 if found is None:
-                    return
+                    break
                 yield self._divider.loaded(self, *found)
-        finally:
+        except BaseException:  # the program left the loop, maybe by an error that has ended other nodes already
+            with suppress(NodeLost):
+                self._divider.end(self)
+            raise
+        else:
             self._divider.end(self)
 
     def _batches(self, inner: Iterator[Any]) -> Iterator[tuple[BatchPart, Any]]:
@@ -188,7 +194,7 @@ def _told(group: Group, batches: Any) -> Iterator[list[Any]]:
     while True:
         batch = next(own, None) if group.is_leader else None
         message = b"" if batch is None else msgspec.msgpack.encode([_plain(index) for index in batch])
-        message = group.told_by_leader(message)
+        message = group.told_by_leader(message, NEXT_BATCH)
         if not message:
             return
         yield [tuple(one) if isinstance(one, list) else one for one in msgspec.msgpack.decode(message)]

@@ -20,6 +20,7 @@ from torch import Tensor
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
 from evener.comm.step_timing import StepTimer
+from evener.comm.topics import END
 from evener.errors import EvenerError, NodeLost, TrainingFailed, exit_code_of, explain
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
@@ -184,6 +185,7 @@ def end_copy(run: Run | None, error: BaseException | None) -> None:
 def finish(run: Run, env: RankEnvironment, **fields: Any) -> None:
     """The program is over: write the record, with `fields` that are known better. Every rank calls this."""
     end_copy(run, None)
+    run.group.barrier(END)
     record: Any = run.finish(**fields)
     if record is not None and run.group.is_leader:
         env.notify(record)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from evener.comm.group import Group
+from evener.comm.topics import statistics
 from evener.data.alike import require_alike
 from evener.errors import InvalidInput
 from evener.parallel.gradient_hooks import GradientHooks
@@ -33,17 +34,21 @@ class WeighedSums:
     others in between has to be weighed before, and what it is told made up for.
     """
 
-    def __init__(self, group: Group, weight: Callable[[], float]) -> None:
-        self._group, self._weight = group, weight
+    def __init__(self, group: Group, weight: Callable[[], float], layer: str = "") -> None:
+        self._group, self._weight, self._topic = group, weight, statistics(layer)
+
+    def of_layer(self, name: str) -> WeighedSums:
+        """The same for one layer, which ranks tell from others."""
+        return WeighedSums(self._group, self._weight, name)
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
         """As a Group."""
-        return self._group.all_gather(tensor, kind)
+        return self._group.all_gather(tensor, kind, self._topic)
 
     def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
         """As a Group, of gradients."""
         weight = self._weight()
-        arrive = self._group.begin_all_sum(tensor * weight, kind)
+        arrive = self._group.begin_all_sum(tensor * weight, kind, self._topic)
         return lambda: arrive() / weight if weight else arrive()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeighedSums:
@@ -73,6 +78,7 @@ class PreparedModel:
         model: the user's; its BatchNorms are replaced in place.
         group: the ranks.
         weight: how often what this rank computes now counts.
+        step: number of the step that goes on.
 
     Attributes:
         model: what the program is to use: the same object, unless it is a BatchNorm itself.
@@ -82,16 +88,22 @@ class PreparedModel:
         InvalidInput: it is wrapped, lazy, or another one on another rank.
     """
 
-    def __init__(self, model: nn.Module, group: Group, weight: Callable[[], float]) -> None:
+    def __init__(
+        self, model: nn.Module, group: Group, weight: Callable[[], float], step: Callable[[], int] = int
+    ) -> None:
         sums = WeighedSums(group, weight)
         self.model = synchronise_batch_norm(without_synchronised(agreed_model(model, group)), sums)
-        self._norms = [module for module in self.model.modules() if isinstance(module, GroupBatchNorm)]
+        self._norms = []
+        for name, module in self.model.named_modules():
+            if isinstance(module, GroupBatchNorm):
+                module.group = sums.of_layer(name)
+                self._norms.append(module)
         self._shared: Any = SharedStatistics(lambda _: sums) if needs_sharing(self.model) else None
         if self._shared is not None:
             self.model.register_forward_pre_hook(self._enter)
             self.model.register_forward_hook(self._leave, always_call=True)
         hooks = GradientHooks.taken_off(self.model)
-        self.means = ReplicaMeans(self.model, group, weight, lambda: hooks.run(self.model.named_parameters()))
+        self.means = ReplicaMeans(self.model, group, weight, lambda: hooks.run(self.model.named_parameters()), step)
 
     def let_count(self, counting: bool) -> None:
         """Whether the samples that this rank computes from now on count in statistics."""

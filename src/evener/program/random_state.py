@@ -15,9 +15,9 @@ import torch
 from evener.comm.group import Group
 
 
-def take_leaders_state(group: Group) -> None:
+def take_leaders_state(group: Group, topic: str = "") -> None:
     """Let the processor's generators (torch, Python, NumPy) be in the leader's states; every rank calls this."""
-    state = msgspec.msgpack.decode(group.told_by_leader(_state()))
+    state = msgspec.msgpack.decode(group.told_by_leader(_state(), topic))
     torch.set_rng_state(torch.frombuffer(bytearray(state[0]), dtype=torch.uint8))
     version, numbers, gauss = state[1]
     random.setstate((version, tuple(numbers), gauss))

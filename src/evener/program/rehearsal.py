@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from evener.comm.group import Group
-from evener.errors import NotExact
+from evener.errors import NodeLost, NotExact
 from evener.launch.rank_environment import RankEnvironment
 from evener.oracle.apportion import Worker, apportion
 from evener.plan import Check
@@ -128,7 +128,7 @@ class Rehearsal:
             if self.understudy is not None:
                 return
             verdict, whole_failed = reports[0].verdict, reports[0].whole_failed
-            failed = next((report.failed for report in reports if report.failed), "")
+            failed = _first_hand([report.failed for report in reports if report.failed])
             if not whole_failed and (verdict is not None or precision == "own"):
                 break
         if verdict is None:
@@ -221,6 +221,11 @@ class Rehearsal:
 
     def _note(self, kind: str, message: str) -> None:
         self._notes.append(Event(step=0, kind=kind, message=message))
+
+
+def _first_hand(failures: Sequence[str]) -> str:
+    """The failure that explains the others: copies that only lost another one are not it; empty without one."""
+    return min(failures, key=lambda failure: failure.startswith(f"{NodeLost.__name__}:"), default="")
 
 
 def _failure(failed: str, layers: str | None) -> str:

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from evener.comm import topics
 from evener.comm.group import Group
 from evener.data.alike import print_of, require_alike
 from evener.errors import InvalidInput, require
@@ -63,7 +64,7 @@ class Run:
         shares = relative_shares(config.shares if config else "measured", group.size)
         layers = config.layers(group.size) if config else None
         self._parts = OpenParts()
-        self._work: WorkDivision = BatchDivision(group, self._parts.weight, env.patience)
+        self._work: WorkDivision = BatchDivision(group, self._parts.weight, env.patience, lambda: self.steps.number)
         if layers is not None:
             self._work = LayerDivision(group, layers, self._tell_undivided)
         self.steps = Steps(env, group, shares, layers)
@@ -103,7 +104,7 @@ class Run:
         """Epoch `index` begins; every node calls this."""
         self.steps.epoch = index
         if self.size > 1:
-            take_leaders_state(self.group)
+            take_leaders_state(self.group, topics.epoch(index))
             self._has_own_draws = False
 
     def share(self, batch: Any, dim: int = 0, count: Count = "samples") -> Any:

@@ -26,22 +26,20 @@ def total_of(group: Group, what: str, own: NDArray[np.float64], patience: float)
         patience: seconds of silence after which a rank is given up.
 
     Raises:
-        InvalidInput: another rank calls something else.
+        InvalidInput: another rank does not call this.
+        OutOfStep: another rank calls something else.
     """
     if group.size == 1:
         return own
-    head = f"{what}{own.shape};".encode()
     assert group.mesh is not None
     try:
         with group.waiting("values"), group.mesh.within(max(_PATIENCE, patience)):
-            rows = group.all_gather_bytes(head + own.tobytes())
+            rows = group.all_gather_bytes(own.tobytes(), f"run.{what} of a value of shape {own.shape}")
     except NodeLost as error:
         raise InvalidInput(
             f"run.{what} waits for nodes that do not call it: all have to, not only run.leader"
         ) from error
-    if any(not row.startswith(head) for row in rows):
-        raise InvalidInput(f"run.{what} is called on one node while another calls something else: all have to call it")
-    total: NDArray[np.float64] = np.sum([np.frombuffer(row[len(head) :]).reshape(own.shape) for row in rows], axis=0)
+    total: NDArray[np.float64] = np.sum([np.frombuffer(row).reshape(own.shape) for row in rows], axis=0)
     return total
 
 

@@ -77,16 +77,19 @@ class BatchDivision:
         group: the ranks.
         weight: how often what this rank computes now counts.
         patience: seconds of silence after which a rank is given up.
+        step: number of the step that goes on.
     """
 
     draws_alike = False
 
-    def __init__(self, group: Group, weight: Callable[[], float], patience: float) -> None:
-        self._group, self._weight, self._patience = group, weight, patience
+    def __init__(
+        self, group: Group, weight: Callable[[], float], patience: float, step: Callable[[], int] = int
+    ) -> None:
+        self._group, self._weight, self._patience, self._step = group, weight, patience, step
 
     def prepared(self, model: nn.Module) -> Prepared:
         """As `WorkDivision`."""
-        return PreparedModel(model, self._group, self._weight)
+        return PreparedModel(model, self._group, self._weight, self._step)
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
         """As `WorkDivision`."""
