@@ -60,10 +60,11 @@ class ReplicaMeans(BucketSums):
         return gradient if weight == 1 else gradient * weight if weight else torch.zeros_like(gradient)
 
     def own_gradients(self) -> Tensor:
-        """This rank's gradients, unweighted, in one piece of float64; zeros where there is none."""
+        """This rank's gradients, unweighted, in one piece of float64: complex ones as pairs, missing ones as zeros."""
         weight = self._weight()
         found = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._trainable]
-        flat = torch.cat([grad.detach().double().cpu().flatten() for grad in found])
+        real = [torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad for grad in found]
+        flat = torch.cat([grad.detach().double().cpu().flatten() for grad in real])
         return flat / weight if weight else flat
 
     def _start(self) -> None:

@@ -21,6 +21,7 @@ from evener.program.batch_parts import BatchPart
 from evener.program.understudy import Understudy
 from evener.program.work_division import Prepared
 from evener.run.context import Arithmetic
+from evener.run.differences import as_real
 from evener.run.draws import SameDraws
 
 _MOST_BATCHES, _MOST_UPDATES = 8, 8
@@ -55,6 +56,7 @@ class ComparedCopy(Understudy):
     ) -> None:
         super().__init__(group, path, samples, moves_parts)
         self._models, self._divide, self._is_wide = models, divide, is_wide
+        self._wide = Arithmetic("fp64", group.device)
         self._values: dict[str, Tensor] = {}
         self._own: list[Tensor] = []
         self._batches = self._updates = self._rounds = 0
@@ -75,7 +77,7 @@ class ComparedCopy(Understudy):
 
     def given(self, batch: Any) -> Any:
         """In the type in which the copy computes."""
-        return Arithmetic("fp64", self.group.device).prepare(batch) if self._is_wide else batch
+        return self._wide.prepare(batch) if self._is_wide else batch
 
     def begin_step(self, owner: object, part: BatchPart) -> None:
         """Nothing is to be done."""
@@ -112,7 +114,7 @@ class ComparedCopy(Understudy):
         if self._is_wide:
             torch.set_default_dtype(torch.float64)
             for model in self._models:
-                model.model.double()
+                self._wide.prepare_model(model.model)
 
     def _watch(self, model: Prepared, head: str, is_complete: bool) -> None:
         """Keep the gradients of the first `backward()` of a round: the means, and before that the very first's own."""
@@ -148,4 +150,4 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
 
 def _kept(tensor: Tensor) -> Tensor:
     dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return dense.cpu().clone().contiguous()
+    return as_real(dense).cpu().clone().contiguous()

@@ -79,6 +79,7 @@ class PreparedModel:
         group: the ranks.
         weight: how often what this rank computes now counts.
         step: number of the step that goes on.
+        completed: called when gradients are complete.
 
     Attributes:
         model: what the program is to use: the same object, unless it is a BatchNorm itself.
@@ -89,7 +90,12 @@ class PreparedModel:
     """
 
     def __init__(
-        self, model: nn.Module, group: Group, weight: Callable[[], float], step: Callable[[], int] = int
+        self,
+        model: nn.Module,
+        group: Group,
+        weight: Callable[[], float],
+        step: Callable[[], int] = int,
+        completed: Callable[[], None] = lambda: None,
     ) -> None:
         sums = WeighedSums(group, weight)
         self.model = synchronise_batch_norm(without_synchronised(agreed_model(model, group)), sums)
@@ -103,7 +109,12 @@ class PreparedModel:
             self.model.register_forward_pre_hook(self._enter)
             self.model.register_forward_hook(self._leave, always_call=True)
         hooks = GradientHooks.taken_off(self.model)
-        self.means = ReplicaMeans(self.model, group, weight, lambda: hooks.run(self.model.named_parameters()), step)
+
+        def complete() -> None:
+            completed()
+            hooks.run(self.model.named_parameters())
+
+        self.means = ReplicaMeans(self.model, group, weight, complete, step)
 
     def let_count(self, counting: bool) -> None:
         """Whether the samples that this rank computes from now on count in statistics."""
@@ -173,4 +184,5 @@ def sampled_weight(optimizer: Optimizer, step: int) -> float:
     """A number of one of the weights, another one every step."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.numel()]
     weight = cast(Tensor, weights[step % len(weights)]).detach().flatten()
-    return float(weight[step // len(weights) % len(weight)])
+    one = weight[step // len(weights) % len(weight)]
+    return float(one.real + one.imag) if one.is_complex() else float(one)

@@ -1,7 +1,11 @@
 """Random numbers of a program on several ranks: alike where the program draws for all, its own where a rank computes.
 
 At the beginning of a round all ranks take over the leader's state; what a rank then draws for its own samples, such as
-dropout, it draws from a stream of its own.
+dropout, it draws from a stream of its own. What a program draws after a `backward()`, such as noise in gradients, and
+what its optimiser draws, changes weights: all ranks draw that alike.
+
+    batch | forward | backward | noise in gradients | optimiser | more | next batch
+     own      own        own          alike             alike     alike     own
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import random
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
 from evener.comm.group import Group
 
@@ -25,10 +30,46 @@ def take_leaders_state(group: Group, topic: str = "") -> None:
     np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
-def draw_own(rank: int) -> None:
-    """Let torch draw from a stream of this rank's own; the leader goes on as a single process would."""
-    if rank > 0:
-        torch.manual_seed(int(torch.randint(2**62, ())) + rank)
+class OwnDraws:
+    """The streams from which PyTorch draws on this rank.
+
+    Args:
+        group: the ranks.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._generators: list[torch.Generator] = [torch.default_generator]
+        if group.device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[group.device.index or 0])
+        self._seed: int | None = None
+        self._own: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Draw from a stream of this rank's own from now on; the leader goes on as one process. All ranks call this."""
+        before = torch.get_rng_state()
+        drawn = int(torch.randint(2**62, ()))
+        if self._group.rank > 0:
+            torch.manual_seed(drawn + self._group.rank)
+        else:
+            torch.set_rng_state(before)
+        self._seed = int.from_bytes(self._group.told_by_leader(drawn.to_bytes(8), "the first batch"))
+
+    def leave(self) -> None:
+        """Draw what all ranks draw from now on; all of them call this equally often."""
+        if self._seed is None:
+            return
+        if not self._own:
+            self._own = [generator.get_state() for generator in self._generators]
+        self._seed += 1
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+
+    def resume(self) -> None:
+        """Go on with this rank's own stream."""
+        for generator, state in zip(self._generators, self._own, strict=False):
+            generator.set_state(state)
+        self._own = []
 
 
 def _state() -> bytes:

@@ -103,6 +103,7 @@ class Run:
     def begin_epoch(self, index: int) -> None:
         """Epoch `index` begins; every node calls this."""
         self.steps.epoch = index
+        self._work.draw_own()
         if self.size > 1:
             take_leaders_state(self.group, topics.epoch(index))
             self._has_own_draws = False
@@ -233,6 +234,7 @@ class Run:
 
     def begin(self, loader: DividedLoader) -> int | None:
         """As `Divider`."""
+        self._work.draw_own()
         small = self._small(loader)
         self._passes.add(loader)
         return small
@@ -240,6 +242,7 @@ class Run:
     def loading(self, owner: object) -> None:
         """As `Divider`."""
         self._end_step(owner)
+        self._work.draw_own()
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.next_batch()
         self.group.timer.resume("io")
@@ -251,6 +254,7 @@ class Run:
     def end(self, loader: DividedLoader) -> None:
         """As `Divider`."""
         self._end_step(loader)
+        self._work.draw_own()
         self._parts.close(loader)
         self._passes.discard(loader)
 
@@ -258,11 +262,13 @@ class Run:
         """As `Updates`."""
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.before_update()
+        self._work.draw_alike()
         self.group.timer.pause()
         self.group.timer.resume("wu")
 
     def after_update(self) -> None:
         """As `Updates`."""
+        self._work.draw_alike()
         self.group.timer.pause()
         self.group.timer.resume("fb")
 
@@ -296,7 +302,7 @@ class Run:
         elif self.is_training():
             self.steps.begin(owner, part, self.rehearsal.check)
             if self.size > 1 and not self._has_own_draws:
-                self._work.draw()
+                self._work.begin_draws()
                 self._has_own_draws = True
         self.group.timer.resume("fb")
         return batch

@@ -19,7 +19,7 @@ from evener.program.batch_parts import BatchPart, Count, part_of, weight_of
 from evener.program.layer_gradients import Means
 from evener.program.prepared import PreparedModel
 from evener.program.prepared_layers import PreparedLayers
-from evener.program.random_state import draw_own
+from evener.program.random_state import OwnDraws
 from evener.program.rows import gather_rows
 from evener.program.totals import numbers_of, sum_like, total_of
 
@@ -60,8 +60,14 @@ class WorkDivision(Protocol):
     def weight(self, part: BatchPart, batch: Any, count: Count, /) -> float:
         """How often what is computed of `part` counts."""
 
-    def draw(self) -> None:
+    def begin_draws(self) -> None:
         """The first batch of a round is computed from now on."""
+
+    def draw_alike(self) -> None:
+        """From now on ranks draw what changes weights."""
+
+    def draw_own(self) -> None:
+        """From now on ranks draw for samples, and for what follows."""
 
     def sum(self, value: Any) -> Any:
         """Over all samples, of what this rank has."""
@@ -86,10 +92,11 @@ class BatchDivision:
         self, group: Group, weight: Callable[[], float], patience: float, step: Callable[[], int] = int
     ) -> None:
         self._group, self._weight, self._patience, self._step = group, weight, patience, step
+        self._draws = OwnDraws(group)
 
     def prepared(self, model: nn.Module) -> Prepared:
         """As `WorkDivision`."""
-        return PreparedModel(model, self._group, self._weight, self._step)
+        return PreparedModel(model, self._group, self._weight, self._step, self.draw_alike)
 
     def part(self, count: int, sizes: Callable[[int], Sequence[int]]) -> BatchPart:
         """As `WorkDivision`."""
@@ -99,9 +106,17 @@ class BatchDivision:
         """As `WorkDivision`."""
         return weight_of(part, batch, count, self._group)
 
-    def draw(self) -> None:
+    def begin_draws(self) -> None:
         """As `WorkDivision`: every rank draws for samples of its own."""
-        draw_own(self._group.rank)
+        self._draws.begin()
+
+    def draw_alike(self) -> None:
+        """As `WorkDivision`."""
+        self._draws.leave()
+
+    def draw_own(self) -> None:
+        """As `WorkDivision`."""
+        self._draws.resume()
 
     def sum(self, value: Any) -> Any:
         """As `WorkDivision`."""
@@ -141,8 +156,14 @@ class LayerDivision:
         require_alike(self._group, print_of(batch), "nodes that divide layers need the same batches: seed them alike")
         return 1.0
 
-    def draw(self) -> None:
+    def begin_draws(self) -> None:
         """As `WorkDivision`: ranks go on to draw alike."""
+
+    def draw_alike(self) -> None:
+        """As `WorkDivision`: they do."""
+
+    def draw_own(self) -> None:
+        """As `WorkDivision`: no rank has samples of its own."""
 
     def sum(self, value: Any) -> Any:
         """As `WorkDivision`."""

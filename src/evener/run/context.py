@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
@@ -60,14 +60,21 @@ class Arithmetic:
 
     def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
         """The model with weights of the precision's type, on the device or left where it is."""
-        dtype = torch.float64 if self.precision == "fp64" else None
-        return model.to(self._device if on_device else None, dtype=dtype)
+        model = model._apply(_widened) if self.precision == "fp64" else model
+        return model.to(self._device) if on_device else model
 
     def prepare(self, value: Any) -> Any:
         """`value` with floating-point tensors widened where the whole run is fp64."""
         if self.precision != "fp64":
             return value
-        return map_tensors(value, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        return map_tensors(value, _widened)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """`tensor` in double precision, if its elements are real or complex numbers."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,11 @@ class Difference(msgspec.Struct, frozen=True):
     off: float
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """`tensor` as real numbers: complex ones as pairs of them."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def largest(tensor: Tensor) -> float:
     """The largest of the absolute values."""
     return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0

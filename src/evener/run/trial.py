@@ -28,6 +28,7 @@ from evener.plan import WHOLE_MODEL, Plan, is_pipeline
 from evener.profile import Precision
 from evener.run.config import RunConfig
 from evener.run.context import Arithmetic, RankContext
+from evener.run.differences import as_real
 from evener.run.draws import SameDraws
 from evener.run.joined_model import join_model
 from evener.run.loss_parts import off_in_parts
@@ -273,7 +274,7 @@ def _copied(state: dict[str, Tensor]) -> Values:
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    return _dense(tensor).cpu().clone()
+    return as_real(_dense(tensor)).cpu().clone()
 
 
 def _dense(tensor: Tensor) -> Tensor:
