@@ -44,6 +44,7 @@ class Shares:
         self._division = Division(weights_to_workers(shares, [None] * len(shares)))
 
     draws_alike = False
+    limit = None
 
     def part_of(self, count: int, is_training: bool) -> BatchPart:
         if is_training:

@@ -21,7 +21,18 @@ REFUSED = {
     "vae_as_it_was": 'count="sum"',
 }
 """By program, what the sentence says with which it is refused."""
-QUICK = ["mnist", "complex_network", "vae", "vae_as_it_was", "gan", "tokens", "contrastive", "lbfgs", "experts"]
+QUICK = [
+    "mnist",
+    "complex_network",
+    "uncertainty_weights",
+    "vae",
+    "vae_as_it_was",
+    "gan",
+    "tokens",
+    "contrastive",
+    "lbfgs",
+    "experts",
+]
 
 
 @pytest.mark.timeout(300)

@@ -1,4 +1,4 @@
-"""A copy of a rank that is compared with others: a few samples of two batches, alike in float64 wherever it goes."""
+"""A copy of a rank that is compared with others: a few samples of some batches, alike in float64 wherever it goes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,68 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.optim import Optimizer
 
 from evener.comm.group import Group
+from evener.data.alike import print_of
 from evener.data.loader import seed_all
 from evener.launch.rank_environment import RankEnvironment
 from evener.program.batch_parts import BatchPart
-from evener.program.understudy import Understudy
+from evener.program.outside import outside_prints
+from evener.program.prepared import rate_of
+from evener.program.understudy import Understudy, refuse_running_workers
 from evener.program.work_division import Prepared
 from evener.run.context import Arithmetic
 from evener.run.differences import as_real
 from evener.run.draws import SameDraws
+from evener.tracer.nested import tensors_in
 
 _MOST_BATCHES, _MOST_UPDATES = 8, 8
-_ROUNDS = 2
-"""Batches that lead to an update: in a single one a mean over something else than samples may be right by chance."""
+"""In two rounds, at most."""
+PARTS, OF_BATCH = "parts/", " of batch "
+"""In names of what copies write: gradients of the ranks by themselves; of a batch after the first one."""
+_NICE = 19
 _SAMPLED = 50_000
 """Elements of a gradient by which parts are compared with the whole."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What explains a difference between copies.
+
+    Attributes:
+        outside: a number for every tensor outside the models when the copy began.
+        outside_later: the same when it ended.
+        rates: learning rates at the updates.
+        rows: a number for every sample of the batches that counted.
+    """
+
+    outside: dict[str, float] = {}
+    outside_later: dict[str, float] = {}
+    rates: tuple[float, ...] = ()
+    rows: tuple[tuple[float, ...], ...] = ()
+
+
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """How much copies compute.
+
+    Attributes:
+        samples: of a batch, at most.
+        rounds: batches that lead to an update.
+        seed: of what is random.
+        is_wide: whether in float64.
+        in_background: whether the ranks train on meanwhile.
+    """
+
+    samples: int
+    rounds: int
+    seed: int = 0
+    is_wide: bool = True
+    in_background: bool = False
 
 
 class ComparedCopy(Understudy):
@@ -37,10 +79,10 @@ class ComparedCopy(Understudy):
     Args:
         models: of the program.
         group: as of an Understudy; also the following.
-        path: of gradients, buffers and weights, as safetensors.
-        samples: of a batch.
+        path: of gradients, buffers and weights, as safetensors; facts lie beside it, as JSON.
+        extent: how much it computes.
         divide: samples for every rank of so many.
-        is_wide: compute in float64.
+        optimizers: of the program.
         moves_parts: whether copies send each other parts of tensors, for which Gloo is needed.
     """
 
@@ -49,25 +91,33 @@ class ComparedCopy(Understudy):
         models: Sequence[Prepared],
         group: Group,
         path: Path,
-        samples: int,
+        extent: Extent,
         divide: Callable[[int], tuple[int, ...]],
-        is_wide: bool,
+        optimizers: Sequence[Optimizer],
         moves_parts: bool = False,
     ) -> None:
-        super().__init__(group, path, samples, moves_parts)
-        self._models, self._divide, self._is_wide = models, divide, is_wide
+        super().__init__(group, path, extent.samples, moves_parts)
+        self._models, self._divide, self._optimizers = models, divide, optimizers
+        self._extent, self._is_wide = extent, extent.is_wide
+        self._outside: dict[str, float] = {}
+        self._rates: list[float] = []
+        self._rows: list[tuple[float, ...]] = []
         self._wide = Arithmetic("fp64", group.device)
         self._values: dict[str, Tensor] = {}
-        self._own: list[Tensor] = []
+        self._own: dict[int, list[Tensor]] = {}
         self._batches = self._updates = self._rounds = 0
         self._has_updated = False
 
     def begin(self, env: RankEnvironment, token: str | None) -> None:
         """Besides, draw what every other copy draws."""
         super().begin(env, token)
+        if self._extent.in_background:
+            os.nice(_NICE)
+            refuse_running_workers()
         _compile_nothing()
+        self._outside = outside_prints([model.model for model in self._models])
         self._widen()
-        seed_all(0)
+        seed_all(self._extent.seed)
         draws: Any = SameDraws()
         self._kept.append(draws.__enter__())
 
@@ -75,9 +125,11 @@ class ComparedCopy(Understudy):
         """Samples for every copy of a batch of `count`."""
         return (count,) if self.group.size == 1 else self._divide(count)
 
-    def given(self, batch: Any) -> Any:
+    def given(self, batch: Any, part: BatchPart) -> Any:
         """In the type in which the copy computes."""
-        return self._wide.prepare(batch) if self._is_wide else batch
+        given = self._wide.prepare(batch) if self._is_wide else batch
+        self._rows.append(row_prints(given) if part.samples else ())
+        return given
 
     def begin_step(self, owner: object, part: BatchPart) -> None:
         """Nothing is to be done."""
@@ -86,26 +138,35 @@ class ComparedCopy(Understudy):
         """Likewise."""
 
     def next_batch(self) -> None:
-        """Enough is known after two batches that led to updates, or after some others."""
+        """Enough is known after some batches that led to updates, or after some others."""
         self._rounds += self._has_updated
         self._has_updated = False
-        if self._rounds >= _ROUNDS or self._batches >= _MOST_BATCHES:
+        if self._rounds >= self._extent.rounds or self._batches >= _MOST_BATCHES * self._extent.rounds // 2:
             self.end()
         self._batches += 1
 
     def before_update(self) -> None:
         """An update more; of closures without end, some are enough."""
-        if self._updates >= _MOST_UPDATES:
+        if self._updates >= _MOST_UPDATES * self._extent.rounds // 2:
             self.end()
         self._updates += 1
         self._has_updated = True
+        self._rates += [rate_of(one) for one in self._optimizers]
 
     def write(self, path: Path) -> None:
         """Gradients, and the state afterwards."""
         for index, model in enumerate(self._models):
             for name, tensor in model.model.state_dict().items():
                 self._values[f"{index}/state/{name}"] = _kept(tensor)
-        self._values["parts"] = self._of_all()
+        self._values.update({f"{PARTS}{number}": self._of_all(number) for number in range(self._extent.rounds)})
+        facts = Facts(
+            outside=self._outside,
+            outside_later=outside_prints([model.model for model in self._models]),
+            rates=tuple(self._rates),
+            rows=tuple(self._rows),
+        )
+        of_all = self.group.all_gather_bytes(msgspec.msgpack.encode(facts))
+        self.path.with_suffix(".facts").write_bytes(msgspec.msgpack.encode(of_all))
         save_file(self._values, path)
 
     def _widen(self) -> None:
@@ -115,24 +176,44 @@ class ComparedCopy(Understudy):
             torch.set_default_dtype(torch.float64)
             for model in self._models:
                 self._wide.prepare_model(model.model)
+            for optimizer in self._optimizers:
+                for state in optimizer.state.values():
+                    state.update(
+                        {name: value for name, value in self._wide.prepare(dict(state)).items() if name != "step"}
+                    )
 
     def _watch(self, model: Prepared, head: str, is_complete: bool) -> None:
         """Keep the gradients of the first `backward()` of a round: the means, and before that the very first's own."""
-        tail = " of another batch" if self._rounds else ""
+        tail = f"{OF_BATCH}{self._rounds + 1}" if self._rounds else ""
         if any(name.startswith(head) and name.endswith(tail or name) for name in self._values):
             return
         found = {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}
         if is_complete:
             self._values.update({f"{head}{name}{tail}": _kept(grad) for name, grad in found.items()})
-        elif not self._rounds:
-            self._own.append(model.means.own_gradients())
+        else:
+            self._own.setdefault(self._rounds, []).append(model.means.own_gradients())
 
-    def _of_all(self) -> Tensor:
-        """Some elements of the own gradients of every copy, one row each."""
-        flat = torch.cat(self._own) if self._own else torch.zeros(1, dtype=torch.float64)
+    def _of_all(self, number: int) -> Tensor:
+        """Some elements of the own gradients of every copy in a round, one row each."""
+        own = self._own.get(number)
+        flat = torch.cat(own) if own else torch.zeros(1, dtype=torch.float64)
         flat = flat[:: -(-len(flat) // _SAMPLED)].contiguous()
         rows = self.group.all_gather_bytes(flat.numpy().tobytes())
         return torch.from_numpy(np.stack([np.frombuffer(row) for row in rows]).copy())
+
+
+def read_facts(path: Path) -> list[Facts]:
+    """What copies wrote beside `path`, one after the other."""
+    rows: list[bytes] = msgspec.msgpack.decode(path.with_suffix(".facts").read_bytes(), type=list[bytes])
+    return [msgspec.msgpack.decode(row, type=Facts) for row in rows]
+
+
+def row_prints(batch: Any) -> tuple[float, ...]:
+    """A number for every sample of a batch, whose tensors have them in dim 0; nothing if that is not so."""
+    tensors = [as_real(tensor) for tensor in tensors_in(batch) if tensor.dim() and not tensor.is_sparse]
+    if len({len(tensor) for tensor in tensors}) != 1:
+        return ()
+    return tuple(print_of([tensor[i] for tensor in tensors]) for i in range(len(tensors[0])))
 
 
 def _compile_nothing() -> None:

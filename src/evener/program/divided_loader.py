@@ -58,6 +58,11 @@ class Divider(Protocol):
         """A batch of `owner` is loaded from now on."""
         ...
 
+    @property
+    def limit(self) -> int | None:
+        """In a rehearsal, the samples of each batch."""
+        ...
+
     def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
         """This rank computes `part` from now on; the batch as it is to be given to the program."""
         ...
@@ -86,6 +91,7 @@ class DividedLoader:
         self.loader, self.count = loader, count
         self.skip = 0
         self._divider = divider
+        self._left: object = None  # batches that are kept in a copy, as their end would end another's workers
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         _refuse_indivisible(loader)
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER if hasattr(loader, name)}
@@ -111,14 +117,17 @@ class DividedLoader:
         limit = self._divider.begin(self)
         self._order.skip, self.skip = self.skip, 0
         if limit is not None:
-            return self._through(self._small_batches(limit))
+            return self._through(self._small_batches(limit), is_small=True)
         self._order.is_training = self._divider.is_training()
         return self._through(self._batches(iter(self._inner)))  # which draws from the generators now, as any loader's
 
-    def _through(self, batches: Iterator[tuple[BatchPart, Any]]) -> Iterator[Any]:
+    def _through(self, batches: Iterator[tuple[BatchPart, Any]], is_small: bool = False) -> Iterator[Any]:
         try:
             while True:
                 self._divider.loading(self)
+                limit = self._divider.limit
+                if limit is not None and not is_small:  # this process has become a copy: its workers are another's
+                    self._left, batches, is_small = batches, self._small_batches(limit), True
                 found = next(batches, None)
                 if found is None:
                     break

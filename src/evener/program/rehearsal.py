@@ -10,12 +10,16 @@ So whatever the program does with a batch is what is compared, nothing of it is 
 function for it. What is random is drawn alike for every sample. Where the two differ, the gradients that the parts have
 by themselves tell what the loss is: a sum, a mean over something else than samples, or a loss between samples.
 
+What differs later only (a class that is rare, weights of losses that follow an epoch) is looked for again when the
+second epoch begins, and after a few steps: then the ranks train on while copies compute, and hear of it later.
+
 Of a node that is slowed down, another copy tells what a step takes undisturbed, one node after the other.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import tempfile
@@ -23,8 +27,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+from torch.optim import Optimizer
 
 from evener.comm.group import Group
 from evener.errors import NodeLost, NotExact
@@ -33,7 +39,8 @@ from evener.oracle.apportion import Worker, apportion
 from evener.plan import Check
 from evener.profile import TaskTiming
 from evener.program.accelerate_alone import refuse_accelerate
-from evener.program.compared_copy import ComparedCopy
+from evener.program.causes import alike_outside
+from evener.program.compared_copy import ComparedCopy, Extent, read_facts
 from evener.program.timed_copy import TimedCopy
 from evener.program.understudy import Understudy, failure, forked
 from evener.program.verdict import Verdict, judge
@@ -43,6 +50,15 @@ from evener.run.costs import CALIBRATION_SECONDS, calibrate
 
 _SAMPLES, _MORE = 2, 2
 """Of every rank, and of the first one besides."""
+_LATER_ROUNDS, _LATER_SECONDS = 8, 5.0
+"""Batches of a comparison that is made later, at most, and how long it may compute."""
+_ROUNDS = 2
+"""Batches that lead to an update, at least: in one a mean over something else than samples may be right by chance."""
+_TOPIC = "the comparison of a later step"
+_STEPS_OF_WHOLE = 4.0
+"""Times as long as a step of the run, the same samples may take a copy: in double precision, in the background."""
+_FIRST_STEP, _GROWTH = 25, 3.0
+"""Step after which the program is compared again, and by what factor such steps grow apart."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -57,6 +73,20 @@ class Report(msgspec.Struct, frozen=True):
     failed: str = ""
     whole_failed: str = ""
     verdict: Verdict | None = None
+
+
+class _Later(NamedTuple):
+    """Copies that compute while the ranks train on.
+
+    Attributes:
+        pids: of this rank's.
+        folder: where they write.
+        step: after which they were made.
+    """
+
+    pids: list[int]
+    folder: Path
+    step: int
 
 
 class Rehearsal:
@@ -92,6 +122,11 @@ class Rehearsal:
         self.check: Check | None = None
         self._owners: set[object] = set()
         self._is_timed = False
+        self._precision = ""
+        self._alike: list[str] | None = None
+        self._later: _Later | None = None
+        self._next_step = _FIRST_STEP
+        self._chance = random.Random(0)
         self._notes: list[Event] = []
 
     def is_new(self, owner: object) -> bool:
@@ -101,7 +136,7 @@ class Rehearsal:
         self._owners.add(owner)
         return True
 
-    def perform(self, models: Sequence[Prepared]) -> list[Event]:
+    def perform(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> list[Event]:
         """Compare, and time slowed nodes; in a copy, this returns at once. What the user is to be told.
 
         Raises:
@@ -115,16 +150,87 @@ class Rehearsal:
             self._note("unchecked", "a process that uses a GPU cannot be copied: nobody compared this with one process")
             self.is_wanted = False
         if self.is_wanted:
-            self._compare(models)
+            self._compare(models, optimizers)
         if can_copy and self.understudy is None and not self._is_timed and self._layers is None:
             self._is_timed = True
             calibrate(self._env, self._group, self._time_alone)  # in a copy, nobody is waited for
         return self._notes
 
-    def _compare(self, models: Sequence[Prepared]) -> None:
+    def compare_later(
+        self,
+        models: Sequence[Prepared],
+        optimizers: Sequence[Optimizer],
+        *,
+        step: int,
+        is_epoch: bool,
+        seconds: float,
+        samples: int,
+    ) -> None:
+        """Compare again if it is time, while the ranks train on; in a copy, this returns at once. All ranks call this.
+
+        Args:
+            models: of the program.
+            optimizers: likewise.
+            step: that is over.
+            is_epoch: whether another epoch begins.
+            seconds: of a step of the run.
+            samples: of a batch.
+
+        Raises:
+            NotExact: copies that were made before differ.
+        """
+        if self._precision != "fp64" or self.understudy is not None:
+            return
+        self.collect()
+        if not is_epoch and step < self._next_step:
+            return
+        while step >= self._next_step:
+            self._next_step += int(step * self._chance.uniform(1.0, _GROWTH)) + 1
+        if self._later is not None:
+            return
+        least = _SAMPLES * self._group.size + _MORE
+        affordable = _LATER_SECONDS / max(seconds * _STEPS_OF_WHOLE, 1e-9)  # batches
+        own = (
+            secrets.token_hex(8),
+            max(least, int(samples * min(1.0, affordable / _ROUNDS))),
+            max(_ROUNDS, min(_LATER_ROUNDS, int(affordable))),
+        )
+        message = self._group.told_by_leader(msgspec.json.encode(own), _TOPIC)
+        token, limit, rounds = msgspec.json.decode(message, type=tuple[str, int, int])
+        extent = Extent(samples=limit, rounds=rounds, seed=step, in_background=True)
+        folder = Path(tempfile.mkdtemp(prefix="evener-"))
+        pids = self._copies(models, optimizers, token, folder, extent)
+        if self.understudy is None:
+            self._later = _Later(pids, folder, step)
+
+    def collect(self, wait: bool = False) -> None:
+        """Act on copies that computed meanwhile, if they are done; all ranks call this equally often.
+
+        Args:
+            wait: for them.
+
+        Raises:
+            NotExact: the ranks train something else than one process; all of them raise it.
+        """
+        later = self._later
+        if later is None or self.understudy is not None:
+            return
+        later.pids[:] = [pid for pid in later.pids if os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == 0]
+        own = b"" if later.pids else msgspec.json.encode(self._report(later.folder, is_wide=True))
+        told = self._group.told_by_leader(own, _TOPIC)
+        if not told:
+            return
+        _wait(later.pids)
+        self._later = None
+        shutil.rmtree(later.folder, ignore_errors=True)
+        verdict = msgspec.json.decode(told, type=Report).verdict
+        if verdict is not None and verdict.sentence and not self._may_differ:
+            raise NotExact(f"after step {later.step} {verdict.sentence}")
+
+    def _compare(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer]) -> None:
         begin = time.perf_counter()
         for precision in ("fp64", "own"):
-            reports = self._round(models, is_wide=precision == "fp64")
+            reports = self._round(models, optimizers, is_wide=precision == "fp64")
             if self.understudy is not None:
                 return
             verdict, whole_failed = reports[0].verdict, reports[0].whole_failed
@@ -134,6 +240,7 @@ class Rehearsal:
         if verdict is None:
             self._without_verdict(failed, whole_failed)
         else:
+            self._precision = precision
             self._act_on(verdict, precision, time.perf_counter() - begin)
 
     def sizes(self, count: int) -> tuple[int, ...]:
@@ -144,29 +251,34 @@ class Rehearsal:
         sizes[next(i for i, share in enumerate(shares) if share)] += min(count, _MORE)
         return tuple(sizes)
 
-    def _round(self, models: Sequence[Prepared], is_wide: bool) -> list[Report]:
+    def _round(self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], is_wide: bool) -> list[Report]:
         """What all ranks' copies came to; nothing in a copy."""
         token = self._group.told_by_leader(secrets.token_hex(8).encode()).decode()
+        extent = Extent(samples=_SAMPLES * self._group.size + _MORE, rounds=_ROUNDS, is_wide=is_wide)
         with self._folder() as folder:
-            pids = []
-            for role in ("divided", "whole") if self._group.is_leader else ("divided",):
-                if (pid := forked()) == 0:
-                    self._become(models, role, token, folder, is_wide)
-                    return []
-                pids.append(pid)
+            pids = self._copies(models, optimizers, token, folder, extent)
+            if self.understudy is not None:
+                return []
             _wait(pids)
             report = self._report(folder, is_wide)
         return [
             msgspec.json.decode(row, type=Report) for row in self._group.all_gather_bytes(msgspec.json.encode(report))
         ]
 
-    def _become(self, models: Sequence[Prepared], role: str, token: str, folder: Path, is_wide: bool) -> None:
-        """Be a copy from now on."""
-        samples = _SAMPLES * self._group.size + _MORE
-        sizes: Callable[[int], tuple[int, ...]] = self.sizes
-        path = (folder / role).with_suffix(".safetensors")
-        self.understudy = ComparedCopy(models, self._group, path, samples, sizes, is_wide, self._layers is not None)
-        self.understudy.begin(self._env, None if role == "whole" else token)
+    def _copies(
+        self, models: Sequence[Prepared], optimizers: Sequence[Optimizer], token: str, folder: Path, extent: Extent
+    ) -> list[int]:
+        """The copies of this rank, which have begun; in each of them, this rank is that copy."""
+        pids: list[int] = []
+        for role in ("divided", "whole") if self._group.is_leader else ("divided",):
+            if (pid := forked()) == 0:
+                path, moves = (folder / role).with_suffix(".safetensors"), self._layers is not None
+                sizes: Callable[[int], tuple[int, ...]] = self.sizes
+                self.understudy = ComparedCopy(models, self._group, path, extent, sizes, optimizers, moves)
+                self.understudy.begin(self._env, None if role == "whole" else token)
+                return []
+            pids.append(pid)
+        return pids
 
     def _time_alone(self) -> TaskTiming | None:
         """What steps take this rank at full speed while nobody else computes; None in a copy, and if one failed."""
@@ -195,7 +307,11 @@ class Rehearsal:
         if not self._group.is_leader:
             return Report(failed=failed)
         whole_failed = failure(whole)
-        verdict = None if failed or whole_failed else judge(divided, whole, is_wide, self._layers)
+        if failed or whole_failed:
+            return Report(failed=failed, whole_failed=whole_failed)
+        verdict = judge(divided, whole, is_wide, self._layers, self._alike)
+        if self._alike is None:
+            self._alike = alike_outside(read_facts(divided))
         return Report(failed=failed, whole_failed=whole_failed, verdict=verdict)
 
     def _without_verdict(self, failed: str, whole_failed: str) -> None:

@@ -72,7 +72,9 @@ class Run:
         self._loaders: list[DividedLoader] = []
         self.part: BatchPart | None = None
         self._has_own_draws = self._sharing = False
+        self._has_updated = self._is_again = self._was_again = False
         self._passes: set[object] = set()
+        self._seen: set[object] = set()
         may_differ, named = bool(config and config.approximate), layers.division if layers else None
         self.rehearsal = Rehearsal(env, group, shares, is_wanted=group.size > 1, may_differ=may_differ, layers=named)
 
@@ -103,6 +105,7 @@ class Run:
     def begin_epoch(self, index: int) -> None:
         """Epoch `index` begins; every node calls this."""
         self.steps.epoch = index
+        self._is_again = self._is_again or index > 0
         self._work.draw_own()
         if self.size > 1:
             take_leaders_state(self.group, topics.epoch(index))
@@ -193,6 +196,7 @@ class Run:
             fields: of the record, as far as they are known better than from outside.
         """
         assert self._config is not None
+        self.rehearsal.collect(wait=True)
         return self.steps.finish(self._config.started, **{"task": self._config.script.stem, **fields})
 
     def _prepared(self, thing: Any, count: Count) -> Any:
@@ -237,6 +241,8 @@ class Run:
         self._work.draw_own()
         small = self._small(loader)
         self._passes.add(loader)
+        self._is_again = self._is_again or loader in self._seen
+        self._seen.add(loader)
         return small
 
     def loading(self, owner: object) -> None:
@@ -245,7 +251,15 @@ class Run:
         self._work.draw_own()
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.next_batch()
+        else:
+            self._compare_again()
         self.group.timer.resume("io")
+
+    @property
+    def limit(self) -> int | None:
+        """As `Divider`."""
+        understudy = self.rehearsal.understudy
+        return understudy.samples if understudy is not None else None
 
     def loaded(self, loader: DividedLoader, part: BatchPart, batch: Any) -> Any:
         """As `Divider`."""
@@ -263,6 +277,7 @@ class Run:
         if self.rehearsal.understudy is not None:
             self.rehearsal.understudy.before_update()
         self._work.draw_alike()
+        self._has_updated = True
         self.group.timer.pause()
         self.group.timer.resume("wu")
 
@@ -279,11 +294,36 @@ class Run:
         else:  # a copy has no steps: it times what it computes itself
             self.rehearsal.understudy.end_step(owner)
 
+    def _prepare_weights_outside(self) -> None:
+        """Weights that an optimiser trains, and that are in no model, are prepared like a model's."""
+        known = {id(weight) for model in self._models for weight in model.model.parameters()}
+        weights = [w for one in self.steps.optimizers for group in one.param_groups for w in group["params"]]
+        outside = {id(w): w for w in weights if id(w) not in known and isinstance(w, nn.Parameter)}
+        if outside and self.size > 1 and not self._work.draws_alike:
+            self._models.append(self._work.prepared(nn.ParameterList(outside.values())))
+
+    def _compare_again(self) -> None:
+        """Between two steps, if it is time: see `Rehearsal.compare_later`."""
+        if self.size == 1 or not self._has_updated or not self.is_training() or self.part is None:
+            return
+        is_epoch = self._is_again and not self._was_again
+        self._was_again = self._was_again or is_epoch
+        self.rehearsal.compare_later(
+            self._models,
+            self.steps.optimizers,
+            step=self.steps.number,
+            is_epoch=is_epoch,
+            seconds=self.steps.seconds_per_step,
+            samples=self.part.total,
+        )
+        self.leader = self.leader and self.rehearsal.understudy is None
+
     def _small(self, owner: object) -> int | None:
         """In a copy, the samples of a batch. What is trained on `owner` is held against one process, the first time."""
         if self.is_training() and self.rehearsal.is_new(owner):
             if not self._passes:  # else it was in the rehearsal of the loader beside which it is gone through
-                self.steps.tell(self.rehearsal.perform(self._models))
+                self._prepare_weights_outside()
+                self.steps.tell(self.rehearsal.perform(self._models, self.steps.optimizers))
             self.leader = self.leader and self.rehearsal.understudy is None
         understudy = self.rehearsal.understudy
         return None if understudy is None else understudy.samples
@@ -292,11 +332,13 @@ class Run:
         """From now on this rank computes `part`."""
         self.group.timer.pause()
         understudy = self.rehearsal.understudy
-        batch = batch if understudy is None else understudy.given(batch)
+        if understudy is not None:
+            batch = understudy.given(batch, part)
         self.part = part
         self._parts.open(owner, self._work.weight(part, batch, count), self.is_training())
         for model in self._models:
             model.let_count(part.samples > 0)
+        self._has_updated = self._has_updated and not self.is_training()
         if self.is_training() and understudy is not None:
             understudy.begin_step(owner, part)
         elif self.is_training():

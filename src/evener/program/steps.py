@@ -42,6 +42,7 @@ class Steps:
     Attributes:
         number: of steps that have begun.
         epoch: from 0.
+        optimizers: of the program.
         saving: of checkpoints, by whoever trains, who also ends the run when a rank was asked to stop; None: nobody.
     """
 
@@ -58,14 +59,19 @@ class Steps:
         self._owner: object = None
         self._part: BatchPart | None = None
         self._loss: float | None = None
-        self._optimizers: list[Optimizer] = []
+        self.optimizers: list[Optimizer] = []
         self._notes: list[Event] = []
         self._begin = time.time()
         self.saving: Saving | None = None
 
+    @property
+    def seconds_per_step(self) -> float:
+        """The mean of all steps so far."""
+        return (time.time() - self._begin) / max(self.number, 1)
+
     def follow(self, optimizer: Optimizer) -> None:
         """Look whether `optimizer` does the same on all ranks."""
-        self._optimizers.append(optimizer)
+        self.optimizers.append(optimizer)
 
     def tell(self, notes: Sequence[Event]) -> None:
         """Keep and show `notes`, as soon as there is a step."""
@@ -142,7 +148,7 @@ class Steps:
                 samples=part.samples,
                 total=part.total,
                 loss=self._loss,
-                rate=sum(rate_of(one) for one in self._optimizers),
+                rate=sum(rate_of(one) for one in self.optimizers),
                 weight=self._probe(),
             ),
         )
@@ -198,9 +204,9 @@ class Steps:
 
     def _probe(self) -> float:
         on_gpu = self._group.device.type != "cpu"
-        if not self._optimizers or (on_gpu and self.number % _SELDOM):
+        if not self.optimizers or (on_gpu and self.number % _SELDOM):
             return 0.0
-        return sampled_weight(self._optimizers[self.number % len(self._optimizers)], self.number)
+        return sampled_weight(self.optimizers[self.number % len(self.optimizers)], self.number)
 
     def _start(self, part: BatchPart, check: Check | None) -> None:
         first = self.number + 1

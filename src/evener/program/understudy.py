@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import dataloader
 
 from evener.atomic import atomic_write
 from evener.comm.abortable import AbortableGloo, GlooPlace
@@ -28,6 +31,8 @@ from evener.program.batch_parts import BatchPart
 SECONDS = 30
 """After which a copy is given up."""
 _BEGIN_SECONDS, _TRIES = 5, 3
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG."""
 
 
 def forked() -> int:
@@ -64,6 +69,23 @@ def _is_readable(descriptor: int) -> bool:
     return bool(poll.poll(1000 * _BEGIN_SECONDS))
 
 
+def end_with_parent() -> None:
+    """From now on, this process ends with the one that it is a copy of, where the system can say so."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def refuse_running_workers() -> None:
+    """From now on, a loader with workers is not gone through in this process: they are those of the rank itself."""
+    vars_of: Any = dataloader._MultiProcessingDataLoaderIter
+
+    def refuse(_: object) -> NoReturn:
+        raise InvalidInput("a copy cannot read from workers of the program")
+
+    vars_of.__next__ = refuse
+    vars_of.__del__ = lambda _: None
+
+
 def failure(path: Path) -> str:
     """How the copy that writes `path` failed; empty if it did not."""
     told = path.with_suffix(".failed")
@@ -93,6 +115,7 @@ class Understudy(ABC):
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(SECONDS)
+        end_with_parent()
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
@@ -104,8 +127,8 @@ class Understudy(ABC):
     def sizes(self, count: int) -> Sequence[int]:
         """Samples for every copy of a batch of `count`."""
 
-    def given(self, batch: Any) -> Any:
-        """A batch as the program is to have it."""
+    def given(self, batch: Any, _part: BatchPart) -> Any:
+        """A batch, of which this copy has a part, as the program is to have it."""
         return batch
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from evener.program.causes import known_cause, later_cause
+from evener.program.compared_copy import OF_BATCH, PARTS, read_facts
 from evener.run.differences import Difference, largest, off_by
 
 _TOLERANCE = {True: 1e-8, False: 0.02}
@@ -18,6 +20,10 @@ _LEAST = 1e-3
 """Of the largest gradient: a smaller one is judged as if it had this size, as it may be a sum that cancels out."""
 _EXPLAINED = {True: 1e-6, False: 0.02}
 """Of a gradient, that parts may leave unexplained."""
+
+
+_AFTER = " after a step"
+_ACROSS = "its loss, or a layer, looks across samples: give what it compares to evener.gather(...) first"
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -34,7 +40,9 @@ class Verdict(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-def judge(divided: Path, whole: Path, is_wide: bool, layers: str | None = None) -> Verdict:
+def judge(
+    divided: Path, whole: Path, is_wide: bool, layers: str | None = None, names: Collection[str] | None = None
+) -> Verdict:
     """Compare what the copies wrote.
 
     Args:
@@ -42,21 +50,26 @@ def judge(divided: Path, whole: Path, is_wide: bool, layers: str | None = None) 
         whole: of the one that did not.
         is_wide: whether they computed in float64.
         layers: how they divided layers; None: they divided batches.
+        names: of tensors outside the models that were alike before the first step; None: this is before it.
     """
     values, expected = load_file(divided.with_suffix(".safetensors")), load_file(whole.with_suffix(".safetensors"))
-    parts, total = values.pop("parts"), expected.pop("parts")[0]
+    facts, (right,) = read_facts(divided), read_facts(whole)
+    all_parts = {name: (values.pop(name), expected.pop(name)[0]) for name in list(values) if name.startswith(PARTS)}
     found = list(_differences(values, expected))
     worst = max(found, key=lambda one: one.off, default=Difference("nothing was trained", 0.0))
     if worst.off <= _TOLERANCE[is_wide]:
         return Verdict(where=worst.what, off=worst.off)
     first = next(one for one in found if one.off > _TOLERANCE[is_wide])
-    advice = f"leave --strategy {layers} out" if layers else _advice(parts, total, is_wide)
+    batch = len(all_parts) - 1 if first.what.endswith(_AFTER) else _batch_of(first.what)
+    advice = f"leave --strategy {layers} out" if layers else known_cause(facts, right, names)
+    if not advice:
+        advice = _advice(*all_parts[f"{PARTS}{batch}"], is_wide) or later_cause(facts, right, names) or _ACROSS
     return Verdict(where=first.what, off=first.off, sentence=_sentence(first, advice))
 
 
 def _differences(values: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[Difference]:
     """Gradients first, then the state afterwards: where gradients agree, only what they did not change."""
-    gradients = [name for name in {**expected, **values} if "/gradient/" in name]
+    gradients = sorted((name for name in {**expected, **values} if "/gradient/" in name), key=_batch_of)
     most = max((largest(expected[name]) for name in gradients if name in expected), default=0.0)
     for name in gradients:
         known = expected.get(name, torch.empty(0, 0))
@@ -66,13 +79,19 @@ def _differences(values: dict[str, Tensor], expected: dict[str, Tensor]) -> Iter
         has_gradient = name.replace("/state/", "/gradient/") in expected
         if "/state/" in name and known.is_floating_point() and not has_gradient:
             value = values.get(name, torch.empty(0, 0))
-            yield Difference(f"{name.split('/', 2)[2]} after a step", off_by(value, known, max(largest(known), 1e-6)))
+            yield Difference(f"{name.split('/', 2)[2]}{_AFTER}", off_by(value, known, max(largest(known), 1e-6)))
+
+
+def _batch_of(name: str) -> int:
+    """The number, from 0, of the batch that a gradient is of."""
+    number = name.rpartition(OF_BATCH)[2]
+    return int(number) - 1 if OF_BATCH in name and number.isdigit() else 0
 
 
 def _advice(parts: Tensor, total: Tensor, is_wide: bool) -> str:
     """What the loss seems to be, and what to say to `run.prepare`: which factors of the parts make up the whole."""
     bound = _EXPLAINED[is_wide] * float(total.norm())
-    if not total.any():
+    if parts.shape[1:] == total.shape and not total.any() and not parts.any():
         return "it does not keep its gradients by loss.backward(), so that nobody can take their mean over the nodes"
     if parts.shape[1:] != total.shape or not parts.isfinite().all() or not total.isfinite().all():
         return ""
@@ -84,7 +103,7 @@ def _advice(parts: Tensor, total: Tensor, is_wide: bool) -> str:
             "its loss seems to be a mean over something else than samples: say of what, such as "
             "run.prepare(..., count=lambda batch: number of tokens that are no padding, or sum of class weights)"
         )
-    return "its loss, or a layer, looks across samples: give what it compares to evener.gather(...) first"
+    return ""
 
 
 def _sentence(found: Difference, advice: str) -> str:
