@@ -87,6 +87,24 @@ def test_a_run_that_is_not_checked_trains_all_the_same(tmp_path: Path) -> None:
     assert train(tmp_path, "--strategy", "data", "--no-check", loss="F.cross_entropy(outputs, targets).sqrt()") == ""
 
 
+TWO_NORMS = (
+    "nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 1, bias=False), nn.BatchNorm2d(6), "
+    "nn.Flatten(), nn.Linear(96, 3))"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (TWO_NORMS, MEAN),  # the second mean is that of values that cancel out
+        pytest.param(NETWORK, "F.cross_entropy(outputs.float(), targets)", marks=pytest.mark.slow),
+    ],
+)
+def test_rounding_errors_are_not_taken_for_a_difference(tmp_path: Path, model: str, loss: str) -> None:
+    words = ("--strategy", "data", "--precision", "fp64", "--local-nodes", "1,1", "--shares", "3,1")
+    assert train(tmp_path, *words, model=model, loss=loss) == ""
+
+
 @pytest.mark.slow
 def test_a_loss_between_samples_is_exact_where_every_rank_has_all_of_them(tmp_path: Path) -> None:
     loss = "(outputs @ outputs.t()).logsumexp(1).mean()"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from evener.comm.group import Group
 from evener.comm.topics import gradients
@@ -14,6 +16,15 @@ from evener.parallel.bucket_sums import BucketSums
 from evener.parallel.gradient_buckets import (
     flagged_buckets,
 )
+
+
+def _is_added(parameter: Tensor) -> bool:
+    """Whether the backward pass that goes on adds a gradient to that of `parameter`."""
+    node: Any = get_gradient_edge(parameter).node
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # PyTorch does not say so of leaves in `autograd.grad`, which adds to none
+        return False
 
 
 class ReplicaMeans(BucketSums):
@@ -50,14 +61,16 @@ class ReplicaMeans(BucketSums):
         for parameter in self._trainable:
             is_trained = parameter.requires_grad
             parameter.requires_grad_(True)  # a frozen one takes no hook
-            parameter.register_hook(self._weighed)
+            parameter.register_hook(partial(self._weighed, parameter))
             parameter.register_post_accumulate_grad_hook(self._arrived)
             parameter.requires_grad_(is_trained)
 
-    def _weighed(self, gradient: Tensor) -> Tensor:
-        """What is not there counts as zeros, also if it is no number."""
+    def _weighed(self, parameter: Tensor, gradient: Tensor) -> Tensor:
+        """What is not there counts as zeros, also if it is no number; `autograd.grad` returns gradients as they are."""
         weight = self._weight()
-        return gradient if weight == 1 else gradient * weight if weight else torch.zeros_like(gradient)
+        if weight == 1 or not _is_added(parameter):
+            return gradient
+        return gradient * weight if weight else torch.zeros_like(gradient)
 
     def own_gradients(self) -> Tensor:
         """This rank's gradients, unweighted, in one piece of float64: complex ones as pairs, missing ones as zeros."""

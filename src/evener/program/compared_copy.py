@@ -28,6 +28,7 @@ from evener.program.work_division import Prepared
 from evener.run.context import Arithmetic
 from evener.run.differences import as_real
 from evener.run.draws import SameDraws
+from evener.run.narrowing import Narrowing
 from evener.tracer.nested import tensors_in
 
 _MOST_BATCHES, _MOST_UPDATES = 8, 8
@@ -47,12 +48,14 @@ class Facts(msgspec.Struct, frozen=True):
         outside_later: the same when it ended.
         rates: learning rates at the updates.
         rows: a number for every sample of the batches that counted.
+        tolerance: for what is computed in double precision, as something was cast down.
     """
 
     outside: dict[str, float] = {}
     outside_later: dict[str, float] = {}
     rates: tuple[float, ...] = ()
     rows: tuple[tuple[float, ...], ...] = ()
+    tolerance: float = 0.0
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +102,7 @@ class ComparedCopy(Understudy):
         super().__init__(group, path, extent.samples, moves_parts)
         self._models, self._divide, self._optimizers = models, divide, optimizers
         self._extent, self._is_wide = extent, extent.is_wide
+        self._narrowing = Narrowing()
         self._outside: dict[str, float] = {}
         self._rates: list[float] = []
         self._rows: list[tuple[float, ...]] = []
@@ -118,8 +122,8 @@ class ComparedCopy(Understudy):
         self._outside = outside_prints([model.model for model in self._models])
         self._widen()
         seed_all(self._extent.seed)
-        draws: Any = SameDraws()
-        self._kept.append(draws.__enter__())
+        modes: list[Any] = [SameDraws(), self._narrowing]
+        self._kept += [mode.__enter__() for mode in modes]
 
     def sizes(self, count: int) -> tuple[int, ...]:
         """Samples for every copy of a batch of `count`."""
@@ -164,6 +168,7 @@ class ComparedCopy(Understudy):
             outside_later=outside_prints([model.model for model in self._models]),
             rates=tuple(self._rates),
             rows=tuple(self._rows),
+            tolerance=self._narrowing.tolerance,
         )
         of_all = self.group.all_gather_bytes(msgspec.msgpack.encode(facts))
         self.path.with_suffix(".facts").write_bytes(msgspec.msgpack.encode(of_all))

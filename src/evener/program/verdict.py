@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evener.program.causes import known_cause, later_cause
 from evener.program.compared_copy import OF_BATCH, PARTS, read_facts
-from evener.run.differences import Difference, largest, off_by
+from evener.run.differences import Difference, largest, off_by, statistic_size
 
 _TOLERANCE = {True: 1e-8, False: 0.02}
 """In float64, and in the program's own precision: sums in another order differ in the last digits."""
@@ -57,9 +57,10 @@ def judge(
     all_parts = {name: (values.pop(name), expected.pop(name)[0]) for name in list(values) if name.startswith(PARTS)}
     found = list(_differences(values, expected))
     worst = max(found, key=lambda one: one.off, default=Difference("nothing was trained", 0.0))
-    if worst.off <= _TOLERANCE[is_wide]:
+    tolerance = max(_TOLERANCE[is_wide], right.tolerance if is_wide else 0.0)
+    if worst.off <= tolerance:
         return Verdict(where=worst.what, off=worst.off)
-    first = next(one for one in found if one.off > _TOLERANCE[is_wide])
+    first = next(one for one in found if one.off > tolerance)
     batch = len(all_parts) - 1 if first.what.endswith(_AFTER) else _batch_of(first.what)
     advice = f"leave --strategy {layers} out" if layers else known_cause(facts, right, names)
     if not advice:
@@ -79,7 +80,8 @@ def _differences(values: dict[str, Tensor], expected: dict[str, Tensor]) -> Iter
         has_gradient = name.replace("/state/", "/gradient/") in expected
         if "/state/" in name and known.is_floating_point() and not has_gradient:
             value = values.get(name, torch.empty(0, 0))
-            yield Difference(f"{name.split('/', 2)[2]}{_AFTER}", off_by(value, known, max(largest(known), 1e-6)))
+            size = max(largest(known), 1e-6, statistic_size(name, expected))
+            yield Difference(f"{name.split('/', 2)[2]}{_AFTER}", off_by(value, known, size))
 
 
 def _batch_of(name: str) -> int:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import msgspec
 import torch
 from torch import Tensor
+
+_MEAN, _VARIANCE = "running_mean", "running_var"
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -27,6 +32,15 @@ def as_real(tensor: Tensor) -> Tensor:
 def largest(tensor: Tensor) -> float:
     """The largest of the absolute values."""
     return float(tensor.detach().double().abs().max()) if tensor.numel() else 0.0
+
+
+def statistic_size(name: str, state: Mapping[str, Tensor]) -> float:
+    """The size of the values that a running mean is a mean of; 0 for anything else.
+
+    A mean of values that cancel out, such as of what a BatchNorm has normalised, is a rounding error of theirs.
+    """
+    variance = state.get(f"{name.removesuffix(_MEAN)}{_VARIANCE}") if name.endswith(_MEAN) else None
+    return 0.0 if variance is None else math.sqrt(largest(variance))
 
 
 def off_by(value: Tensor, expected: Tensor, scale: float) -> float:

@@ -26,7 +26,7 @@ from evener.plan import Check, Plan, is_pipeline
 from evener.profile import Precision
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
-from evener.run.differences import Difference, largest, off_by
+from evener.run.differences import Difference, largest, off_by, statistic_size
 from evener.run.joined_model import is_cut_alike
 from evener.run.trial import Results, StepValues, Trial, Values
 
@@ -34,13 +34,18 @@ _EXACT: Precision = "fp64"
 _MOST = 4
 """Samples of the largest replica."""
 _TOLERANCES = {"fp64": 1e-8, "fp32": 0.05, "bf16": 0.5, "fp16": 0.5}
-"""By precision, relative: sums in another order differ in the last digits, and normalisation magnifies that."""
+"""By precision, relative: sums in another order differ in the last digits, and normalisation magnifies that.
+
+In double precision, what a model casts down is held to the rounding of the narrower type.
+"""
 _ROUNDING = 1e3 * 2.0**-52
 """Of the largest value: what is smaller in float64 may be a rounding error."""
 _LEAST = 1e-3
 """Of the largest gradient: a smaller one is judged as if it had this size, as it may be a sum that cancels out."""
 _SECONDS, _PART = 5.0, 0.03
 """Seconds of the check, or part of the run, whichever is more."""
+_SMALL_MODEL = 10_000_000
+"""Weights of a model that is compared in double precision, too, however slow the machine is."""
 _DOUBLE = 2.0
 """Times as long as in single precision."""
 _WAIT, _BUDGETS, _WHOLES = 60.0, 10.0, 20.0
@@ -62,9 +67,10 @@ def self_check(context: RankContext, plan: Plan, config: RunConfig) -> Check:
     small = small_plan(plan, context.model)
     budget = max(_SECONDS, _PART * _run_seconds(context, plan))
     precisions: list[Precision] = []
+    size = sum(weight.numel() for weight in context.model.parameters())
     for precision in dict.fromkeys((config.precision, _EXACT)):
         [spent] = context.group.all_reduce_max([time.perf_counter() - begin])
-        if precisions and (1 + _DOUBLE) * spent > budget:
+        if precisions and size > _SMALL_MODEL and (1 + _DOUBLE) * spent > budget:
             break
         found = _hold(context, small, config, precision, budget, divides_samples(plan))
         if found is not None:
@@ -130,14 +136,16 @@ def _hold(
         raise error or TrainingFailed(failures[0])
     if failures:
         return None
-    [spent] = group.all_reduce_max([time.perf_counter() - begin])
+    own = trial.narrowing.tolerance if precision == _EXACT else 0.0
+    spent, narrow = group.all_reduce_max([time.perf_counter() - begin, own])
+    tolerance = max(_TOLERANCES[precision], narrow)
     with _within(context, plan, max(_WAIT, _BUDGETS * budget, _WHOLES * spent)):
         found = [Difference("the loss of a batch in parts", trial.off_in_parts())] if in_parts else []
         found += _differences(_divided(trial, plan), expected, trial.initial, precision)
         rows = group.all_gather_bytes(msgspec.msgpack.encode(found))  # JSON has no infinity
     ordered = [one for row in rows for one in msgspec.msgpack.decode(row, type=list[Difference])]
     for one in ordered:
-        if not one.off <= _TOLERANCES[precision]:
+        if not one.off <= tolerance:
             raise NotExact(_sentence(plan, precision, one))
     return max(ordered, key=lambda one: one.off)
 
@@ -234,7 +242,8 @@ def _of_state(
         rounding = _ROUNDING * max(largest(right), largest(initial[name]))
         if name in noise and value.shape == right.shape:
             value = torch.where(noise[name], right, value)
-        yield Difference(f"{name} after step {number}", off_by(value, right, largest(right - initial[name]) + rounding))
+        size = max(largest(right - initial[name]) + rounding, statistic_size(name, expected.state))
+        yield Difference(f"{name} after step {number}", off_by(value, right, size))
 
 
 def _at(values: Values, name: str) -> Tensor:

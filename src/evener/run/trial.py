@@ -32,6 +32,7 @@ from evener.run.differences import as_real
 from evener.run.draws import SameDraws
 from evener.run.joined_model import join_model
 from evener.run.loss_parts import off_in_parts
+from evener.run.narrowing import Narrowing
 from evener.run.training import seed_update
 from evener.tracer.nested import call, map_tensors, tensors_in
 
@@ -80,6 +81,7 @@ class Trial:
 
     Attributes:
         initial: the state dict before the first step.
+        narrowing: of what one process computes.
     """
 
     def __init__(self, context: RankContext, plan: Plan, config: RunConfig, precision: Precision) -> None:
@@ -95,6 +97,7 @@ class Trial:
             model=self._copy(context),
         )
         self.initial = _copied(self._context.model.state_dict())
+        self.narrowing = Narrowing()
         self._num_steps = _STEPS.get(precision, 1)
         divides_samples = plan.strategy in WHOLE_MODEL or is_pipeline(plan.strategy)
         self._draws: type[AbstractContextManager[Any]] = SameDraws if divides_samples else nullcontext
@@ -136,7 +139,7 @@ class Trial:
         def loss(step: int) -> Tensor:
             losses = []
             for weight, inputs, targets in batches:
-                with self._drawing(step), autocast():
+                with self.narrowing, self._drawing(step), autocast():
                     losses.append(self._context.task.loss(call(model, _fresh(inputs)), targets) * weight)
             return torch.stack(losses).sum()
 
