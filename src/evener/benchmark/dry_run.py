@@ -256,7 +256,14 @@ def _state(model: nn.Module) -> list[Tensor]:
 
 
 def _total(tensors: Iterable[Any]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(_nbytes(tensor) for tensor in tensors)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor; of a sparse one, those of its rows and where they are."""
+    if tensor.is_sparse:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    return tensor.nbytes
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -16,10 +16,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from evener.comm.group import Group
-from evener.comm.topics import statistics
 from evener.data.alike import require_alike
 from evener.errors import InvalidInput
 from evener.parallel.gradient_hooks import GradientHooks
+from evener.parallel.layer_statistics import LayerStatistics
 from evener.parallel.norms import GroupBatchNorm, synchronise_batch_norm
 from evener.parallel.op_registry import without_synchronised
 from evener.parallel.refusals import refuse_lazy
@@ -35,7 +35,7 @@ class WeighedSums:
     """
 
     def __init__(self, group: Group, weight: Callable[[], float], layer: str = "") -> None:
-        self._group, self._weight, self._topic = group, weight, statistics(layer)
+        self._group, self._weight, self._layer = group, weight, LayerStatistics(group, layer)
 
     def of_layer(self, name: str) -> WeighedSums:
         """The same for one layer, which ranks tell from others."""
@@ -43,12 +43,12 @@ class WeighedSums:
 
     def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
         """As a Group."""
-        return self._group.all_gather(tensor, kind, self._topic)
+        return self._layer.all_gather(tensor, kind)
 
     def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
         """As a Group, of gradients."""
         weight = self._weight()
-        arrive = self._group.begin_all_sum(tensor * weight, kind, self._topic)
+        arrive = self._layer.begin_all_sum(tensor * weight, kind)
         return lambda: arrive() / weight if weight else arrive()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeighedSums:

@@ -14,6 +14,7 @@ from evener.oracle.schedule import Rematerialise, ScheduleName
 from evener.oracle.stages import DeviceGroup
 from evener.parallel.divided_model import DividedModel
 from evener.parallel.gradient_hooks import copied
+from evener.parallel.layer_statistics import name_layers
 from evener.parallel.norms import synchronise_batch_norm
 from evener.parallel.parallel_model import Criterion, ParallelModel
 from evener.parallel.pipeline.divided_stage import StageTeams
@@ -63,7 +64,7 @@ def _join_replicas(
         reached = all(context.group.all_gather_bytes(b"all" if own else b""))
 
     def build(model: nn.Module, group: Group) -> ParallelModel:
-        whole = model if group.is_alone else synchronise_batch_norm(model, group)
+        whole = model if group.is_alone else name_layers(synchronise_batch_norm(model, group), group)
         return ReplicatedModel(whole, group, _criterion(context), config.compile, reached)
 
     if is_rehearsed and context.group.size > 1:

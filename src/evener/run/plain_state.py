@@ -30,7 +30,7 @@ def flatten(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Tensor], 
         for name, value in named.items():
             key = f"{index}.{name}"
             if isinstance(value, Tensor):
-                tensors[key] = value.contiguous()
+                tensors[key] = (value.to_dense() if value.is_sparse else value).contiguous()
             elif isinstance(value, list | tuple):
                 places = {f"{key}#{place}": one for place, one in enumerate(value) if isinstance(one, Tensor)}
                 tensors |= {place: one.contiguous() for place, one in places.items()}

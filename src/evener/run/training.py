@@ -19,6 +19,7 @@ from evener.plan import WHOLE_MODEL, Plan
 from evener.run.config import RunConfig
 from evener.run.context import RankContext
 from evener.run.joined_model import join_model
+from evener.run.task_faults import refuse_scheduler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,9 @@ def make_training(context: RankContext, plan: Plan, config: RunConfig, *, is_for
     )
     if task.scheduler is None:
         return training
-    return replace(training, scheduler=task.scheduler(optimizer.inner, training.num_steps))
+    scheduler = task.scheduler(optimizer.inner, training.num_steps)
+    refuse_scheduler(scheduler)
+    return replace(training, scheduler=scheduler)
 
 
 def seed_update(context: RankContext, step: int) -> None:

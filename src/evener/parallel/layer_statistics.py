@@ -1,0 +1,43 @@
+"""The ranks as one normalisation layer sees them: they notice when another rank is in another layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from evener.comm.group import Group
+from evener.comm.topics import statistics
+from evener.parallel.norms import GroupBatchNorm
+
+
+class LayerStatistics:
+    """Gathers and sums for one layer.
+
+    Args:
+        group: the ranks.
+        layer: its name.
+    """
+
+    def __init__(self, group: Group, layer: str) -> None:
+        self._group, self._topic = group, statistics(layer)
+
+    def all_gather(self, tensor: Tensor, kind: str) -> Tensor:
+        """As a Group."""
+        return self._group.all_gather(tensor, kind, self._topic)
+
+    def begin_all_sum(self, tensor: Tensor, kind: str) -> Callable[[], Tensor]:
+        """As a Group."""
+        return self._group.begin_all_sum(tensor, kind, f"{self._topic} in backward")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerStatistics:
+        return self  # copies of a model are of the same ranks
+
+
+def name_layers(model: nn.Module, group: Group) -> nn.Module:
+    """Let every synchronised BatchNorm of `model` say for which layer it gathers; returns the model."""
+    for name, module in model.named_modules():
+        if isinstance(module, GroupBatchNorm):
+            module.group = LayerStatistics(group, name)
+    return model
