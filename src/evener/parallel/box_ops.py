@@ -106,9 +106,10 @@ def empty_output(shape: Sequence[int], *tensors: Tensor, dtype: torch.dtype | No
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which convolutions and linear layers compute: that of autocast, if it is on."""
+    """The type in which convolutions and linear layers compute: that of autocast, which leaves double precision."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    is_cast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if is_cast else x.dtype
 
 
 def max_pool(x: Tensor, pool: Any, windows: Sequence[Sliding], held: Box, outputs: Box) -> Tensor:

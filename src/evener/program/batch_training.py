@@ -33,7 +33,7 @@ from evener.program.batch_validation import validate
 from evener.program.joining import end_copy, finish
 from evener.program.options import ScriptConfig
 from evener.program.session import Run
-from evener.run.checkpoint import write_weights
+from evener.run.checkpoint import require_writable, write_weights
 from evener.run.config import RunConfig, require_samples
 from evener.run.conflicts import refuse_options
 from evener.run.context import Arithmetic, join_run
@@ -104,7 +104,7 @@ class BatchTraining:
         self._arithmetic = Arithmetic(config.precision, run.device)
         batch_size, self.epochs = config.sizes_of(task)
         seed_all(config.seed)
-        model = self._arithmetic.prepare_model(without_synchronised(task.model()))
+        model = require_writable(self._arithmetic.prepare_model(without_synchronised(task.model())))
         self._samples, validation = task.train_data(), task.validation_data() if task.validation_data else None
         if not isinstance(self._samples, IterableDataset | TensorDataset):
             self._samples = SeededSamples(self._samples, config.seed)

@@ -23,7 +23,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from evener.atomic import atomic_draft
@@ -275,6 +275,17 @@ def refuse_other_run(saved: CheckpointState, now: CheckpointState, folder: Path)
             raise InvalidInput(
                 f"cannot resume from {folder}: it was made with {name} {before!r}, this run has {after!r}"
             )
+
+
+def require_writable(model: nn.Module) -> nn.Module:
+    """Return `model`. Raise InvalidInput where safetensors files cannot hold its weights."""
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor) and tensor.dtype == torch.complex128:
+            raise InvalidInput(
+                f"{name} is complex128, which a safetensors file cannot hold: use complex64 and another --precision "
+                "than fp64, or a program that calls evener.join() and writes its weights itself"
+            )
+    return model
 
 
 def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:

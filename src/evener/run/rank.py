@@ -32,7 +32,7 @@ from evener.plan import WHOLE_MODEL, Plan, Rejected, is_pipeline
 from evener.record import Event, NodeSummary, TrainRecord
 from evener.report.canvas import can_draw, png
 from evener.report.figures import timeline_figure
-from evener.run.checkpoint import write_weights
+from evener.run.checkpoint import require_writable, write_weights
 from evener.run.config import RunConfig
 from evener.run.context import RankContext, join_run, make_context, require_same_material
 from evener.run.elastic.divided import DividedElasticLoop
@@ -62,6 +62,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
     context = make_context(env, group, config, task)
     try:
         require_same_material(context)
+        require_writable(context.model)
         refuse_outputs(context)
         training = prepare(context, config)
     except Exception as error:
