@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import torch
 
-from evener.errors import TrainingFailed
+from evener.errors import InvalidInput, TrainingFailed
 from evener.program import understudy
-from evener.program.understudy import forked
+from evener.program.understudy import forked, leave_alone
 
 
 def forks(monkeypatch: pytest.MonkeyPatch, num_stuck: int) -> list[int]:
@@ -49,3 +52,32 @@ def test_where_none_begins_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(TrainingFailed, match="did not begin within 1 s, 3 times"):
         forked()
     assert len(made) == 3
+
+
+def test_a_copy_that_leaves_the_program_alone_changes_no_file_but_its_own(tmp_path: Path) -> None:
+    theirs, own = tmp_path / "weights.pt", tmp_path / "own"
+    theirs.write_text("kept")
+    own.mkdir()
+
+    def changes() -> int:
+        """How many changes a copy could make."""
+        leave_alone(own)
+        made = 0
+        for change in (
+            lambda: torch.save({}, theirs),
+            lambda: theirs.open("wb"),
+            theirs.unlink,
+            lambda: theirs.rename(own / "stolen"),
+            (tmp_path / "folder").mkdir,
+        ):
+            with suppress(InvalidInput):
+                change()
+                made += 1
+        (own / "result").write_text("written")
+        return made
+
+    if (pid := forked()) == 0:
+        os._exit(changes())
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert theirs.read_text() == "kept"
+    assert (own / "result").read_text() == "written"

@@ -23,7 +23,7 @@ from evener.launch.rank_environment import RankEnvironment
 from evener.program.batch_parts import BatchPart
 from evener.program.outside import outside_prints
 from evener.program.prepared import rate_of
-from evener.program.understudy import Understudy, refuse_running_workers
+from evener.program.understudy import Understudy, leave_alone
 from evener.program.work_division import Prepared
 from evener.run.context import Arithmetic
 from evener.run.differences import as_real
@@ -102,6 +102,7 @@ class ComparedCopy(Understudy):
         super().__init__(group, path, extent.samples, moves_parts)
         self._models, self._divide, self._optimizers = models, divide, optimizers
         self._extent, self._is_wide = extent, extent.is_wide
+        self.ends_with_pass = extent.in_background
         self._narrowing = Narrowing()
         self._outside: dict[str, float] = {}
         self._rates: list[float] = []
@@ -117,7 +118,7 @@ class ComparedCopy(Understudy):
         super().begin(env, token)
         if self._extent.in_background:
             os.nice(_NICE)
-            refuse_running_workers()
+            leave_alone(self.path.parent)
         _compile_nothing()
         self._outside = outside_prints([model.model for model in self._models])
         self._widen()

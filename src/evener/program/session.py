@@ -267,6 +267,9 @@ class Run:
 
     def end(self, loader: DividedLoader) -> None:
         """As `Divider`."""
+        understudy = self.rehearsal.understudy
+        if understudy is not None and understudy.ends_with_pass and self.is_training():
+            understudy.end()
         self._end_step(loader)
         self._work.draw_own()
         self._parts.close(loader)

@@ -31,6 +31,9 @@ from evener.program.batch_parts import BatchPart
 SECONDS = 30
 """After which a copy is given up."""
 _BEGIN_SECONDS, _TRIES = 5, 3
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_CHANGES = frozenset({"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"})
+"""What Python tells of before it changes files."""
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG."""
 
@@ -75,15 +78,30 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def refuse_running_workers() -> None:
-    """From now on, a loader with workers is not gone through in this process: they are those of the rank itself."""
-    vars_of: Any = dataloader._MultiProcessingDataLoaderIter
+def leave_alone(folder: Path) -> None:
+    """From now on, whatever this process does to what the rank itself uses raises InvalidInput.
 
-    def refuse(_: object) -> NoReturn:
-        raise InvalidInput("a copy cannot read from workers of the program")
+    Args:
+        folder: the only one in which files may be written.
+    """
 
-    vars_of.__next__ = refuse
-    vars_of.__del__ = lambda _: None
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise InvalidInput("a copy neither writes files nor reads from workers of the program")
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        is_change = event in _CHANGES or (event == "open" and bool((arguments[2] or 0) & _WRITING))
+        path = arguments[0] if is_change else None
+        if isinstance(path, str | bytes | os.PathLike) and not _may_write(os.fsdecode(path), folder):
+            refuse()
+
+    iterator: Any = dataloader._MultiProcessingDataLoaderIter
+    iterator.__next__, iterator.__del__ = refuse, lambda _: None
+    vars(torch)["save"] = refuse  # which opens files without Python
+    sys.addaudithook(watch)
+
+
+def _may_write(path: str, folder: Path) -> bool:
+    return path.startswith((str(folder), "/dev/", "/proc/"))
 
 
 def failure(path: Path) -> str:
@@ -104,7 +122,10 @@ class Understudy(ABC):
 
     Attributes:
         samples: of a batch, at most.
+        ends_with_pass: whether it ends when a loader has come to its end, before what a program does then.
     """
+
+    ends_with_pass = False
 
     def __init__(self, group: Group, path: Path, samples: int, moves_parts: bool = False) -> None:
         self.group, self.path, self.samples, self._moves_parts = group, path, samples, moves_parts
