@@ -42,7 +42,7 @@ from evener.run.loop import Loop
 from evener.run.needed import require_needed, slowest_line
 from evener.run.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
 from evener.run.self_check import self_check
-from evener.run.task_faults import explained, refuse_outputs
+from evener.run.task_faults import refuse_outputs, task_fault_of
 from evener.run.training import Training, is_divided_by_costs, make_training
 from evener.task import Task
 
@@ -66,7 +66,7 @@ def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None
         refuse_outputs(context)
         training = prepare(context, config)
     except Exception as error:
-        if (meaning := explained(context, error)) is error:
+        if (meaning := task_fault_of(context, error)) is error:
             raise
         raise meaning from error
     if training is None:

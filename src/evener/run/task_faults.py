@@ -44,7 +44,7 @@ def refuse_scheduler(scheduler: Any) -> None:
         )
 
 
-def explained(context: RankContext, error: Exception) -> Exception:
+def task_fault_of(context: RankContext, error: Exception) -> Exception:
     """The error that says what a Task cannot have; `error` itself if it is something else."""
     text = first_line(error)
     if isinstance(error, EvenerError):
