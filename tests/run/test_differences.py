@@ -27,7 +27,7 @@ def test_a_cast_from_double_precision_is_noted_by_the_type_that_it_is_made_to() 
     def tolerance(dtype: torch.dtype, source: torch.dtype = torch.float64) -> float:
         with Narrowing() as narrowing:
             torch.ones(2, dtype=source).to(dtype)
-        return narrowing.tolerance
+        return float(narrowing.tolerance)
 
     assert tolerance(torch.float64, torch.float32) == tolerance(torch.int64) == 0.0
     assert 0 < tolerance(torch.float32) < tolerance(torch.bfloat16) <= 0.5

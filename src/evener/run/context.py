@@ -60,7 +60,7 @@ class Arithmetic:
 
     def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
         """The model with weights of the precision's type, on the device or left where it is."""
-        model = model._apply(_widened) if self.precision == "fp64" else model
+        model = model._apply(_widened) if self.precision == "fp64" else model  # type: ignore[no-untyped-call]
         return model.to(self._device) if on_device else model
 
     def prepare(self, value: Any) -> Any:
