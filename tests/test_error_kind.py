@@ -25,6 +25,7 @@ from evener.errors import (
     NotExact,
     NotNeeded,
     NoUsableNode,
+    OutOfStep,
     TrainingFailed,
     exit_code_of,
 )
@@ -36,6 +37,7 @@ ERRORS = [
     InvalidValue("--batch-size", -1, "positive"),
     InvalidFile("c"),
     NotExact("d"),
+    OutOfStep("d"),
     MissingFile("e"),
     FolderInUse(Path("runs/a"), "process 7 on pc1"),
     MissingExtra("f"),
@@ -84,6 +86,10 @@ def test_a_loss_that_is_no_number_stays_one() -> None:
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("connection closed by peer")])
 def test_an_error_of_others_is_no_class_of_ours(error: Exception) -> None:
     assert type(carried(error)) is EvenerError
+
+
+def test_a_full_disk_is_what_cannot_be_written() -> None:
+    assert type(carried(OSError(28, "No space left on device"))) is CannotWrite
 
 
 def test_ctrl_c_is_an_interruption() -> None:

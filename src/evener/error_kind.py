@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from evener.errors import EvenerError, Interrupted
+from evener.errors import CannotWrite, EvenerError, Interrupted, is_of_the_disk
 from evener.schema import Part, Word, shown
 
 _MOST_KINDS = 8
@@ -49,7 +49,7 @@ def kind_of(error: BaseException) -> ErrorKind:
     if isinstance(error, KeyboardInterrupt):
         return ErrorKind(kinds=_names(Interrupted))
     if not isinstance(error, EvenerError):
-        return ErrorKind(kinds=_names(EvenerError))
+        return ErrorKind(kinds=_names(CannotWrite if is_of_the_disk(error) else EvenerError))
     fields = {}
     for name, _ in _fields_of(type(error)):
         data = _encoded(getattr(error, name))

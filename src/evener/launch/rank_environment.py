@@ -14,6 +14,7 @@ from evener.comm.signed_store import SignedStore
 from evener.cores import keep_to_quota
 from evener.data.loading_process import loading_death
 from evener.elastic.line import Line
+from evener.error_kind import restated
 from evener.errors import (
     DoesNotFit,
     EvenerError,
@@ -173,8 +174,10 @@ def explained(error: Exception, env: RankEnvironment) -> Exception:
     A lost connection is explained by the failure of the rank at its other end, if that has published one.
     """
     meaning = _meaning(error, env)
-    cause = env.heartbeat.cause() if isinstance(meaning, NodeLost) and env.heartbeat is not None else ""
-    return NodeLost(cause) if cause else meaning
+    if not isinstance(meaning, NodeLost) or env.heartbeat is None:
+        return meaning
+    cause = env.heartbeat.cause()
+    return restated(meaning, cause) if cause else meaning
 
 
 def _meaning(error: Exception, env: RankEnvironment) -> Exception:
