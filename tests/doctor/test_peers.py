@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.doctor.finding import faults
+from evener.doctor.interface_checks import gloo_interface
 from evener.doctor.peers import DataFacts, Link, PeerFacts, Unreached, check_peers
 from evener.doctor.probe import Listeners, measure_link, probe
 from support.machine_facts import SOUND, interface
@@ -35,8 +36,8 @@ SMALL = replace(SOUND.network, interfaces=(interface("lo", "127.0.0.1"), interfa
             "bob: ens3 sends packets of 1000 bytes, eth0 of ada of 1500; give both the same",
         ),
         (
-            {"network": replace(OTHER, host_addresses=("127.0.1.1",))}, "interface", "error",
-            "bob: Gloo would take the loopback there: this machine's name stands for 127.0.1.1",
+            {"network": replace(OTHER, gloo_interfaces="lo")}, "interface", "error",
+            "bob: Gloo would take the loopback there: $GLOO_SOCKET_IFNAME says so; set GLOO_SOCKET_IFNAME=eth0 on it",
         ),
         (
             {"unreached": (Unreached(machine="ada", address="10.0.0.5", port=4711, reason="no answer"),)},
@@ -70,6 +71,13 @@ def test_machines_that_fit_have_no_faults() -> None:
     assert faults(check_peers([ADA, BOB, replace(BOB, machine="eve")])) == []
     by_nccl = replace(BOB, uses_gloo=False, network=replace(SOUND.network, host_addresses=()))
     assert faults(check_peers([ADA, by_nccl])) == []
+
+
+@pytest.mark.parametrize("host_addresses", [("127.0.1.1",), (), ("10.9.9.9",)])
+def test_a_name_that_stands_for_no_interface_leads_to_that_of_the_others(host_addresses: tuple[str, ...]) -> None:
+    network = replace(OTHER, host_addresses=host_addresses)
+    assert gloo_interface(network) == OTHER.named("eth0")
+    assert faults(check_peers([ADA, replace(BOB, network=network)])) == []
 
 
 def test_ranks_that_were_started_apart_on_one_machine_meet_over_its_loopback() -> None:

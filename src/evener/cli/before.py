@@ -12,8 +12,9 @@ STARTING = "starting: loading what is needed"
 
 
 def tell(line: str, as_json: bool, *, quiet: bool = False) -> None:
-    """A sign of life; of one rank, if torchrun started several."""
-    if quiet or "torch" in sys.modules or os.environ.get("RANK", "0") != "0":
+    """Print a sign of life; of several ranks that torchrun starts on a machine, the first one does."""
+    number_here = os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))
+    if quiet or "torch" in sys.modules or number_here != "0":
         return
     stream = sys.stderr if as_json else sys.stdout
     stream.write(line + "\n")

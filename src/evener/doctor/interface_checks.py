@@ -1,16 +1,17 @@
 """Which network interface Gloo and NCCL will take on a machine, and whether others reach it there.
 
 Gloo takes what $GLOO_SOCKET_IFNAME names; else the first address that the machine's own name stands for; and if that is
-none of the machine's, the loopback. Under Debian and in many images the name stands for a loopback address, which every
-machine has: the others then call themselves. NCCL takes what $NCCL_SOCKET_IFNAME names; else InfiniBand's, then any
-that is neither a container's bridge nor the loopback.
+none of the machine's, the loopback. Under Debian and Ubuntu and in many images the name stands for a loopback address,
+which every machine has: the others would call themselves. There Evener sets the variable (launch/torchrun.py) to the
+interface that leads to the others. NCCL takes what $NCCL_SOCKET_IFNAME names; else InfiniBand's, then any that is
+neither a container's bridge nor the loopback.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from evener.doctor.facts import Interface, MachineFacts, NetworkFacts, is_loopback
+from evener.doctor.facts import Interface, MachineFacts, NetworkFacts
 from evener.doctor.finding import Finding, found
 
 LEAST_MTU = 1280
@@ -18,11 +19,12 @@ LEAST_MTU = 1280
 
 
 def gloo_interface(network: NetworkFacts) -> Interface | None:
-    """The interface that Gloo takes; None: the loopback, as it finds none."""
+    """Return the interface that Gloo takes in a run of Evener over several machines; None if it finds none."""
     if network.gloo_interfaces:
         found = network.named(_first_name(network.gloo_interfaces))
         return found if found is not None and found.is_up else None
-    return next(filter(None, map(network.at, network.host_addresses)), None)
+    named = next(filter(None, map(network.at, network.host_addresses)), None)
+    return network.route if named is None or named.is_loopback else named
 
 
 def listening_addresses(network: NetworkFacts, *, uses_gloo: bool = True) -> tuple[str, ...]:
@@ -76,7 +78,7 @@ def check_address(facts: MachineFacts) -> Iterator[Finding]:
         return  # said by its name
     if taken is None or taken.is_loopback:
         yield found(
-            facts.machine, "interface", "warning", f"Gloo will take the loopback: {why_loopback(network)}", cure
+            facts.machine, "interface", "warning", "Gloo will take the loopback: $GLOO_SOCKET_IFNAME says so", cure
         )
     elif taken.name != route.name:
         by = "$GLOO_SOCKET_IFNAME says so" if network.gloo_interfaces else "this machine's name stands for it"
@@ -102,17 +104,6 @@ def check_mtu(facts: MachineFacts) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield found(facts.machine, "MTU", "ok", f"{route.name} sends packets of up to {route.mtu} bytes")
-
-
-def why_loopback(network: NetworkFacts) -> str:
-    """Why Gloo finds nothing better."""
-    if network.gloo_interfaces:
-        return "$GLOO_SOCKET_IFNAME says so"
-    if not (known := network.host_addresses):
-        return "nobody knows an address of this machine's name"
-    if is_loopback(known[0]):
-        return f"this machine's name stands for {known[0]}, so other machines that are told it call themselves"
-    return f"this machine's name stands for {known[0]}, which none of its interfaces has"
 
 
 def _first_name(names: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from evener.doctor.facts import NetworkFacts
 from evener.doctor.finding import Finding, found
-from evener.doctor.interface_checks import gloo_interface, why_loopback
+from evener.doctor.interface_checks import gloo_interface
 from evener.schema import Count, Finite, Name, Part, Word
 
 CLOCK_SECONDS = 3.0
@@ -143,7 +143,7 @@ def _check_interfaces(peers: Sequence[PeerFacts]) -> Iterator[Finding]:
         taken, route = gloo_interface(peer.network), peer.network.route
         if peer.uses_gloo and route is not None and (taken is None or taken.is_loopback):
             yield found(
-                peer.machine, "interface", "error", f"Gloo would take the loopback there: {why_loopback(peer.network)}",
+                peer.machine, "interface", "error", "Gloo would take the loopback there: $GLOO_SOCKET_IFNAME says so",
                 f"set GLOO_SOCKET_IFNAME={route.name} on it",
             )  # fmt: skip
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from evener.comm.signed_store import SignedStore
 from evener.cores import keep_to_quota, quota_speed
+from evener.doctor.interface_checks import gloo_interface
+from evener.doctor.network import network_facts
 from evener.errors import InvalidValue, NodeLost, end_process
 from evener.host import own_address
 from evener.launch.nodes import LocalNode
@@ -55,8 +60,10 @@ def torchrun_environment(
         rank=rank, nodes=nodes, device=torch.device(device), patience=patience, notify=notify, store=store
     )
     env.address = own_address(host)
-    if len({node.host for node in nodes}) > 1 and env.address.startswith("127."):
-        env.address = own_address()  # some systems let the master's own name stand for its loopback
+    if len({node.host for node in nodes}) > 1:
+        if env.address.startswith("127."):
+            env.address = own_address()  # some systems let the master's own name stand for its loopback
+        _choose_gloo_interface(env.address)
     if size > 1:
         env.heartbeat = RankHeartbeat(
             open_store().under(prefix),
@@ -67,6 +74,28 @@ def torchrun_environment(
             keeps_store=is_keeper,
         )
     return env
+
+
+def say_where_the_run_is_shown(env: RankEnvironment) -> None:
+    """On every machine but the first, say that it takes part and which machine shows the run."""
+    first = env.nodes[0].host
+    is_first_here = all(node.host != env.node.host for node in env.nodes[: env.rank])
+    if is_first_here and env.rank > 0:
+        sys.stderr.write(
+            f"evener: {env.node.name} is rank {env.rank} of {len(env.nodes)}; {first} shows the run and has its results\n"
+        )
+        sys.stderr.flush()
+
+
+def _choose_gloo_interface(address: str) -> None:
+    """Have Gloo listen where the other machines reach this one, unless the user says where.
+
+    By itself Gloo takes the address that this machine's name stands for, which Debian and Ubuntu set to 127.0.1.1.
+    """
+    network = replace(network_facts(os.environ, socket.gethostname()), route_address=address)
+    chosen = gloo_interface(network)
+    if chosen is not None and not network.gloo_interfaces:
+        os.environ["GLOO_SOCKET_IFNAME"] = chosen.name
 
 
 def _device(local: int) -> str:

@@ -26,7 +26,7 @@ from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
 from evener.launch.rank_environment import RankEnvironment, explained
 from evener.launch.slurm import adopt_slurm
-from evener.launch.torchrun import torchrun_environment
+from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
 from evener.process_exit import exit_now
 from evener.program.accelerate_alone import hide_torchrun, leave_others_group
 from evener.program.options import ScriptConfig
@@ -103,6 +103,7 @@ def _join_torchrun() -> Run:
     leave_others_group()
     env = torchrun_environment(os.environ, config.patience, show)
     assert env is not None
+    say_where_the_run_is_shown(env)
     if env.rank == 0:
         asked = Asked(config.script.stem, options={"--shares": config.shares})
         views.append(RunView(run_folder(config.folder), to_stderr=True, by_lines=True, asked=asked))

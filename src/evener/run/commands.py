@@ -24,7 +24,7 @@ from evener.file_lock import FolderLock
 from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory
 from evener.launch.rank_environment import Program, RankEnvironment, run_inprocess, run_rank
 from evener.launch.ranks import Without, run_local
-from evener.launch.torchrun import torchrun_environment
+from evener.launch.torchrun import say_where_the_run_is_shown, torchrun_environment
 from evener.process_exit import exit_now
 from evener.profile import ClusterProfile, DeviceProfile
 from evener.record import Event, TrainRecord
@@ -143,10 +143,12 @@ def is_torchrun(config: NodesConfig) -> bool:
     return True
 
 
-def torchrun_env(patience: float, show: Callable[[RunEvent], None]) -> RankEnvironment:
+def torchrun_env(patience: float, show: Callable[[RunEvent], None], *, is_quiet: bool = False) -> RankEnvironment:
     """The rank that torchrun made this process, in a run that shows events by `show`."""
     env = torchrun_environment(os.environ, patience, show)
     assert env is not None
+    if not is_quiet:
+        say_where_the_run_is_shown(env)
     return env
 
 
@@ -156,7 +158,8 @@ def _train_as_rank(config: RunConfig, program: Program, as_json: bool) -> None:
     is_first = os.environ["RANK"] == "0"
     shown = view_of(config, folder, to_stderr=as_json, is_leader=is_first)
     with page_beside(folder, config.dashboard if is_first else None), shown as view:
-        env = torchrun_env(config.patience, view)
+        view.console.quiet = config.quiet
+        env = torchrun_env(config.patience, view, is_quiet=config.quiet)
         env.end = view.end_process
         env.stop_on(*STOP_SIGNALS)
         run_rank(env, program, config)
