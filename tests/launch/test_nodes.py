@@ -3,7 +3,7 @@
 import pytest
 
 from evener.errors import InvalidValue
-from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, place
+from evener.launch.nodes import LocalNode, local_nodes, parse_local_nodes, parse_memory, place, relative_shares
 
 
 def test_three_speeds_are_three_nodes_of_one_thread_on_one_core_each() -> None:
@@ -56,3 +56,35 @@ def test_devices_are_nodes_at_full_speed() -> None:
         LocalNode(name="node-0", device="cuda:0"),
         LocalNode(name="node-1", device="cpu"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--shares", "0,0", "one is above zero"),
+        ("--shares", "nan,1", "nan is out of range"),
+        ("--shares", "1e308,1e308", "1e308 is out of range"),
+        ("--shares", "-1,1", "-1 is out of range"),
+        ("--shares", "1,", "an item is empty"),
+        ("--shares", "1,two", "'two' is not a number"),
+        ("--shares", "1,2,3", "3 numbers for 2 nodes"),
+        ("--memory", "2XB", "the units are B, KB, MB, GB, TB"),
+        ("--memory", "0GB", "from 1 byte"),
+        ("--memory", "99999999999TB", "from 1 byte to 2^60 bytes"),
+        ("--memory", "1e400", "a number and a unit"),
+        ("--local-nodes", "1,", "an item is empty"),
+        ("--local-nodes", "2", "a part of that of the fastest node"),
+        ("--local-nodes", "1e-300", "from 0.001 to 1"),
+        ("--local-nodes", "fast", "'fast' is not a number"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_is_wrong_about_it(option: str, value: str, problem: str) -> None:
+    read = {"--shares": lambda text: relative_shares(text, 2), "--memory": parse_memory}.get(option, parse_local_nodes)
+    with pytest.raises(InvalidValue) as refused:
+        read(value)
+    assert refused.value.field == option
+    assert problem in str(refused.value)
+
+
+def test_memory_may_be_in_terabytes() -> None:
+    assert parse_memory("2TB,1TiB,512mb") == [2 * 10**12, 2**40, 512 * 10**6]

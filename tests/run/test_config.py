@@ -32,7 +32,7 @@ SHIPPED = {"agreement": "sync", "ship_data": True}
         ({"home": Path("home"), "elastic": True}, "--elastic does not go with the nodes of a master"),
         ({"token_file": Path("token")}, "--token-file belongs to --agreement"),
         ({"agreement": "diloco", "local_steps": "epoch"}, "--local-steps must be a number with --agreement diloco"),
-        ({"agreement": "diloco", "local_steps": "0"}, "--local-steps must be a positive number, or epoch, got '0'"),
+        ({"agreement": "diloco", "local_steps": "0"}, "--local-steps must be a positive number"),
         ({"agreement": "diloco", "outer_momentum": 1.0}, "--outer-momentum must be between 0 and 1, got 1.0"),
         ({"agreement": "sync", "strategy": "data"}, "--strategy does not go with --agreement: leave one of them out"),
         ({"agreement": "sync", "plan": Path("plan")}, "--plan does not go with --agreement"),

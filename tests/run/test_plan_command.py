@@ -42,7 +42,7 @@ def test_fast_links_make_data_parallelism_pay(tmp_path: Path) -> None:
         ),
         (("resnet50", "--machines", "h200", "--strategy", "foo"), "--strategy must be one of serial, data"),
         (("resnet50", "--machines", "h200", "--precision", "foo"), "--precision must be one of"),
-        (("resnet50", "--machines", "h200", "--scale", "abc"), "--scale must be such as 1..1024"),
+        (("resnet50", "--machines", "h200", "--scale", "abc"), "--scale must be numbers of devices such as 1..1024"),
         (("resnet5", "--machines", "h200"), "there is no task 'resnet5'"),
     ],
 )

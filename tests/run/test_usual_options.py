@@ -120,9 +120,9 @@ def test_tasks_of_evener_have_none(asked: Asks) -> None:
         ("# mine\nepocs = 3", "evener.toml line 2: evener train has no option 'epocs', did you mean 'epochs'?"),
         ('task = "digits"', "evener.toml line 1: evener train has no option 'task'"),
         ('[mine]\nepochs = "3"', "evener.toml line 1: evener train has no option 'mine'"),
-        ('\nepochs = "3"', "evener.toml line 2: epochs: Expected `int | null`, got `str`"),
-        ("data = 3", "evener.toml line 1: data: "),
-        ("epochs = true", "evener.toml line 1: epochs: Expected `int | null`, got `bool`"),
+        ('\nepochs = "3"', "evener.toml line 2: epochs must be a whole number, got '3'"),
+        ("data = 3", "evener.toml line 1: data must be the name of a file or folder"),
+        ("epochs = true", "evener.toml line 1: epochs must be a whole number, got True"),
         ('token = "secret"', "line 1: a token is for no file beside code"),
         ("epochs 3", "evener.toml: Expected '=' after a key in a key/value pair (at line 1, column 8)"),
     ],
@@ -136,7 +136,7 @@ def test_a_mistake_in_the_file_is_told_with_its_line(asked: Asks, text: str, sen
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("seed = 1\nepochs = -1", "--epochs must be positive, got -1; --epochs is from evener.toml line 2"),
+        ("seed = 1\nepochs = -1", "got -1; --epochs is from evener.toml line 2"),
         ('strategy = "filtre"', "did you mean 'filter'?; --strategy is from evener.toml line 1"),
         ("staleness = 2", "--staleness belongs to --agreement bounded; --staleness is from evener.toml line 1"),
     ],

@@ -14,7 +14,8 @@ from msgspec.structs import FieldInfo, fields
 
 from evener.cli.help import Panels
 from evener.errors import require
-from evener.run.option_values import choices_of, description_of, kind_of
+from evener.run.conflicts import option_name
+from evener.run.option_values import choices_of, description_of, kind_of, require_moderate
 
 _Words = Annotated[list[str] | None, typer.Argument(help="Words for the program itself.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
@@ -42,6 +43,8 @@ def command_of(
     def command(context: typer.Context, **words: Any) -> None:
         others = {"arguments": tuple(words.pop("arguments") or ())} if has_arguments else {}
         values = {one.name: _value(one, words.pop(one.name)) for one in shown} | others
+        for name, value in values.items():
+            require_moderate(option_name(name), value)
         with nullcontext(values) if usual is None else usual(values, _typed(context, values)) as found:
             run(kind(**found), **words)
 

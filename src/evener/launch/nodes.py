@@ -17,10 +17,16 @@ from evener.cores import cpu_quota, quota_speed
 from evener.errors import InvalidValue, require
 from evener.schema import Part
 
-_FORM = "SPEED or SPEED@STEP=SPEED, such as 1.0,0.5 or 1.0,1.0@40=0.33, each speed above 0 and at most 1"
-_NODE = re.compile(r"^(?P<speed>[^@=]+)(?P<changes>(@\d+=[^@=]+)*)$")
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*$", re.IGNORECASE)
+_FORM = "SPEED or SPEED@STEP=SPEED, such as 1.0,0.5 or 1.0,1.0@40=0.33"
+MIN_SPEED = 0.001
+"""A step of a slower node would take a thousand times as long, and look like a lost node."""
+_SPEEDS = f"speeds from {MIN_SPEED} to 1"
+_MAX_SHARE = 1e6
+_MAX_MEMORY = 2**60
+_NODE = re.compile(r"^(?P<speed>[^@=]+)(?P<changes>(@\d{1,12}=[^@=]+)*)$")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Z]*)\s*$", re.IGNORECASE)
 
 
 class LocalNode(Part, frozen=True, kw_only=True):
@@ -104,6 +110,8 @@ def device_speeds(devices: Sequence[str]) -> list[float]:
 
 
 def _parse_speeds(item: str) -> tuple[tuple[int, float], ...]:
+    if not item:
+        raise InvalidValue("--local-nodes", item, _FORM, ": an item is empty")
     match = _NODE.match(item)
     if match is None:
         raise InvalidValue("--local-nodes", item, _FORM)
@@ -118,9 +126,10 @@ def _speed(text: str, item: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InvalidValue("--local-nodes", item, _FORM) from None
-    if not 0 < value <= 1:
-        raise InvalidValue("--local-nodes", item, _FORM)
+        raise InvalidValue("--local-nodes", item, _FORM, f": {text!r} is not a number") from None
+    if not MIN_SPEED <= value <= 1:
+        of_fastest = ": a speed is a part of that of the fastest node" if value > 1 else ""
+        raise InvalidValue("--local-nodes", item, _SPEEDS, of_fastest)
     return value
 
 
@@ -138,13 +147,24 @@ def relative_shares(shares: str, size: int | None) -> list[float] | None:
         return None
     if shares == "equal":
         return [1.0] * (size or 1)
-    try:
-        weights = [float(text) for text in shares.split(",")]
-    except ValueError:
-        raise InvalidValue("--shares", shares, "measured, equal, or numbers such as 7,2,1") from None
-    ok = size in (None, len(weights)) and min(weights) >= 0 and sum(weights) > 0
-    require(ok, "--shares", shares, f"measured, equal, or {size or ''} numbers of zero or more, one a node")
+    weights = [_share(text, shares) for text in shares.split(",")]
+    if size is not None and len(weights) != size:
+        nodes = "1 node" if size == 1 else f"{size} nodes"
+        numbers = "1 number" if len(weights) == 1 else f"{len(weights)} numbers"
+        raise InvalidValue("--shares", shares, "one number a node", f": {numbers} for {nodes}")
+    require(sum(weights) > 0, "--shares", shares, "numbers of which one is above zero, or no node would train")
     return weights
+
+
+def _share(text: str, shares: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        problem = f"{text!r} is not a number" if text.strip() else "an item is empty"
+        raise InvalidValue("--shares", shares, "measured, equal, or numbers such as 7,2,1", f": {problem}") from None
+    if not 0 <= value <= _MAX_SHARE:
+        raise InvalidValue("--shares", shares, f"numbers from 0 to {_MAX_SHARE:g}", f": {text.strip()} is out of range")
+    return value
 
 
 def parse_memory(text: str) -> list[int]:
@@ -154,7 +174,11 @@ def parse_memory(text: str) -> list[int]:
 
 def _parse_bytes(text: str) -> int:
     match = _SIZE.match(text)
-    unit = match[2].upper() if match else ""
-    if match is None or unit not in _UNITS or float(match[1]) <= 0:
-        raise InvalidValue("--memory", text, "a positive size such as 512MB or 4GB")
-    return int(float(match[1]) * _UNITS[unit])
+    if match is None:
+        raise InvalidValue("--memory", text, "a number and a unit, such as 512MB or 4GB")
+    number, unit = float(match[1]), match[2].upper()
+    if unit not in _UNITS:
+        raise InvalidValue("--memory", text, "a size such as 512MB or 4GB", f": the units are {', '.join(_UNITS)[2:]}")
+    size = number * _UNITS[unit]
+    require(1 <= size <= _MAX_MEMORY, "--memory", text, "a size from 1 byte to 2^60 bytes, such as 512MB or 4GB")
+    return int(size)

@@ -81,9 +81,8 @@ def say_where_the_run_is_shown(env: RankEnvironment) -> None:
     first = env.nodes[0].host
     is_first_here = all(node.host != env.node.host for node in env.nodes[: env.rank])
     if is_first_here and env.rank > 0:
-        sys.stderr.write(
-            f"evener: {env.node.name} is rank {env.rank} of {len(env.nodes)}; {first} shows the run and has its results\n"
-        )
+        name, size = env.node.name, len(env.nodes)
+        sys.stderr.write(f"evener: {name} is rank {env.rank} of {size}; {first} shows the run and has its results\n")
         sys.stderr.flush()
 
 

@@ -20,10 +20,12 @@ from itertools import combinations
 
 import msgspec
 
-from evener.errors import InvalidValue, require_one_of
+from evener.errors import InvalidValue, require, require_one_of
 from evener.oracle.catalogue import CARDS, Card
 from evener.profile import ClusterProfile, Fabric, LinkProfile
 
+MAX_DEVICES = 65536
+"""That are imagined: a forecast for more takes minutes and gigabytes."""
 _ITEM = re.compile(r"(?:([1-9]\d*)\s*x\s*)?([a-z][\w-]*)(?::([1-9]\d*))?")
 
 
@@ -118,6 +120,7 @@ def _nodes(item: str) -> list[NodeKind]:
             "--machines", item, "such as 4xv100-node, or 2xrtx3090:4 for two machines with four cards each"
         )
     machines, cards, name = int(match[1] or 1), int(match[3] or 0), match[2]
+    require(machines * max(1, cards) <= MAX_DEVICES, "--machines", item, f"{MAX_DEVICES} devices at most")
     _require_known(name, "card" if cards else "machine", [*CARDS] if cards else [*NODES, *CARDS])
     kind = NODES.get(name) or NodeKind(devices=max(1, cards), card=CARDS[name], inside=_PCIE)
     return machines * [kind]

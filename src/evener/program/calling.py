@@ -151,7 +151,7 @@ def _option(one: FieldInfo, value: Any) -> Any:
     try:
         return field_value(one, value)
     except InvalidInput as error:
-        raise InvalidInput(f"evener.train: {error} - at `{one.name}`") from error
+        raise InvalidInput(f"evener.train: {error}") from error
 
 
 def _trained_model(task: Task | BatchTask, config: RunConfig) -> nn.Module:

@@ -235,6 +235,9 @@ def require_samples(batch_size: int, num_samples: int) -> None:
     require(batch_size <= num_samples, "--batch-size", batch_size, f"at most the {num_samples} training samples")
 
 
+MAX_COUNT = 10**9
+"""Of epochs and updates."""
+MAX_WORKERS = 1024
 _CHOICES: dict[str, Sequence[str]] = {
     "agreement": get_args(Protocol),
     "compress": get_args(Compression),
@@ -252,20 +255,20 @@ _VALUES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("columns", lambda value: value > 0, "positive"),
     ("members", lambda value: value > 0, "positive"),
     ("dashboard", lambda value: 0 <= value < 65536, "a port, 1 to 65535, or 0 for the next free one"),
-    ("epochs", lambda value: value > 0, "positive"),
+    ("epochs", lambda value: 0 < value <= MAX_COUNT, f"positive, and at most {MAX_COUNT}"),
     ("seed", lambda value: value >= 0, "zero or more"),
     ("accumulate", lambda value: value > 0, "positive"),
-    ("workers", lambda value: value >= 0, "zero or more"),
+    ("workers", lambda value: 0 <= value <= MAX_WORKERS, f"from 0 to {MAX_WORKERS} processes"),
     (
         "checkpoint_every",
-        lambda value: re.fullmatch("0*[1-9][0-9]*s?", value) is not None,
-        "a positive number of steps, or of seconds such as 30s",
+        lambda value: re.fullmatch("0*[1-9][0-9]{0,8}s?", value) is not None,
+        "a positive number of steps, or of seconds such as 30s, of at most 9 digits",
     ),
-    ("staleness", lambda value: value > 0, "positive"),
+    ("staleness", lambda value: 0 < value <= MAX_COUNT, f"positive, and at most {MAX_COUNT}"),
     (
         "local_steps",
-        lambda value: value == "epoch" or (value.isdecimal() and int(value) > 0),
-        "a positive number, or epoch",
+        lambda value: value == "epoch" or re.fullmatch("0*[1-9][0-9]{0,8}", value) is not None,
+        "a positive number of at most 9 digits, or epoch",
     ),
     ("fraction", lambda value: 0 < value <= 1, "above 0 and at most 1"),
     ("outer_lr", lambda value: value > 0, "positive"),

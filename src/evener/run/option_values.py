@@ -11,7 +11,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import FieldInfo
 
-from evener.errors import InvalidInput
+from evener.errors import InvalidValue, require
+
+MAX_NUMBER = 2**53
+"""The largest number of any option: all arithmetic and every file format can hold it."""
 
 
 def description_of(one: FieldInfo) -> str:
@@ -44,15 +47,42 @@ def field_value(one: FieldInfo, value: Any, folder: Path = Path()) -> Any:
         folder: from which a path is meant.
 
     Raises:
-        InvalidInput: it is of another type.
+        InvalidValue: it is of another type, or a number that is too large.
     """
     kind = kind_of(one)
     try:
         if kind is Path and isinstance(value, str | Path):
             return folder / Path(value).expanduser()
-        return msgspec.convert(_plain(kind, value), Any if get_origin(kind) is Literal else one.type)
+        converted = msgspec.convert(_plain(kind, value), Any if get_origin(kind) is Literal else one.type)
     except msgspec.ValidationError as error:
-        raise InvalidInput(str(error)) from error
+        raise InvalidValue(one.name, value, _allowed(one)) from error
+    require_moderate(one.name, converted)
+    return converted
+
+
+def require_moderate(name: str, value: Any) -> None:
+    """Raise InvalidValue for a number of the option `name` that is infinite, or larger than any that makes sense."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
+        require(abs(value) <= MAX_NUMBER, name, value, "a number of at most 2^53")
+
+
+def _allowed(one: FieldInfo) -> str:
+    """What a field may be, in words."""
+    if choices := choices_of(one):
+        return f"one of {', '.join(choices)}"
+    kind = kind_of(one)
+    return _KINDS.get(kind) or _KINDS[get_origin(kind)]
+
+
+_KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text, a number, or a list of these",
+    Path: "the name of a file or folder, as text",
+    dict: "a table of names and values, such as { width = 64 }",
+    tuple: "a list of texts",
+}
 
 
 def _plain(kind: Any, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 from msgspec import Meta
 
 from evener.errors import InvalidInput, require, require_one_of
-from evener.launch.nodes import parse_local_nodes, parse_memory
+from evener.launch.nodes import MIN_SPEED, parse_local_nodes, parse_memory
 from evener.plan import Strategy
 from evener.profile import PRECISIONS, Precision
 from evener.schema import Part
@@ -16,6 +16,8 @@ from evener.wire.limits import Limits
 
 PATIENCE = Limits().patience
 """Seconds, where the user says nothing."""
+MAX_PATIENCE = 1_000_000
+"""Seconds: no timeout of the system's is longer than some multiple of it."""
 PORT = 7117
 """Of a master, likewise."""
 SSH_JOIN = "evener join"
@@ -55,7 +57,7 @@ class NodesConfig(Part, frozen=True, kw_only=True):
     ] = True
 
     def __post_init__(self) -> None:
-        require(self.patience > 0, "--patience", self.patience, "positive seconds")
+        require_patience(self.patience)
         if self.local_nodes is not None:
             parse_local_nodes(self.local_nodes)
         if self.memory is not None:
@@ -120,7 +122,8 @@ class UpConfig(Part, frozen=True, kw_only=True):
     ssh_config: Annotated[Path | None, Meta(description="OpenSSH's configuration; yours by default.")] = None
 
     def __post_init__(self) -> None:
-        require(self.patience is None or self.patience > 0, "--patience", self.patience, "positive seconds")
+        if self.patience is not None:
+            require_patience(self.patience)
         is_far = self.ssh is None or not (self.listen or "").startswith("unix:")
         require(is_far, "--listen", self.listen, "HOST:PORT with --ssh, as other machines reach no Unix socket")
         for name in ("ssh_join", "ssh_config"):
@@ -162,7 +165,7 @@ class JoinConfig(Part, frozen=True, kw_only=True):
         refuse_two_tokens(self.token, self.token_file)
         is_said = self.token is not None or self.token_file is not None
         require(not (self.token_stdin and is_said), "--token-stdin", True, "without --token and --token-file")
-        require(0 < self.speed <= 1, "--speed", self.speed, "above 0 and at most 1")
+        require(MIN_SPEED <= self.speed <= 1, "--speed", self.speed, f"from {MIN_SPEED} to 1")
         require(self.data is None or self.data.is_dir(), "--data", str(self.data), "a folder that is there")
         require(not self.thin or self.device in (None, "cpu"), "--device", self.device, "cpu with --thin")
         names = None if self.submitters is None else self.submitters.split(",")
@@ -231,6 +234,12 @@ class InviteConfig(MasterAccess, frozen=True, kw_only=True):
         require(is_name, "--submitter", name, "a name of letters, digits and underscores")
 
 
+def require_patience(seconds: float) -> None:
+    """Raise InvalidValue unless a node can be waited for so long."""
+    is_allowed = 0 < seconds <= MAX_PATIENCE
+    require(is_allowed, "--patience", seconds, f"positive seconds, and at most {MAX_PATIENCE}")
+
+
 def refuse_two_tokens(token: str | None, token_file: Path | None) -> None:
     """Raise InvalidInput if both are given."""
     if token is not None and token_file is not None:
@@ -267,6 +276,7 @@ class PlanConfig(Part, frozen=True, kw_only=True):
         require_one_of("--precision", self.precision, PRECISIONS)
         for strategy in self.strategy:
             require_one_of("--strategy", strategy, get_args(Strategy))
-        require(self.batch_size is None or self.batch_size > 0, "--batch-size", self.batch_size, "positive")
+        is_size = self.batch_size is None or 0 < self.batch_size <= 10**9
+        require(is_size, "--batch-size", self.batch_size, "from 1 to 10^9")
         if self.profile is not None and self.machines is not None:
             raise InvalidInput("--profile and --machines exclude each other: machines are measured, or imagined")

@@ -14,7 +14,7 @@ from evener.oracle.advice import advice, plan_of
 from evener.oracle.advice import scale as curves_of
 from evener.oracle.catalogue import CARDS
 from evener.oracle.cost.model import CostModel, TrainingJob
-from evener.oracle.imagined import NETWORKS, NODES, imagine
+from evener.oracle.imagined import MAX_DEVICES, NETWORKS, NODES, imagine
 from evener.oracle.learning import fit_profile
 from evener.oracle.search import EVERY_STRATEGY, search
 from evener.profile import ClusterProfile
@@ -27,6 +27,9 @@ from evener.schema import read_noun, write_noun
 from evener.tasks.load import BUILT_IN_TASKS, is_path, load_task, require_task
 from evener.zoo.networks import ZOO, default_options, draw
 
+PICTURES = (".png", ".svg", ".pdf")
+"""What `--save` writes with `--scale`."""
+
 
 def plan(config: PlanConfig, *, as_json: bool) -> None:
     """`evener plan`: ranked ways to train, who does how much, and advice.
@@ -37,6 +40,8 @@ def plan(config: PlanConfig, *, as_json: bool) -> None:
     """
     if config.save is not None:
         output_file(config.save)
+        is_allowed = config.scale is None or config.save.suffix in PICTURES
+        require(is_allowed, "--save", str(config.save), f"a file that ends in {' or '.join(PICTURES)} with --scale")
     _require_model(config.model)
     profile = _profile(config)
     graph, task, batch_size = _model(config)
@@ -141,13 +146,12 @@ def _require_model(model: str) -> None:
 
 def _sizes(scale: str) -> list[int]:
     """`1..1024` as 1, 2, 4 ... 1024; `1,3,8` as it is."""
-    try:
-        first, dots, last = scale.partition("..")
-        if dots:
-            sizes = [1 << k for k in range(int(last).bit_length()) if int(first) <= 1 << k <= int(last)]
-        else:
-            sizes = [int(size) for size in scale.split(",")]
-    except ValueError:
-        sizes = []
-    require(bool(sizes) and min(sizes) > 0, "--scale", scale, "such as 1..1024 or 1,2,8")
+    first, dots, last = scale.partition("..")
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in ((first, last) if dots else scale.split(","))]
+    is_allowed = all(0 < number <= MAX_DEVICES for number in numbers)
+    require(is_allowed, "--scale", scale, f"numbers of devices such as 1..1024 or 1,2,8, from 1 to {MAX_DEVICES}")
+    if not dots:
+        return numbers
+    sizes = [1 << k for k in range(numbers[1].bit_length()) if numbers[0] <= 1 << k <= numbers[1]]
+    require(bool(sizes), "--scale", scale, "a range that holds a power of two, the smaller number first")
     return sizes

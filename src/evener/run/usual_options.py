@@ -109,7 +109,7 @@ def _value(file: Path, text: str, kind: type[Struct], command: str, key: str, va
     try:
         return name, field_value(options[name], value, file.parent)
     except InvalidInput as error:
-        raise InvalidFile(f"{place}: {key}: {error}") from error
+        raise InvalidFile(f"{place}: {error}") from error
 
 
 def _line(text: str, key: str) -> int | str:

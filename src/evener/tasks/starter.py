@@ -30,7 +30,8 @@ def write_task(path: Path) -> None:
         CannotWrite: there is no such folder, or it is closed.
     """
     if path.suffix != ".py":
-        raise InvalidInput(f"a task is a Python file: name it {path.with_suffix('.py')}")
+        named = path.with_suffix(".py") if path.name else path / "my_task.py"
+        raise InvalidInput(f"a task is a Python file: name it {named}")
     text = _TEMPLATE.read_text().replace("from evener.task import", "from evener import")
     try:
         with path.open("x") as file:

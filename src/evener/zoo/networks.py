@@ -266,11 +266,15 @@ def default_options(name: str) -> dict[str, str]:
     }
 
 
+_MAX_SIZE = 10**9
+
+
 def _value(key: str, text: str, *, is_shape: bool) -> int | tuple[int, ...]:
     try:
         sizes = tuple(int(part) for part in text.split("x"))
     except ValueError:
         sizes = ()
-    if not sizes or min(sizes) < 0 or (len(sizes) > 1) != is_shape:
-        raise InvalidValue(f"--option {key}", text, "sizes such as 3x224x224" if is_shape else "a whole number")
+    if not sizes or min(sizes) < 0 or max(sizes) > _MAX_SIZE or (len(sizes) > 1) != is_shape:
+        allowed = "sizes such as 3x224x224" if is_shape else "a whole number"
+        raise InvalidValue(f"--option {key}", text, f"{allowed}, at most {_MAX_SIZE}")
     return sizes if is_shape else sizes[0]
