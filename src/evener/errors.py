@@ -25,7 +25,8 @@ import difflib
 import errno
 import os
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from math import nan
 from pathlib import Path
@@ -268,6 +269,11 @@ def first_line(error: BaseException) -> str:
 
 
 _IN_THE_MODEL = "in the model at "
+_CALLED = "in the task's "
+_PASSED_ON = "Original Traceback (most recent call last):"
+"""PyTorch puts it into the message of an error that a process of a data loader raised."""
+_MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
+_MAX_WORDS = 600
 
 
 def is_users(filename: str) -> bool:
@@ -295,21 +301,72 @@ def note_place(error: BaseException, place: str) -> None:
         error.add_note(f"{_IN_THE_MODEL}{place}")
 
 
+def note_call(error: BaseException, call: str) -> None:
+    """Say with `error` which function of the user's raised it, or called the library that did; the first note stays."""
+    if not isinstance(error, EvenerError) and not _noted(error, _CALLED):
+        error.add_note(f"{_CALLED}{call}")
+
+
+@contextmanager
+def noting(call: str) -> Iterator[None]:
+    """Inside, every error that arises says that it came of `call`, which is the user's; see `note_call`."""
+    try:
+        yield
+    except Exception as error:
+        note_call(error, call)
+        raise
+
+
 def is_noted(error: BaseException) -> bool:
     """Whether it arose in an operation of the model, by `note_place`."""
     return bool(_noted(error))
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the model `error` arose, or else in the user's own files, in brackets; empty if nobody knows."""
+    """Where in the model `error` arose, or else in the user's own files or functions, in brackets; empty if unknown."""
     if place := _noted(error):
         return f" ({place})"
     frame = user_frame(error)
-    return "" if frame is None else f" (in {frame.name}, {file_line(frame.filename, frame.lineno)})"
+    places = [] if frame is None else [f"in {frame.name}, {file_line(frame.filename, frame.lineno)}"]
+    note = _noted(error, _CALLED) or _passed_on(error)[1]
+    places += [note or ("" if places else _module_of(error))]
+    known = ", ".join(filter(None, places))
+    return f" ({known})" if known else ""
 
 
-def _noted(error: BaseException) -> str:
-    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(_IN_THE_MODEL)), "")
+def words_of(error: BaseException) -> str:
+    """What `error` is and says, on one line; of an error in a data loader's process, what was raised there."""
+    try:
+        text = str(error).strip()
+    except Exception:  # the user's own class may fail at it
+        text = ""
+    said = _passed_on(error)[0] or (f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    return shorten(said, _MAX_WORDS, placeholder=" ...")
+
+
+def _passed_on(error: BaseException) -> tuple[str, str]:
+    """What an error of a data loader's process says, and its note; both empty of another error."""
+    if not error.args or _PASSED_ON not in (text := str(error.args[0])):
+        return "", ""
+    lines = text.strip().splitlines()
+    notes = [line for line in lines if line.startswith(_CALLED)]
+    said = [line for line in lines if line[:1].strip() and not line.startswith((_CALLED, _PASSED_ON, "Caught "))]
+    return said[-1] if said else lines[0], notes[0] if notes else "in a process that loads data"
+
+
+def _noted(error: BaseException, kind: str = _IN_THE_MODEL) -> str:
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(kind)), "")
+
+
+def _module_of(error: BaseException) -> str:
+    """The inmost module of PyTorch's whose call raised `error`, for a model that is made of PyTorch's own modules."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name == "_call_impl" and code.co_filename.endswith(_MODULE_FILE):
+            found = f"in {type(trace.tb_frame.f_locals.get('self')).__name__} of the model"
+        trace = trace.tb_next
+    return found
 
 
 @cache

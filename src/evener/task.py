@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from evener.errors import require
 
+_MAX_NAME = 200
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from evener import autodiff
+
+
+def _require_sizes(kind: str, task: Task | BatchTask | ThinTask) -> None:
+    """Raise InvalidValue unless the fields that every kind of task has are of their types and positive."""
+    for name in ("batch_size", "epochs"):
+        value = getattr(task, name)
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        require(is_count, f"{kind}.{name}", value, "a positive whole number")
+    is_name = isinstance(task.name, str) and task.name.isprintable() and 0 < len(task.name) <= _MAX_NAME
+    require(is_name, f"{kind}.name", task.name, f"text that can be printed, of at most {_MAX_NAME} characters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +77,11 @@ class Task:
         for name in ("validation_data", "optimizer", "scheduler", "labels"):
             value = getattr(self, name)
             require(value is None or callable(value), f"Task.{name}", value, "a function or None")
-        require(self.batch_size > 0, "Task.batch_size", self.batch_size, "positive")
-        require(self.epochs > 0, "Task.epochs", self.epochs, "positive")
+        _require_sizes("Task", self)
         ok = self.correct is None or self.correct == "argmax" or callable(self.correct)
         require(ok, "Task.correct", self.correct, "a function, 'argmax' or None")
-        require(self.clip_norm is None or self.clip_norm > 0, "Task.clip_norm", self.clip_norm, "positive or None")
+        is_norm = self.clip_norm is None or (isinstance(self.clip_norm, int | float) and self.clip_norm > 0)
+        require(is_norm, "Task.clip_norm", self.clip_norm, "positive or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +139,9 @@ class BatchTask:
             require(callable(metric), f"BatchTask.metrics[{name!r}]", metric, "a function of the model and a batch")
         needs = not self.metrics or self.validation_data is not None
         require(needs, "BatchTask.validation_data", self.validation_data, "a function where there are metrics")
-        require(self.batch_size > 0, "BatchTask.batch_size", self.batch_size, "positive")
-        require(self.epochs > 0, "BatchTask.epochs", self.epochs, "positive")
-        require(self.clip_norm is None or self.clip_norm > 0, "BatchTask.clip_norm", self.clip_norm, "positive or None")
+        _require_sizes("BatchTask", self)
+        is_norm = self.clip_norm is None or (isinstance(self.clip_norm, int | float) and self.clip_norm > 0)
+        require(is_norm, "BatchTask.clip_norm", self.clip_norm, "positive or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,5 +181,4 @@ class ThinTask:
         for name in ("validation_data", "rate"):
             value = getattr(self, name)
             require(value is None or callable(value), f"ThinTask.{name}", value, "a function or None")
-        require(self.batch_size > 0, "ThinTask.batch_size", self.batch_size, "positive")
-        require(self.epochs > 0, "ThinTask.epochs", self.epochs, "positive")
+        _require_sizes("ThinTask", self)

@@ -14,7 +14,17 @@ from evener.cli import commands
 from evener.cli.fields import Usual, command_of, with_default_port
 from evener.cli.help import PLAN, TRAIN, TUNE, Panels, epilog
 from evener.cli.task_help import OF_TASKS, TaskCommand
-from evener.errors import EvenerError, Interrupted, MissingExtra, exit_code_of, explain, is_of_the_disk
+from evener.errors import (
+    EvenerError,
+    Interrupted,
+    MissingExtra,
+    TrainingFailed,
+    exit_code_of,
+    explain,
+    is_of_the_disk,
+    place_of,
+    words_of,
+)
 from evener.run.usual_options import usual_options
 from evener.search.options import TuneConfig
 
@@ -118,6 +128,8 @@ def main() -> None:
             _fail(explain(error)[0], exit_code_of(error))
         if type(error).__module__.startswith(("click", "typer")):
             _refuse(error.format_message() if hasattr(error, "format_message") else str(error))
+        if place := place_of(error):  # in the user's code
+            _fail(f"{words_of(error)}{place}", TrainingFailed.exit_code)
         raise
     if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
         _fail("stopped", code)

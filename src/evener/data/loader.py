@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evener.data.loading_process import begin_process, load_in_process, received
 from evener.data.sampler import Indices, MicroBatch, Sampler, stream
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, noting
 from evener.tracer.nested import map_values
 
 
@@ -111,7 +111,9 @@ def collect(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int, coll
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
     own: Collate = getattr(dataset, "collate_fn", default_collate)
-    return (collate or own)(read_samples(dataset, indices, seed, epoch))
+    samples = read_samples(dataset, indices, seed, epoch)
+    with noting(f"data, where a batch is made of samples {', '.join(map(str, indices[:3].tolist()))} ..."):
+        return (collate or own)(samples)
 
 
 def read_samples(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int) -> list[Any]:
@@ -120,7 +122,8 @@ def read_samples(dataset: Dataset[Any], indices: Indices, seed: int, epoch: int)
     with random_state_kept():
         for i, own_seed in zip(indices.tolist(), sample_seeds(seed, epoch, indices).tolist(), strict=True):
             _seed_cpu(own_seed)
-            samples.append(dataset[i])
+            with noting(f"data, at sample {i}"):
+                samples.append(dataset[i])
     return samples
 
 

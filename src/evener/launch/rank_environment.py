@@ -27,6 +27,7 @@ from evener.errors import (
     explain,
     is_noted,
     place_of,
+    words_of,
 )
 from evener.events import RunEvent
 from evener.launch.nodes import LocalNode
@@ -155,6 +156,8 @@ def run_rank(env: RankEnvironment, program: Program, config: Any) -> None:
         env.heartbeat.start()
     try:
         program(env, config)
+    except SystemExit as error:
+        raise _ended_by_itself(error) from error
     except Exception as error:
         meaning = explained(error, env)
         if env.heartbeat is not None and not isinstance(meaning, NodeLost | Interrupted):
@@ -193,8 +196,13 @@ def _meaning(error: Exception, env: RankEnvironment) -> Exception:
         at = "" if env.heartbeat is None else f" at step {env.heartbeat.step}"
         return NodeLost(f"node {env.node.name} (rank {env.rank}) lost its connection{at}")
     if place := place_of(error):
-        return TrainingFailed(f"{type(error).__name__}: {error}{place}")
+        return TrainingFailed(f"{words_of(error)}{place}{f' at step {env.step}' if env.step else ''}")
     return error
+
+
+def _ended_by_itself(error: SystemExit) -> EvenerError:
+    """What a user's code that calls sys.exit() amounts to: there is no result, whatever its exit code."""
+    return TrainingFailed(f"the program ended itself by sys.exit({error.code!r}){place_of(error)}")
 
 
 def _is_of_this_rank_alone(error: Exception) -> bool:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from evener.comm.exchange import Exchange, Route, shape_of
 from evener.comm.group import Group
-from evener.errors import EvenerError, InvalidInput, TrainingFailed, first_line, place_of
+from evener.errors import EvenerError, InvalidInput, TrainingFailed, place_of, words_of
 from evener.memory import is_out_of_memory
 from evener.oracle.division.layout import Region, Shape
 from evener.oracle.division.pieces import Piece
@@ -223,9 +223,7 @@ def _users(what: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         kind = InvalidInput if what == "cannot be made" else TrainingFailed
-        raise kind(
-            f"the task's optimizer {what}{place_of(error)}: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise kind(f"the task's optimizer {what}{place_of(error)}: {words_of(error)}") from error
 
 
 def _includes(suffices: Scope, scope: Scope) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from evener.comm.group import Group
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, noting
 from evener.oracle.division.pieces import Piece
 from evener.parallel.optimizer import HeldModel
 
@@ -41,13 +41,19 @@ class Criterion:
         """Forward and backward of samples whose mean loss counts `share`; that part of the step's loss, float64."""
         with self.autocast():
             loss = require_scalar(self.loss(model(inputs), targets)) * share
-        torch.autograd.backward(self.scale(loss))
+        with noting("loss, in its backward pass"):
+            torch.autograd.backward(self.scale(loss))
         return loss.detach().double()
 
 
 def require_scalar(loss: Any) -> Tensor:
     """`loss`, which is what a task's loss returned. Raises InvalidInput: it is not one number."""
     if isinstance(loss, Tensor) and loss.numel() == 1:
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise InvalidInput(
+                "the task's loss depends on no weight that can be trained: it is detached from the model's outputs, or "
+                "all weights are frozen (requires_grad)"
+            )
         return loss
     given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
     raise InvalidInput(f"the task's loss returns {given}, not one number: have it return the mean over the samples")

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evener.data.loader import sample_seeds, seed_all, to_device
 from evener.data.seeded_samples import SeededSamples, sample_count
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, noting
 from evener.launch.rank_environment import RankEnvironment
 from evener.parallel.op_registry import without_synchronised
 from evener.program.batch_loss import BatchLoss
@@ -37,6 +37,7 @@ from evener.run.checkpoint import require_writable, write_weights
 from evener.run.config import RunConfig, require_samples
 from evener.run.conflicts import refuse_options
 from evener.run.context import Arithmetic, join_run
+from evener.run.lone_sample import device_of, refuse_lone_sample
 from evener.run.saving import Saving
 from evener.task import BatchTask
 from evener.tasks.load import load_any_task
@@ -112,6 +113,7 @@ class BatchTraining:
         loaders = [self._loader(self._samples, batch_size, self._draw)]
         if validation is not None:
             loaders.append(self._loader(validation, batch_size, None))
+        self._refuse_lone_sample(model, batch_size)
         optimizer = task.optimizer(model) if task.optimizer else SGD(model.parameters(), lr=0.1, momentum=0.9)
         prepared = run.prepare(model, optimizer, *loaders, count=task.count)
         self.model: nn.Module = prepared[0]
@@ -157,7 +159,8 @@ class BatchTraining:
             seed_all(self._config.seed, steps.number, self._run.rank, device=self._run.device)
             self._optimizer.step(self._closure(self._placed(batch)))
             if self._scheduler is not None and not self._follows_validation:
-                self._scheduler.step()
+                with noting("scheduler, at its step"):
+                    self._scheduler.step()
             if self._steps_per_epoch and steps.number % self._steps_per_epoch:  # else the epoch's end follows first
                 steps.save_if_due()
 
@@ -170,7 +173,8 @@ class BatchTraining:
             )
         loss = validate(self._run, self._task, self.model, self._validation, self._placed, self._loss)
         if self._scheduler is not None and self._follows_validation:
-            self._scheduler.step(self._run.steps.last_loss() if loss is None else loss)
+            with noting("scheduler, at its step"):
+                self._scheduler.step(self._run.steps.last_loss() if loss is None else loss)
         self._run.steps.save()
 
     def _writing(self) -> AbstractContextManager[None]:
@@ -218,6 +222,16 @@ class BatchTraining:
                 "give their class a __len__"
             )
         return self._steps_per_epoch
+
+    def _refuse_lone_sample(self, model: nn.Module, batch_size: int) -> None:
+        if isinstance(self._samples, IterableDataset):
+            return
+        one = DataLoader(self._samples, collate_fn=self._task.collate, generator=torch.Generator())
+
+        def forward(trial: nn.Module) -> object:
+            return self._task.loss(trial, to_device(self._arithmetic.prepare(next(iter(one))), device_of(trial)))
+
+        refuse_lone_sample(model, forward, samples=sample_count(self._samples), batch_size=batch_size)
 
     def _loader(self, data: Dataset[Any], batch_size: int, draw: torch.Generator | None) -> DataLoader[Any]:
         """Of training data, in an order that `draw` gives; None: of a validation."""

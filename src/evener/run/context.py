@@ -19,7 +19,7 @@ from evener.comm.joining import join_group
 from evener.comm.step_timing import StepTimer
 from evener.data.alike import require_same_data
 from evener.data.loader import collect, count_samples, seed_all, split_batch
-from evener.errors import InvalidInput
+from evener.errors import InvalidInput, noting, require
 from evener.events import Phase
 from evener.launch.preflight import require_fit
 from evener.launch.rank_environment import RankEnvironment
@@ -61,7 +61,8 @@ class Arithmetic:
     def prepare_model(self, model: nn.Module, on_device: bool = True) -> nn.Module:
         """The model with weights of the precision's type, on the device or left where it is."""
         model = model._apply(_widened) if self.precision == "fp64" else model  # type: ignore[no-untyped-call]
-        return model.to(self._device) if on_device else model
+        with noting("model, where it is moved to its device"):
+            return model.to(self._device) if on_device else model
 
     def prepare(self, value: Any) -> Any:
         """`value` with floating-point tensors widened where the whole run is fp64."""
@@ -161,6 +162,8 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
     batch_size, epochs = config.sizes_of(task, given)
     train_data = task.train_data()
     require_samples(batch_size, count_samples(train_data))
+    validation_data = task.validation_data() if task.validation_data else None
+    require(validation_data is None or count_samples(validation_data) > 0, "validation samples", 0, "at least one")
     is_divided_later = (given.strategy if given else config.strategy).startswith("pipeline")
     seed_all(config.seed)
     return RankContext(
@@ -174,7 +177,7 @@ def make_context(env: RankEnvironment, group: Group, config: RunConfig, task: Ta
         arithmetic=arithmetic,
         model=arithmetic.prepare_model(without_synchronised(refuse_lazy(task.model())), on_device=not is_divided_later),
         train_data=train_data,
-        validation_data=task.validation_data() if task.validation_data else None,
+        validation_data=validation_data,
         make_optimizer=task.optimizer or (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)),
     )
 

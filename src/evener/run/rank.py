@@ -18,6 +18,7 @@ from evener.atomic import atomic_write
 from evener.benchmark.device import environment
 from evener.comm.group import Group
 from evener.comm.joining import leave_group
+from evener.data.loader import to_device
 from evener.elastic.elastic_group import ElasticGroup
 from evener.elastic.line import Line
 from evener.errors import DoesNotFit, InvalidInput, NodeLost, NotExact
@@ -38,6 +39,7 @@ from evener.run.context import RankContext, join_run, make_context, require_same
 from evener.run.elastic.divided import DividedElasticLoop
 from evener.run.elastic.replicated import ReplicatedElasticLoop
 from evener.run.elastic.start import cost_here, late_context, leave_word, place_here, why_fixed, with_copies
+from evener.run.lone_sample import device_of, refuse_lone_sample
 from evener.run.loop import Loop
 from evener.run.needed import require_needed, slowest_line
 from evener.run.planning import candidate_strategies, make_plan, plan_without_smallest, why_all_take_part
@@ -45,6 +47,7 @@ from evener.run.self_check import self_check
 from evener.run.task_faults import refuse_outputs, task_fault_of
 from evener.run.training import Training, is_divided_by_costs, make_training
 from evener.task import Task
+from evener.tracer.nested import call
 
 
 def train_rank(env: RankEnvironment, config: RunConfig, task: Task | None = None) -> None:
@@ -201,6 +204,13 @@ def refusals(context: RankContext, own: str) -> list[str]:
 
 def checked(context: RankContext, plan: Plan, config: RunConfig) -> tuple[Training | None, str]:
     """What the loop needs for `plan`, or why it would train something else."""
+    refuse_lone_sample(
+        context.model,
+        lambda model: call(model, to_device(context.samples(1)[0], device_of(model))),
+        samples=context.num_samples,
+        batch_size=context.batch_size,
+        parts=plan.accumulate,
+    )
     model = copied(context.model)  # parts of the other one are taken over
     try:
         training = make_training(replace(context, model=model), plan, config)

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from evener.errors import EvenerError, NotExact, TrainingFailed, first_line, is_noted, place_of
+from evener.errors import EvenerError, NotExact, TrainingFailed, first_line, is_noted, place_of, words_of
 from evener.launch.rank_environment import is_broken_connection
 from evener.parallel.norms import has_batch_norm
 from evener.plan import Check, Plan, is_pipeline
@@ -175,8 +175,7 @@ def _divided(trial: Trial, plan: Plan) -> Results:
         if isinstance(error, RuntimeError) and is_broken_connection(error):
             raise  # another rank has ended, which says why
         raise NotExact(
-            f"--strategy {plan.strategy} cannot train this model{place_of(error)}: {type(error).__name__}: "
-            f"{first_line(error)}"
+            f"--strategy {plan.strategy} cannot train this model{place_of(error)}: {words_of(error)}"
         ) from error
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evener.comm.group import Group
 from evener.data.loader import Loader, collect, split_batch, to_device
+from evener.errors import InvalidInput, noting
 from evener.history import Entry, NodeWork
 from evener.run.training import Training, seed_update
 from evener.task import Task
@@ -112,7 +113,8 @@ class TrainStep:
         self._optimizer.step(scaler)
         scaler.update()
         if self._scheduler is not None:
-            self._scheduler.step()
+            with noting("scheduler, at its step"):
+                self._scheduler.step()
         self._optimizer.clear_gradients()
 
 
@@ -159,9 +161,20 @@ def _correct(task: Task, outputs: Any, targets: Any) -> Tensor:
     if task.correct is None:
         return torch.zeros(())
     if callable(task.correct):
-        return torch.as_tensor(task.correct(outputs, targets)).detach()
+        return _one_number(task.correct(outputs, targets))
     right: Tensor = (outputs.argmax(1) == targets).sum()
     return right
+
+
+def _one_number(correct: Any) -> Tensor:
+    """What a task's `correct` returned. Raises InvalidInput: it is not one number."""
+    found = torch.as_tensor(correct).detach()
+    if found.numel() != 1:
+        shape = tuple(found.shape)
+        raise InvalidInput(
+            f"the task's correct returns a tensor of shape {shape}, not one number: add up what is right"
+        )
+    return found.reshape(())
 
 
 def _total(sums: Tensor, group: Group) -> tuple[float, float]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from evener.errors import EvenerError, InvalidInput, MissingExtra, MissingFile, TrainingFailed, nearest
+from evener.errors import EvenerError, InvalidInput, MissingExtra, MissingFile, TrainingFailed, nearest, words_of
 from evener.task import BatchTask, Task, ThinTask
 from evener.tasks.arguments import arguments_for
+from evener.tasks.attributed import attributed
 
 
 def import_file(path: Path) -> ModuleType:
@@ -77,12 +78,14 @@ def blaming(path: Path) -> Iterator[None]:
             yield
     except EvenerError:
         raise
+    except SystemExit as error:
+        code = f"exit code {error.code}" if isinstance(error.code, int) else error.code or "exit code 0"
+        raise TrainingFailed(f"{path} line {_line(path, error)} ends the process by itself: {code}") from error
     except Exception as error:
-        what = str(error).partition("\n")[0]
-        raise TrainingFailed(f"{path} line {_line(path, error)}: {type(error).__name__}: {what}") from error
+        raise TrainingFailed(f"{path} line {_line(path, error)}: {words_of(error)}") from error
 
 
-def _line(path: Path, error: Exception) -> int | str:
+def _line(path: Path, error: BaseException) -> int | str:
     """Of the file `path`, where `error` passed last."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or "?"
@@ -144,7 +147,8 @@ def load_any_task(reference: str, data_dir: Path | None = None, options: Mapping
     """Likewise, also a BatchTask."""
     if is_path(reference):
         path = Path(reference).resolve()
-        return _any_task(getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
+        found = _any_task(getattr(import_file(path), "task", None), str(path), data_dir, options, blaming(path))
+        return attributed(found, str(path))
     require_task(reference)
     with needing_extras():
         module = import_module(f"evener.tasks.{reference.replace('-', '_')}")
@@ -153,7 +157,7 @@ def load_any_task(reference: str, data_dir: Path | None = None, options: Mapping
 
 def task_of(found: Any, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> Task | BatchTask:
     """The task that `found` is, or that it returns; arguments as for `load_task`. Raises InvalidInput."""
-    return _any_task(found, "evener.train", data_dir, options, nullcontext())
+    return attributed(_any_task(found, "evener.train", data_dir, options, nullcontext()))
 
 
 def load_thin_task(reference: str, data_dir: Path | None = None, options: Mapping[str, str] = {}) -> ThinTask:
@@ -171,7 +175,7 @@ def load_thin_task(reference: str, data_dir: Path | None = None, options: Mappin
     if is_path(reference):
         path = thin_twin(Path(reference).resolve()) or Path(reference).resolve()
         found = getattr(import_file(path), "thin_task", None)
-        return _make(ThinTask, found, str(path), data_dir, options, blaming(path))
+        return attributed(_make(ThinTask, found, str(path), data_dir, options, blaming(path)), str(path))
     _require_known(reference, BUILT_IN_THIN_TASKS, "thin ")
     thin = import_module("evener.tasks.thin")  # not above: the thin engine takes its time to import
     return _make(ThinTask, getattr(thin, reference), f"task {reference}", data_dir, options, nullcontext())

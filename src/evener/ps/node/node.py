@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from evener.errors import EvenerError, NodeLost
+from evener.errors import EvenerError, NodeLost, place_of, words_of
 from evener.profile import DeviceProfile
 from evener.ps.collective.node_ranks import NodeRanks
 from evener.ps.collective.rank_messages import PrepareRank, RankTold, StartRank, StopRank
@@ -268,8 +268,7 @@ def explain(error: Exception) -> str:
     """What went wrong, in one sentence."""
     if isinstance(error, EvenerError):
         return str(error)
-    first = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return f"{words_of(error)}{place_of(error)}"
 
 
 def _peak_memory() -> int:
